@@ -1,0 +1,68 @@
+"""The command `rlplat`: one file per subcommand, imported when it is used, so that `rlplat --help` is instant.
+
+Exit codes: 0 done · 2 bad usage, config or resources · 1 failure · 130 interrupted (checkpoint saved) · 143 terminated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": "train an agent, or go on with a run",
+    "evaluate": "play episodes with a trained agent and report its returns",
+    "check-env": "look for mistakes in an environment before training on it",
+    "runs": "list the runs with their last figures",
+}
+
+_HELP = """\
+usage: rlplat COMMAND [options]
+
+Reinforcement learning from one command.
+
+commands:
+{commands}
+
+examples:
+  rlplat train --algo ppo --env CartPole-v1        train; the tuned config of that env is used if there is one
+  rlplat train --algo ppo --env Pong --set learning_rate=3e-4 --stop.env-steps 2000000
+  rlplat train --resume runs/ppo-Pong-20261121-0915
+  rlplat evaluate runs/demo --episodes 20
+  rlplat runs
+
+`rlplat COMMAND --help` says more. After any command: --debug shows the traceback of an error.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:  # `rlplat runs | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        lines = [f"  {name:<12}{line}" for name, line in COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(lines)), end="")
+        return 0 if arguments else 2
+    if arguments[0] in ("--version", "version"):
+        import rlplat
+
+        print(f"rlplat {rlplat.__version__}")
+        return 0
+    command = arguments[0]
+    if command not in COMMANDS:
+        from rlplat.config import closest
+
+        print(f"rlplat: unknown command '{command}'{closest(command, COMMANDS)}", file=sys.stderr)
+        print(f"commands: {', '.join(COMMANDS)}; see rlplat --help", file=sys.stderr)
+        return 2
+    from rlplat.cli.exit_codes import run_and_report
+
+    module = importlib.import_module(f"rlplat.cli.{command.replace('-', '_')}")
+    return run_and_report(module.run, arguments[1:])

@@ -1,0 +1,61 @@
+"""`rlplat check-env ENV`: random steps in one environment, and every promise that it breaks, with the fix."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rlplat.cli.train import split_setting_flags
+from rlplat.config import layer_from_flags
+from rlplat.errors import ConfigError
+
+_EPILOG = """\
+examples:
+  rlplat check-env CartPole-v1
+  rlplat check-env ./my_env.py:MyEnv --env-kwargs.size 8 --steps 5000
+
+Exit code 0: sound (there may be warnings), 1: it cannot be trained on as it is.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat check-env",
+        description="Look for mistakes in an environment before training on it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("env", metavar="ENV", help="CartPole-v1, Pong, pkg.module:Env, ./file.py:Env")
+    parser.add_argument("--steps", metavar="N", type=int, default=2000, help="random steps (default: 2000)")
+    parser.add_argument(
+        "--step-timeout-s", metavar="S", type=float, default=60.0, help="limit of one step (default: 60)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    parser = build_parser()
+    known, flags = split_setting_flags(parser, arguments)
+    options = parser.parse_args(known)
+    settings = layer_from_flags(flags).values
+    env_kwargs = settings.pop("env_kwargs", {})
+    if settings or not isinstance(env_kwargs, dict):
+        unknown = next(iter(settings), "env_kwargs").replace("_", "-")
+        raise ConfigError(
+            f"unknown flag '--{unknown}'; arguments of the environment are --env-kwargs.NAME VALUE"
+        )
+    if options.steps < 1 or options.step_timeout_s <= 0:
+        raise ConfigError("--steps and --step-timeout-s are positive numbers")
+    from rlplat.rl.env_check import check_env
+
+    report = check_env(options.env, env_kwargs, steps=options.steps, step_timeout_s=options.step_timeout_s)
+    if options.json:
+        findings = [{"severity": finding.severity, "text": finding.text} for finding in report.findings]
+        counts = {"steps": report.steps, "episodes": report.episodes}
+        print(json.dumps({"env": report.name, "is_sound": report.is_sound, **counts, "findings": findings}))
+    else:
+        print(report)
+    return 0 if report.is_sound else 1

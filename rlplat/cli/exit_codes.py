@@ -1,0 +1,53 @@
+"""From exceptions to exit codes and one clear message each; tracebacks only with `--debug`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+from rlplat.errors import RlplatError, TaskError, UsageError
+
+
+def run_and_report(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Run `command(arguments)`; what it raises becomes a message on stderr and an exit code."""
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        return command(arguments)
+    except KeyboardInterrupt as interrupt:
+        return getattr(interrupt, "exit_code", 130)
+    except SystemExit as leaving:  # argparse, after its own message
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"rlplat: {message_of(error)}", file=sys.stderr)
+        return 2 if is_usage_error(error) else 1
+
+
+def is_usage_error(error: BaseException) -> bool:
+    return isinstance(error, UsageError) or isinstance(getattr(error, "cause", None), UsageError)
+
+
+def message_of(error: BaseException) -> str:
+    """One message without traceback: what went wrong, and what to do now where the loop knows it."""
+    if isinstance(error, TaskError):
+        text = _remote_message(error)
+    elif isinstance(error, RlplatError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error} (--debug shows where)"
+    return "\n".join([text, *getattr(error, "advice", [])])  # the notes also hold remote tracebacks
+
+
+def _remote_message(error: TaskError) -> str:
+    """What the user's code raised in the other process, without the traceback that came along."""
+    if error.cause is not None:
+        named = "" if isinstance(error.cause, RlplatError) else f"{type(error.cause).__name__}: "
+        return f"{named}{error.cause} (--debug shows the remote traceback)"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{lines[-1].strip() if lines else type(error).__name__} (--debug shows the remote traceback)"

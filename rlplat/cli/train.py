@@ -1,0 +1,135 @@
+"""`rlplat train`: from a name or a config file to a trained agent in a run directory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from rlplat.config import Layer, layer_from_flags
+from rlplat.errors import ConfigError
+
+_EPILOG = """\
+Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
+given as a flag with dashes (--learning-rate 3e-4, --stop.env-steps 200000, --policy.hidden-sizes "[128, 128]")
+or with --set. The complete settings of a run are in its config.yaml.
+
+examples:
+  rlplat train --algo ppo --env CartPole-v1 --seed 1
+  rlplat train --algo ppo --env ./my_env.py:MyEnv --env-kwargs.size 8 --num-rollout-workers 2
+  rlplat train configs/ppo/Pong.yaml --stop.wall-s 3600 --out runs/pong-hour
+  rlplat train --resume runs/pong-hour --stop.env-steps 10000000
+
+Ctrl-C once: finishes the step, saves a checkpoint, says how to go on (exit code 130). Twice: leaves at once.
+"""
+
+_SETTING_FLAGS = ("env", "seed", "num_rollout_workers", "framework")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat train",
+        description="Train an agent. Needs --algo and --env, or a config file, or --resume.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG.yaml", help="a run's settings, e.g. configs/ppo/Pong.yaml"
+    )
+    parser.add_argument("--algo", metavar="NAME", help="the algorithm: ppo, or pkg.module:Class")
+    parser.add_argument(
+        "--env", metavar="NAME", help="the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env"
+    )
+    parser.add_argument("--seed", metavar="N", help="root of all random numbers of the run")
+    parser.add_argument(
+        "--num-rollout-workers", metavar="N", help="processes that step environments; 0: all in one process"
+    )
+    parser.add_argument("--framework", metavar="NAME", help="deep-learning framework: torch")
+    parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
+    parser.add_argument(
+        "--resume", metavar="DIR", help="go on with the run in this directory, from its newest checkpoint"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings, e.g. discount=0.995",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    parser = build_parser()
+    known, flags = split_setting_flags(parser, arguments)
+    options = parser.parse_args(known)
+    # the heavy half comes after the arguments are known to be good
+    from rlplat.rl.training_loop import train
+
+    given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
+    pairs = [(name, text) for name, text in given if text is not None] + flags
+    layers = [layer_from_flags(pairs), settings_layer(options.set)]
+    trained = train(options.algo, config=options.config, out=options.out, resume=options.resume, flags=layers)
+    if trained.num_iterations == 0:
+        print(
+            f"{trained.directory} has already reached its stop; to train on, give a later one: --stop.env-steps N"
+        )
+        return 0
+    result = trained.result
+    assert result is not None, "a run with an iteration has a result"
+    returns = (
+        f"return {result.episode_return_mean:.1f}"
+        if result.episode_return_mean is not None
+        else "no episode finished"
+    )
+    evaluated = ""
+    if trained.evaluation:
+        evaluated = (
+            f", evaluation {trained.evaluation['eval/return_mean']:.1f} over "
+            f"{trained.evaluation['eval/episodes']} episodes"
+        )
+    print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
+    print(f"the run is in {trained.directory}; look at it again: rlplat evaluate {trained.directory}")
+    return 0
+
+
+def settings_layer(items: Sequence[str]) -> Layer:
+    """--set KEY=VALUE ..."""
+    pairs = []
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            hint = "; a config file goes before --set" if item.endswith((".yaml", ".yml")) else ""
+            raise ConfigError(f"--set takes KEY=VALUE, not '{item}'{hint}")
+        pairs.append((key, text))
+    return layer_from_flags(pairs, prefix="--set ")
+
+
+def split_setting_flags(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take the flags that are settings (`--stop.env-steps 200000`, `--deterministic`) out of the arguments.
+
+    argparse cannot know them and would take their values for the config file.
+    """
+    options = parser._option_string_actions
+    known: list[str] = []
+    flags: list[tuple[str, str]] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        name, equals, text = argument.partition("=")
+        if not name.startswith("--") or name == "--" or name in options:
+            known.append(argument)
+            continue
+        if not equals:
+            following = arguments[position] if position < len(arguments) else "--"
+            if following.startswith("--"):
+                text = "true"  # a switch
+            else:
+                text, position = following, position + 1
+        flags.append((name.removeprefix("--"), text))
+    return known, flags

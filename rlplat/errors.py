@@ -1,0 +1,127 @@
+"""Every exception that rlplat raises on purpose.
+
+    RlplatError
+    ├── UsageError                 bad command, config, resources: exit code 2, one message, no traceback
+    │   ├── ConfigError            unknown key or bad value in a config, a flag or a Python call
+    │   ├── EnvNotFound            no environment of that name (with suggestions)
+    │   ├── MissingExtra           an optional package is not installed (names the extra)
+    │   ├── InfeasibleResources    no node could ever satisfy the demand
+    │   ├── CheckpointError        a checkpoint is damaged, or belongs to something else
+    │   └── NotInitialized         a verb was used before `rlplat.init()`, or after `shutdown()`
+    ├── EnvError                   an environment raised, hung or broke its contract
+    ├── NonFiniteError             NaN or infinity in observations, rewards, losses or gradients
+    └── RuntimeFault               the distributed runtime reports a failure
+        ├── TaskError              user code raised; also an instance of the user's own exception class
+        ├── SerializationError     a value cannot be pickled (names the attribute path)
+        ├── WorkerCrashed          the process that ran the task died, and retries are used up
+        ├── ActorDied              the actor's process ended, or its constructor raised
+        ├── OwnerDied              the process that owned the object is gone, and the object with it
+        ├── ObjectLost             the object's bytes are gone although its owner lives
+        ├── ObjectStoreFull        shared memory is full
+        ├── TaskCancelled          the task was cancelled
+        ├── NodeLost               the node process ended under the driver
+        └── GetTimeout             `get(timeout=)` ran out (also a builtin TimeoutError)
+"""
+
+from __future__ import annotations
+
+
+class RlplatError(Exception):
+    """The root: `except RlplatError` catches whatever rlplat raises on purpose."""
+
+
+class UsageError(RlplatError):
+    """The caller can fix it; the command line prints the message alone and exits with 2."""
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class EnvNotFound(UsageError):
+    pass
+
+
+class MissingExtra(UsageError):
+    """An optional package is absent.
+
+    `MissingExtra("ale-py", "atari", "Pong")` reads: Pong needs ale-py: pip install 'rlplat[atari]'.
+    """
+
+    def __init__(self, package: str, extra: str, needed_by: str) -> None:
+        super().__init__(package, extra, needed_by)
+        self.package, self.extra, self.needed_by = package, extra, needed_by
+
+    def __str__(self) -> str:
+        return f"{self.needed_by} needs {self.package}: pip install 'rlplat[{self.extra}]'"
+
+
+class InfeasibleResources(UsageError):
+    pass
+
+
+class CheckpointError(UsageError):
+    pass
+
+
+class NotInitialized(UsageError):
+    pass
+
+
+class EnvError(RlplatError):
+    pass
+
+
+class NonFiniteError(RlplatError):
+    pass
+
+
+class RuntimeFault(RlplatError):
+    pass
+
+
+class TaskError(RuntimeFault):
+    """A task or an actor call raised.
+
+    The message holds the remote traceback. What `get` raises is an instance of a class made on the
+    spot that derives from `TaskError` *and* from the user's exception class, so both `except` forms work;
+    `cause` is the user's exception itself (None when it could not be pickled).
+    """
+
+    cause: BaseException | None = None
+
+
+class SerializationError(RuntimeFault):
+    pass
+
+
+class WorkerCrashed(RuntimeFault):
+    pass
+
+
+class ActorDied(RuntimeFault):
+    pass
+
+
+class OwnerDied(RuntimeFault):
+    pass
+
+
+class ObjectLost(RuntimeFault):
+    pass
+
+
+class ObjectStoreFull(RuntimeFault):
+    pass
+
+
+class TaskCancelled(RuntimeFault):
+    pass
+
+
+class NodeLost(RuntimeFault):
+    pass
+
+
+class GetTimeout(RuntimeFault, TimeoutError):
+    pass

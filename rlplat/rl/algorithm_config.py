@@ -1,0 +1,123 @@
+"""The settings that every algorithm has; an algorithm's own config extends `AlgorithmConfig` with its hyper-parameters.
+
+config = PPOConfig(env="CartPole-v1", seed=1, stop={"env_steps": 100_000})
+config = config.model_copy(update={"seed": 2})
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from rlplat.rl.schedules import Schedule
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are errors, values are not changed after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PolicyConfig(Section):
+    """The network."""
+
+    encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
+    """What turns observations into features; auto: nature_cnn for uint8 images, else mlp."""
+    hidden_sizes: list[PositiveInt] = Field([64, 64], min_length=1)
+    """Widths of the MLP's layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Non-linearity of the MLP."""
+    share_encoder: Literal["auto"] | bool = "auto"
+    """One encoder for policy and value; auto: shared for images, separate for MLPs."""
+    orthogonal_init: bool = True
+    """Orthogonal initialisation with small policy head; false: the framework's own."""
+    initial_log_std: float = 0.0
+    """Box actions: log of the standard deviation at the start, one parameter per dimension."""
+
+
+class LearnerConfig(Section):
+    """Where and how the update computes."""
+
+    num_gpus: Literal["auto"] | NonNegativeFloat = "auto"
+    """GPUs that the learner is given; auto: one for an image encoder if the cluster has one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU for an image encoder if the learner has one, else the CPU (faster for an MLP)."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of image encoders; auto: bfloat16 where the hardware has it. Weights are float32 always."""
+    num_threads: int = Field(0, ge=0)
+    """CPU threads of an update; 0: one for an MLP, all for images."""
+
+
+class EvaluationConfig(Section):
+    """Episodes played between updates with frozen weights, on raw rewards, in environments of their own."""
+
+    period: int = Field(0, ge=0)
+    """Env steps between evaluations; 0: only at the end."""
+    episodes: PositiveInt = 20
+    """Episodes per evaluation."""
+    num_envs: PositiveInt = 8
+    """Environments side by side."""
+    deterministic: bool = True
+    """Take the most likely action; false: sample as in training."""
+
+
+class StopConfig(Section):
+    """The run ends when the first of these is reached."""
+
+    env_steps: PositiveInt = 1_000_000
+    """Agent decisions over all environments; schedules run from 0 to here."""
+    episode_return_mean: float | None = Field(
+        None, validation_alias=AliasChoices("episode_return_mean", "episode_return")
+    )
+    """Mean raw return of the last 100 training episodes (needs 100 of them)."""
+    wall_s: PositiveFloat | None = None
+    """Seconds."""
+
+
+class ExpectConfig(Section):
+    """What a learning test asks of the run when it has stopped."""
+
+    episode_return_mean: float | None = None
+    """At least this mean return over the last 100 training episodes."""
+    evaluation_return_mean: float | None = None
+    """At least this mean return in the evaluation at the end."""
+
+
+class AlgorithmConfig(Section):
+    """Common to all algorithms."""
+
+    env: str
+    """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for the environment's constructor."""
+    seed: int = Field(0, ge=0)
+    """Root of all random numbers of the run: same seed, same config, same curve."""
+    framework: Literal["torch"] = "torch"
+    """Deep-learning framework of the learner."""
+    deterministic: bool = False
+    """Ask the framework for bit-reproducible kernels (on a CPU they are anyway, at a given number of threads)."""
+
+    num_rollout_workers: int = Field(1, ge=0)
+    """Processes that step environments; 0: everything in this process, for debuggers."""
+    num_envs_per_worker: PositiveInt = 8
+    """Environments side by side in each rollout worker."""
+    max_worker_restarts: int = Field(3, ge=0)
+    """Replacements of one rollout worker within 60 s before the run gives up."""
+    on_env_error: Literal["fail", "restart"] = "fail"
+    """When an environment raises: end the run, or replace the rollout worker and go on."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """NaN or infinity in an update: end the run, or leave that minibatch out."""
+
+    learning_rate: Schedule = 3e-4
+    """Adam's step size."""
+    discount: float = Field(0.99, ge=0.0, le=1.0)
+    """gamma: what a reward one step later is worth."""
+
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint_period: int = Field(0, ge=0)
+    """Env steps between checkpoints; 0: only at the end."""
+    stop: StopConfig = Field(default_factory=StopConfig)
+    expect: ExpectConfig = Field(default_factory=ExpectConfig)

@@ -1,0 +1,42 @@
+"""Atari games: every choice that changes the task is made here, in the open, and passed to ale-py by name.
+
+ale-py's own defaults clip rewards, `gymnasium.make` of the same id has sticky actions and raw frames, and other
+libraries differ again; curves are comparable only when all of these are stated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlplat.config import closest
+from rlplat.errors import UsageError
+from rlplat.rl.env_names import EnvSource
+
+PREPROCESSING: dict[str, Any] = {
+    "frameskip": 4,  # an env step is 4 frames
+    "maxpool": True,  # over the last two of them: sprites flicker
+    "grayscale": True,
+    "img_height": 84,
+    "img_width": 84,
+    "stack_num": 4,  # observations are uint8[4, 84, 84], newest frame last
+    "noop_max": 30,  # up to this many no-ops after a reset
+    "use_fire_reset": True,  # games that wait for FIRE are started
+    "reward_clipping": False,  # raw rewards; clipping is the algorithm's business (clip_rewards)
+    "episodic_life": False,  # an episode is a whole game
+    "life_loss_info": False,
+    "repeat_action_probability": 0.0,  # no sticky actions, as in the -v4 ids; 0.25 for Machado et al. 2018
+    "full_action_space": False,
+    "max_num_frames_per_episode": 108_000,  # 30 minutes of play, then truncated
+}
+"""What `Pong` means. Mnih et al. 2015, with the whole game as the episode and raw rewards."""
+
+
+def atari_settings(source: EnvSource, env_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """PREPROCESSING with the caller's changes; UsageError on a name that is not in it."""
+    for key in env_kwargs:
+        if key not in PREPROCESSING:
+            raise UsageError(
+                f"unknown key '{key}' in env_kwargs of {source.name}{closest(key, PREPROCESSING) or ';'} "
+                f"the keys are {', '.join(PREPROCESSING)}"
+            )
+    return {**PREPROCESSING, **env_kwargs}

@@ -1,0 +1,175 @@
+"""`GuardedEnv`: one environment behind a door that lets nothing malformed through.
+
+Whatever the environment does wrong becomes one `EnvError` that names the environment, its number, the step, the last
+action and the fix. NaN and infinity are looked for where whole batches pass (envs.py), at a fraction of the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlplat.errors import EnvError
+from rlplat.rl.interfaces import Array
+
+NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+
+
+class GuardedEnv:
+    """Duck-types gymnasium.Env as far as vector environments need it; infos are dropped at the door.
+
+        guard = GuardedEnv(env, "Pong", index=0, num_envs=8)
+        obs, _ = guard.reset(seed=1)
+        obs, reward, terminated, truncated, _ = guard.step(action)
+    """
+
+    def __init__(self, env: Any, name: str, index: int = 0, num_envs: int = 1) -> None:
+        self.env = env
+        self.name, self.index, self.num_envs = name, index, num_envs
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.metadata = getattr(env, "metadata", None) or {}
+        self.render_mode = getattr(env, "render_mode", None)
+        self.spec = getattr(env, "spec", None)
+        self.num_steps = 0
+        """Calls of step() since the environment was made."""
+        self.episode_step = 0
+        self._shape = self.observation_space.shape
+        self._dtype = self.observation_space.dtype
+        self._action: Any = None
+        self._step: Callable[[Any], Any] = env.step
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
+        obs, _ = self.call_reset(seed)
+        if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
+            self._check_obs(obs, "reset()")
+        return obs, {}
+
+    def call_reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """reset() with everything checked but the observation."""
+        self.episode_step = 0
+        try:
+            result = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        except (Exception, SystemExit) as error:
+            fix = ""
+            if isinstance(error, TypeError) and "seed" in str(error):
+                fix = "; the signature is reset(self, *, seed=None, options=None)"
+            self._fail(f"reset() raised {type(error).__name__}: {error}{fix}{where(error)}", error)
+        if not isinstance(result, tuple) or len(result) != 2:
+            self._fail(
+                f"reset() returned {_kind(result)}, expected (obs, info); an environment of the old gym API returns "
+                "obs alone: add an info dict"
+            )
+        if not isinstance(result[1], dict):
+            self._fail(f"reset() returned the info {_kind(result[1])}, expected a dict; return obs, {{}}")
+        return result
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        self.episode_step += 1
+        self._action = action
+        try:
+            result = self._step(action)
+        except (Exception, SystemExit) as error:
+            self._fail(f"step() raised {type(error).__name__}: {error}{where(error)}", error)
+        if result.__class__ is not tuple or len(result) != 5:
+            self._check_length(result)
+        obs, reward, terminated, truncated, info = result
+        if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
+            self._check_obs(obs, "step()")
+        if reward.__class__ is not float and not isinstance(reward, NUMBERS):
+            reward = self._check_reward(reward)
+        if terminated.__class__ is not bool and not isinstance(terminated, np.bool_):
+            self._check_flag("terminated", terminated)
+        if truncated.__class__ is not bool and not isinstance(truncated, np.bool_):
+            self._check_flag("truncated", truncated)
+        if info.__class__ is not dict and not isinstance(info, dict):
+            self._fail(f"step() returned the info {_kind(info)}, expected a dict")
+        return obs, reward, terminated, truncated, {}
+
+    def close(self) -> None:
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        return self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(self.env, name)
+
+    def _check_length(self, result: Any) -> None:
+        if isinstance(result, tuple) and len(result) == 4:
+            self._fail(
+                "step() returned 4 values (the old gym API: obs, reward, done, info), expected 5: obs, reward, "
+                "terminated, truncated, info; split `done` into terminated (the task ended) and truncated (time limit)"
+            )
+        if not isinstance(result, tuple) or len(result) != 5:
+            self._fail(f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)")
+
+    def _check_obs(self, obs: Any, caller: str) -> None:
+        expected = f"observation_space says shape {self._shape} {self._dtype}"
+        if not isinstance(obs, np.ndarray):
+            self._fail(
+                f"{caller} returned the observation as {_kind(obs)}, but {expected}; "
+                f"return np.asarray(obs, np.{self._dtype})"
+            )
+        if obs.shape != self._shape:
+            self._fail(
+                f"{caller} returned an observation of shape {obs.shape}, but {expected}; change the observation or "
+                "the space"
+            )
+        if not np.can_cast(obs.dtype, self._dtype, "safe"):
+            self._fail(
+                f"{caller} returned an observation of dtype {obs.dtype}, but {expected}; "
+                f"return obs.astype(np.{self._dtype}), or change the space's dtype"
+            )
+
+    def _check_reward(self, reward: Any) -> float:
+        if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
+            return float(reward)
+        self._fail(f"step() returned the reward {_kind(reward)}, expected a number; return float(reward)")
+
+    def _check_flag(self, which: str, flag: Any) -> None:
+        if isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype == np.bool_:
+            return
+        self._fail(f"step() returned {which} as {_kind(flag)}, expected True or False; return bool({which})")
+
+    def _fail(self, problem: str, cause: BaseException | None = None) -> NoReturn:
+        raise EnvError(f"{self.place()}: {problem}") from cause
+
+    def place(self) -> str:
+        return env_place(self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action)
+
+
+def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step: int, action: Any) -> str:
+    """`Pong (environment 3 of 0..7), step 812 (step 12 of its episode), action 1`."""
+    which = f"{name} (environment {index} of 0..{num_envs - 1})" if num_envs > 1 else name
+    if num_steps == 0:
+        return f"{which}, before its first step"
+    shown = "" if action is None else f", action {brief(action)}"
+    return f"{which}, step {num_steps} ({episode_step} of its episode){shown}"
+
+
+def brief(value: Any) -> str:
+    """A value for a message: short, on one line."""
+    text = np.array2string(value, threshold=8, precision=6) if isinstance(value, np.ndarray) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"{brief(value)} ({type(value).__name__})"
+
+
+def where(error: BaseException) -> str:
+    """` (at my_env.py:31)`: the innermost line of the traceback outside this file."""
+    traceback = error.__traceback__
+    place = ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename != __file__:
+            place = f" (at {code.co_filename}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return place
+
+

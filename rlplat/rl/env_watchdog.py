@@ -1,0 +1,145 @@
+"""A deadline on every step of an environment, for the price of two attribute writes.
+
+An environment that hangs holds the very thread that would notice. A second thread looks at the deadline now and then:
+past it, a signal makes the stepping thread raise `EnvHung` inside the environment's own code. Where no Python code runs
+there to be interrupted (a C extension that waits, a thread other than the main one), the process ends itself with the
+stacks of all threads and, as its last line on stderr, what hung.
+
+    watchdog.deadline = monotonic() + watchdog.timeout_s
+    raw_env.step(actions)
+    watchdog.deadline = math.inf
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+GRACE_S = 2.0
+"""Between asking (the signal) and ending the process."""
+SIGNAL = signal.SIGURG
+"""Ignored by default and used by nobody: a late one does no harm."""
+
+
+class EnvHung(BaseException):
+    """Not an Exception: an environment's own `except Exception` must not swallow it."""
+
+
+class NullWatchdog:
+    """For an infinite time-out."""
+
+    timeout_s = math.inf
+    deadline = math.inf
+
+    def bind_thread(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class StepWatchdog:
+    """One thread per vector env; `describe()` says what is being stepped, `end_process(message)` is for tests."""
+
+    def __init__(
+        self,
+        timeout_s: float,
+        describe: Callable[[], str],
+        end_process: Callable[[str], None] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.deadline = math.inf
+        self._describe = describe
+        self._end_process = end_process or _end_process
+        self._grace_s = grace_s
+        self._stop = threading.Event()
+        self._can_interrupt = False
+        self.bind_thread()
+        tick_s = min(1.0, timeout_s / 10)
+        self._thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._stop, tick_s), name="env-watchdog", daemon=True
+        )
+        self._thread.start()
+
+    def bind_thread(self) -> None:
+        """The calling thread is the one that will step; only the main thread can be interrupted."""
+        self._can_interrupt = threading.current_thread() is threading.main_thread()
+        if self._can_interrupt:
+            _install_handler()
+
+    def close(self) -> None:
+        self.deadline = math.inf
+        self._stop.set()
+        self._thread.join()
+
+    def trip(self) -> None:
+        """The watching thread's side: interrupt, and if that does not help, end the process."""
+        hung_deadline = self.deadline
+        message = f"{self._describe()} took longer than step_timeout_s={self.timeout_s:g}"
+        if self._can_interrupt:
+            global _tripped
+            _tripped = weakref.ref(self)
+            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            if self._stop.wait(self._grace_s) or self.deadline != hung_deadline:
+                return
+        self._end_process(f"{message} and cannot be interrupted, so the process ends; fix it or raise the limit")
+
+
+_tripped: weakref.ref[StepWatchdog] | None = None
+_previous_handler: Any = None
+
+
+def _install_handler() -> None:
+    global _previous_handler
+    current = signal.getsignal(SIGNAL)
+    if current is not _on_signal:
+        _previous_handler = current
+        signal.signal(SIGNAL, _on_signal)
+
+
+def _on_signal(signum: int, frame: FrameType | None) -> None:
+    """In the main thread, between two lines of whatever hangs."""
+    global _tripped
+    watchdog = _tripped() if _tripped is not None else None
+    _tripped = None
+    if watchdog is not None and monotonic() > watchdog.deadline:
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
+        raise EnvHung(where)
+    if callable(_previous_handler):
+        _previous_handler(signum, frame)
+
+
+def _watch(watchdog_ref: weakref.ref[StepWatchdog], stop: threading.Event, tick_s: float) -> None:
+    last = monotonic()
+    patience_until = -math.inf
+    while not stop.wait(tick_s):
+        watchdog = watchdog_ref()
+        if watchdog is None:
+            return
+        now = monotonic()
+        if now - last > 5 * tick_s + 1.0:
+            # This thread itself did not run: the process was stopped or starved, and so was the environment.
+            patience_until = now + watchdog.timeout_s
+        last = now
+        if now > watchdog.deadline and now > patience_until:
+            watchdog.trip()
+            last = monotonic()
+        del watchdog
+
+
+def _end_process(message: str) -> None:
+    try:
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    finally:
+        os.write(2, f"rlplat: {message}\n".encode())
+        os._exit(1)

@@ -1,0 +1,194 @@
+"""Environments by name, many side by side.
+
+    env = make_vector_env("Pong", 8, seed=1, num_threads=2)
+    obs = env.reset()
+    step = env.step(actions)            # interfaces.Step
+    episodes = env.pop_episodes()       # raw returns and lengths of those that finished since the last call
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from rlplat.errors import EnvError, RlplatError, UsageError
+from rlplat.rl.atari import atari_settings
+from rlplat.rl.env_guard import GuardedEnv, where
+from rlplat.rl.env_loops import AsyncLoop, SyncLoop, process_makers
+from rlplat.rl.env_names import EnvSource, resolve_env
+from rlplat.rl.spaces import space_spec
+from rlplat.rl.vector_env import VectorEnv
+
+__all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
+
+Vectorization = Literal["auto", "native", "sync", "async"]
+
+
+def make_vector_env(
+    env: str,
+    num_envs: int,
+    *,
+    seed: int | np.random.SeedSequence = 0,
+    env_kwargs: dict[str, Any] | None = None,
+    num_threads: int = 1,
+    vectorization: Vectorization = "auto",
+    step_timeout_s: float = 60.0,
+) -> VectorEnv:
+    """`seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari).
+
+    `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
+    """
+    if num_envs < 1:
+        raise UsageError(f"num_envs is {num_envs}; at least one environment is needed")
+    source = resolve_env(env)
+    kwargs = dict(env_kwargs or {})
+    facts: dict[str, Any] = {"env": source.name, "num_envs": num_envs, "env_kwargs": kwargs}
+    if source.kind == "atari":
+        if vectorization not in ("auto", "native"):
+            raise UsageError(f"{source.name} steps in C++ only: leave vectorization at 'auto', not '{vectorization}'")
+        settings = atari_settings(source, kwargs)
+        raw = _make_atari(source, num_envs, settings, num_threads)
+        facts |= {"vectorization": "native", **settings}
+        return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
+    if source.kind == "registered":
+        import gymnasium
+
+        spec = gymnasium.spec(source.env_id)
+        facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
+        if _use_native(source, spec, kwargs, vectorization):
+            raw = _make_native(source, spec, num_envs, kwargs)
+            facts["vectorization"] = "native"
+            return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
+    elif vectorization == "native":
+        raise UsageError(f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'")
+
+    def make_guard(index: int) -> GuardedEnv:
+        single = make_single_env(source, kwargs)
+        space_spec(single.observation_space, single.action_space)  # refuses what could not even be stacked
+        return GuardedEnv(single, source.name, index, num_envs)
+
+    if vectorization == "async":
+        facts["vectorization"] = "async"
+        raw = _make_async(source, make_guard, num_envs, step_timeout_s)
+        return VectorEnv(raw, source.name, seed=seed, step_timeout_s=math.inf, facts=facts)
+    facts["vectorization"] = "sync"
+    raw = SyncLoop([make_guard(index) for index in range(num_envs)])
+    return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
+
+
+def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
+    """One gymnasium environment with its time limit, without gymnasium's own checker (`GuardedEnv` does its work).
+
+    Raises EnvError where the constructor raises, UsageError where a package is missing that no extra of ours brings.
+    """
+    import gymnasium
+
+    try:
+        if source.kind == "registered":
+            _log_mujoco_warnings(source)
+            env = gymnasium.make(source.env_id, disable_env_checker=True, **env_kwargs)
+        else:
+            assert source.factory is not None
+            env = source.factory(**env_kwargs)
+    except RlplatError:
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
+    except (Exception, SystemExit) as error:
+        given = f"env_kwargs={env_kwargs}" if env_kwargs else "no env_kwargs"
+        raise EnvError(
+            f"{source.name}: making the environment (with {given}) raised {type(error).__name__}: "
+            f"{error}{where(error)}"
+        ) from error
+    for attribute in ("reset", "step", "observation_space", "action_space"):
+        if not hasattr(env, attribute):
+            raise EnvError(
+                f"{source.name} made a {type(env).__name__}, which has no {attribute}; an environment is a "
+                "gymnasium.Env (https://gymnasium.farama.org/api/env)"
+            )
+    return env
+
+
+def _log_mujoco_warnings(source: EnvSource) -> None:
+    """MuJoCo prints its warnings (deprecated model attributes, every time) and leaves MUJOCO_LOG.TXT wherever it runs;
+    they go to the logger `rlplat.mujoco` instead, at level INFO."""
+    import gymnasium
+
+    if str(gymnasium.spec(source.env_id).entry_point).startswith("gymnasium.envs.mujoco"):
+        import mujoco
+
+        mujoco.set_mju_user_warning(lambda message: logging.getLogger("rlplat.mujoco").info("%s", message))
+
+
+def _make_atari(source: EnvSource, num_envs: int, settings: dict[str, Any], num_threads: int) -> Any:
+    """`num_threads` threads of C++ step the games."""
+    import ale_py
+    import gymnasium
+    from ale_py.vector_env import AtariVectorEnv
+
+    gymnasium.register_envs(ale_py)
+    return AtariVectorEnv(
+        source.rom,
+        num_envs,
+        num_threads=num_threads,
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        **settings,
+    )
+
+
+def _make_async(
+    source: EnvSource, make_guard: Callable[[int], GuardedEnv], num_envs: int, timeout_s: float
+) -> AsyncLoop:
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+    # fork: this process's threads do not matter to an environment, and nothing needs importing again.
+    envs = AsyncVectorEnv(
+        process_makers(make_guard, num_envs),
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        context="fork" if sys.platform == "linux" else None,
+    )
+    return AsyncLoop(envs, source.name, timeout_s)
+
+
+def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorization: Vectorization) -> bool:
+    exists = spec.vector_entry_point is not None and not spec.additional_wrappers
+    if vectorization == "native":
+        if not exists:
+            raise UsageError(
+                f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
+            )
+        return True
+    return vectorization == "auto" and exists and set(kwargs) <= _parameters(spec.vector_entry_point)
+
+
+def _parameters(entry_point: Any) -> set[str]:
+    """Names that a vector implementation's constructor takes; none where it cannot be imported."""
+    from gymnasium.envs.registration import load_env_creator
+
+    try:
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        return set(inspect.signature(creator).parameters)
+    except Exception:
+        return set()
+
+
+def _make_native(source: EnvSource, spec: Any, num_envs: int, kwargs: dict[str, Any]) -> Any:
+    import gymnasium
+
+    if "autoreset_mode" in _parameters(spec.vector_entry_point):
+        kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, **kwargs}
+    try:
+        return gymnasium.make_vec(source.env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        given = f"env_kwargs={kwargs}" if kwargs else "no env_kwargs"
+        raise EnvError(
+            f"{source.name}: making {num_envs} environments (with {given}) raised {type(error).__name__}: {error}"
+        ) from error

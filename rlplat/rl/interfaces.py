@@ -1,0 +1,152 @@
+"""The roles of the RL floor, in one file: who calls whom, with what.
+
+    algorithm ──sample()──▶ rollout worker ──act()──▶ policy          (the worker steps a `VectorEnv`)
+        │                        │ SampleBatch[T, B] (a ref)
+        └──update(refs)──▶ learner ──set_weights(version + 1)──▶ parameter server ──latest()──▶ rollout workers
+
+Shapes: T = time steps of a rollout fragment, B = environments side by side, N = T*B flattened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+Array = np.ndarray
+Weights = dict[str, np.ndarray]
+"""Parameters, buffers and normaliser statistics by dotted name, e.g. `actor.0.weight`; plain numpy, so that
+they travel without a framework and both frameworks can load them."""
+
+
+class Step(NamedTuple):
+    """What `VectorEnv.step` returns, the same whatever the environment's autoreset mode is."""
+
+    obs: Array
+    """[B, ...] observation to act on next."""
+    rewards: Array
+    """float32[B], raw: never clipped, never scaled."""
+    terminated: Array
+    """bool[B]: the episode ended for good; its last state has no future, the bootstrap value is 0."""
+    truncated: Array
+    """bool[B]: the episode was cut off (time limit); bootstrap from `final_obs`. Never true where `terminated` is."""
+    valid: Array
+    """bool[B]: False where the environment only reset itself in this step (NEXT_STEP autoreset): the row holds no
+    decision of the agent, must not be trained on and does not count as an env step."""
+    final_obs: Array | None
+    """[B, ...] last observation of the episodes that ended in this step (rows of others: undefined), or None
+    when none ended."""
+
+
+class Episode(NamedTuple):
+    """A finished episode: the raw, undiscounted return and the length in env steps."""
+
+    episode_return: float
+    length: int
+
+
+class PolicyOutput(NamedTuple):
+    actions: Array
+    """Discrete: int64[B]; Box: float32[B, A], unbounded (the env adapter clips to the bounds)."""
+    log_probs: Array
+    """float32[B]: log pi(actions | obs)."""
+    values: Array
+    """float32[B]: V(obs)."""
+
+
+class Policy(Protocol):
+    """Acts. One lives in each rollout worker and evaluator; it owns its random generator.
+
+        policy.set_weights(weights)
+        for _ in range(T):
+            output = policy.act(obs)
+            step = vector_env.step(output.actions)
+            obs = step.obs
+        bootstrap = policy.values(obs)
+    """
+
+    def set_weights(self, weights: Weights) -> None: ...
+
+    def act(self, obs: Array, *, deterministic: bool = False) -> PolicyOutput:
+        """obs: [B, ...]. `deterministic` takes the mode of the distribution."""
+        ...
+
+    def values(self, obs: Array) -> Array:
+        """obs: [B, ...] -> float32[B]."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """The random generator's state (weights are not part of it)."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Learner(Protocol):
+    """Holds the network and the optimizer; an actor with a CPU or a GPU.
+
+        metrics = get(learner.update.remote(*sample_batch_refs))
+    """
+
+    def update(self, *batches: Any) -> dict[str, float]:
+        """One learning step on the batches of one round; publishes weights `version + 1`."""
+        ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Result:
+    """What one `Algorithm.step()` brought; `training_loop` yields it and writes it to the run directory."""
+
+    iteration: int
+    env_steps: int
+    """Agent decisions so far, over all environments."""
+    episodes: int
+    """Episodes finished so far."""
+    episode_return_mean: float | None
+    """Mean raw return of the last 100 finished episodes; None until one has finished."""
+    episode_length_mean: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Grouped names: `learner/...`, `rollout/...`, `time/...`, `eval/...`."""
+
+
+class Algorithm(Protocol):
+    """A ring of actors and the one method that turns it.
+
+        with PPO(PPOConfig(env="CartPole-v1", seed=1)) as algorithm:
+            for result in rlplat.training_loop(algorithm, stop={"episode_return_mean": 475}):
+                print(result.env_steps, result.episode_return_mean)
+    """
+
+    name: str
+    config: Any
+
+    def __init__(self, config: Any) -> None:
+        """Pre-flight in the driver (environment, spaces, resources), then start the actors."""
+        ...
+
+    def step(self) -> Result:
+        """One round: sample, update, publish."""
+        ...
+
+    def evaluate(self, episodes: int) -> list[Episode]:
+        """Greedy episodes on raw rewards with the newest weights, in environments of their own."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything a checkpoint needs: nested dicts of numpy arrays and JSON values."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        """Stop the actors. Called by `with`."""
+        ...
+
+    def __enter__(self) -> Algorithm: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...

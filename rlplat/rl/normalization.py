@@ -1,0 +1,131 @@
+"""Running statistics of observations and rewards, and what is done with them (clipped at 10 deviations)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Weights
+
+CLIP = 10.0
+EPSILON = 1e-8
+OBS_MEAN, OBS_VAR = "obs_norm.mean", "obs_norm.var"
+"""Names under which observation statistics travel inside the weights."""
+
+
+class RunningMeanVar:
+    """Mean and variance of a stream, batch by batch (Chan, Golub & LeVeque 1983: exact merging of two samples).
+
+    float64 inside; `mean` and `var` have the shape of one element; an empty stream has mean 0 and variance 1.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.mean = np.zeros(shape, np.float64)
+        self.var = np.ones(shape, np.float64)
+        self.count = 0
+
+    def update(self, elements: Array) -> None:
+        """elements: [N, *shape]."""
+        assert elements.shape[1:] == self.mean.shape, (
+            f"elements {elements.shape}, expected [N, *{self.mean.shape}]"
+        )
+        if len(elements) == 0:
+            return
+        elements = elements.astype(np.float64)
+        self.merge(elements.mean(axis=0), elements.var(axis=0), len(elements))
+
+    def merge(self, mean: Array, var: Array, count: int) -> None:
+        """Take in another sample's mean, (population) variance and size."""
+        if self.count == 0:
+            self.mean, self.var, self.count = np.array(mean, np.float64), np.array(var, np.float64), count
+            return
+        total = self.count + count
+        delta = mean - self.mean
+        squares = self.var * self.count + var * count + delta**2 * (self.count * count / total)
+        self.mean = self.mean + delta * (count / total)
+        self.var = squares / total
+        self.count = total
+
+    def get_state(self) -> dict[str, Any]:
+        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.mean = np.array(state["mean"], np.float64)
+        self.var = np.array(state["var"], np.float64)
+        self.count = int(state["count"])
+
+
+class ObsNormalizer:
+    """(obs - mean) / sqrt(var), clipped to +-10, with the statistics found in weights; without any, the identity.
+
+    The learner measures, everybody else applies what came with the weights: nobody acts on newer statistics than the
+    learner will train with.
+    """
+
+    def __init__(self) -> None:
+        self._mean: Array | None = None
+        self._inverse_std: Array | None = None
+
+    def set_weights(self, weights: Weights) -> None:
+        if OBS_MEAN not in weights:
+            return
+        self._mean = np.asarray(weights[OBS_MEAN], np.float32)
+        self._inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
+
+    def __call__(self, obs: Array) -> Array:
+        """obs: [..., *shape] -> float32, same shape (the input itself where there is nothing to do)."""
+        if self._mean is None or self._inverse_std is None:
+            return obs
+        normalized = (obs - self._mean) * self._inverse_std
+        return np.clip(normalized, -CLIP, CLIP, out=normalized)
+
+
+class RewardNormalizer:
+    """Rewards divided by the running deviation of the discounted return: not centred (signs stay), clipped to +-10.
+
+    As in OpenAI Baselines' VecNormalize (Huang et al. 2022, details 8 and 9 for continuous actions).
+
+    Keeps one running return per worker and environment: a worker that was replaced starts at zero again.
+    """
+
+    def __init__(self, discount: float) -> None:
+        self.discount = discount
+        self.statistics = RunningMeanVar()
+        self._returns: dict[int, tuple[int, Array]] = {}  # worker index -> (incarnation, float64[B])
+
+    def normalize(
+        self, rewards: Array, ends: Array, valid: Array, *, worker_index: int = 0, incarnation: int = 0
+    ) -> Array:
+        """rewards, ends (terminated or truncated), valid: [T, B] of one worker, in order -> float32[T, B]."""
+        assert rewards.ndim == 2 and rewards.shape == ends.shape == valid.shape, (
+            rewards.shape,
+            ends.shape,
+            valid.shape,
+        )
+        known_incarnation, running = self._returns.get(worker_index, (-1, np.zeros(0)))
+        if known_incarnation != incarnation or running.shape != rewards.shape[1:]:
+            running = np.zeros(rewards.shape[1], np.float64)
+        returns = np.empty(rewards.shape, np.float64)
+        for t, reward in enumerate(rewards):
+            running = running * self.discount + reward
+            returns[t] = running
+            running = running * ~ends[t]
+        self._returns[worker_index] = (incarnation, running)
+        self.statistics.update(returns[valid])
+        scale = 1.0 / np.sqrt(self.statistics.var + EPSILON)
+        return np.clip(rewards * scale, -CLIP, CLIP).astype(np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        workers = {
+            str(index): {"incarnation": incarnation, "returns": running.copy()}
+            for index, (incarnation, running) in self._returns.items()
+        }
+        return {"statistics": self.statistics.get_state(), "workers": workers}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.statistics.set_state(state["statistics"])
+        self._returns = {
+            int(index): (int(worker["incarnation"]), np.array(worker["returns"], np.float64))
+            for index, worker in state["workers"].items()
+        }

@@ -1,0 +1,105 @@
+"""What a run shows of itself while it trains: a bar on a terminal, elsewhere a plain line every ten seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from rlplat.rl.interfaces import Result
+
+LINE_PERIOD_S = 10.0
+
+
+class Progress(Protocol):
+    def show(self, result: Result, env_steps_per_s: float) -> None: ...
+
+    def say(self, text: str) -> None:
+        """A line of text that does not disturb the bar."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_progress(
+    total_env_steps: int | None, initial_env_steps: int = 0, stream: TextIO | None = None
+) -> Progress:
+    stream = stream or sys.stderr
+    if stream.isatty() and _has_a_size(stream):
+        return ProgressBar(total_env_steps, initial_env_steps, stream)
+    return ProgressLines(stream)
+
+
+def _has_a_size(stream: TextIO) -> bool:
+    """Some containers' terminals say that they have no lines; tqdm would then draw nothing."""
+    try:
+        return os.get_terminal_size(stream.fileno()).lines > 1
+    except (OSError, ValueError):
+        return True
+
+
+def describe(result: Result) -> str:
+    """`return 312.4 (length 312.4, 57 episodes)`, or what can be said before an episode has finished."""
+    if result.episode_return_mean is None:
+        running = result.metrics.get("rollout/longest_running_episode")
+        longest = f", longest running {running:,.0f} steps" if running is not None else ""
+        return f"0 episodes finished{longest}"
+    length = f"length {result.episode_length_mean:.1f}, " if result.episode_length_mean is not None else ""
+    return f"return {result.episode_return_mean:.1f} ({length}{result.episodes:,} episodes)"
+
+
+class ProgressLines:
+    """The first result at once, then one line every ten seconds."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._next_s = clock()
+
+    def show(self, result: Result, env_steps_per_s: float) -> None:
+        if self._clock() >= self._next_s:
+            self._next_s = self._clock() + LINE_PERIOD_S
+            self.say(f"{result.env_steps:>12,} env steps  {env_steps_per_s:>8,.0f}/s  {describe(result)}")
+
+    def say(self, text: str) -> None:
+        try:
+            print(text, file=self._stream, flush=True)
+        except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
+            pass
+
+    def close(self) -> None:
+        pass
+
+
+class ProgressBar:
+    """tqdm's bar over env steps."""
+
+    def __init__(self, total_env_steps: int | None, initial_env_steps: int, stream: TextIO) -> None:
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())  # its own one is a semaphore of multiprocessing
+        tqdm.monitor_interval = 0  # its watch thread is for bars that stall; ours is told of every step
+        self._bar: Any = tqdm(
+            total=total_env_steps,
+            initial=initial_env_steps,
+            unit=" env steps",
+            unit_scale=True,
+            dynamic_ncols=True,
+            file=stream,
+            smoothing=0.1,
+        )
+
+    def show(self, result: Result, env_steps_per_s: float) -> None:
+        self._bar.set_postfix_str(describe(result), refresh=False)
+        self._bar.update(result.env_steps - self._bar.n)
+
+    def say(self, text: str) -> None:
+        try:
+            self._bar.write(text, file=self._bar.fp)
+        except (OSError, ValueError, RuntimeError):
+            pass
+
+    def close(self) -> None:
+        self._bar.close()

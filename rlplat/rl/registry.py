@@ -1,0 +1,93 @@
+"""Finding algorithms by name, and the tuned config of an algorithm on an environment.
+
+Algorithms announce themselves in the entry-point group `rlplat.algorithms`, ours and those of other packages:
+
+    [project.entry-points."rlplat.algorithms"]
+    ppo = "algorithms.ppo:PPO"
+
+`pkg.mod:Class` names one that is not announced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlplat.config import closest
+from rlplat.errors import ConfigError
+from rlplat.rl.env_names import atari_rom
+
+GROUP = "rlplat.algorithms"
+_SOURCE_TREE = Path(__file__).resolve().parents[2]
+
+
+def algorithm_homes() -> dict[str, str]:
+    """Name -> "module:Class" of every announced algorithm."""
+    homes = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+    return homes or _homes_in_source_tree()
+
+
+def _homes_in_source_tree() -> dict[str, str]:
+    """rlplat on PYTHONPATH without having been installed: what its pyproject.toml would announce."""
+    import tomllib
+
+    try:
+        project = tomllib.loads((_SOURCE_TREE / "pyproject.toml").read_text())["project"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return {}
+    return dict(project.get("entry-points", {}).get(GROUP, {}))
+
+
+def load_algorithm(name: str) -> type[Any]:
+    """The class of `ppo`, or of `pkg.mod:Class`; it implements `interfaces.Algorithm` and has a `config_class`."""
+    homes = algorithm_homes()
+    home = homes.get(name) or homes.get(name.lower()) or (name if ":" in name else None)
+    if home is None:
+        raise ConfigError(
+            f"unknown algorithm '{name}'{closest(name, homes)}\nalgorithms: {', '.join(sorted(homes))}"
+        )
+    module_name, _, attribute = home.partition(":")
+    if home == name and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # `rlplat` as an installed command does not look there by itself
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        if error.name and not module_name.startswith(error.name):
+            raise  # the module is there, something that it imports is not
+        raise ConfigError(f"algorithm '{name}': there is no module '{module_name}'") from None
+    except AttributeError:
+        raise ConfigError(f"algorithm '{name}': module '{module_name}' has no '{attribute}'") from None
+    if not hasattr(found, "config_class"):
+        raise ConfigError(
+            f"algorithm '{name}': {home} has no `config_class`, so it is not an algorithm class"
+        )
+    return found
+
+
+def configs_directory() -> Path | None:
+    """The copy that the wheel brings, or `configs/` of the source tree."""
+    shipped = Path(__file__).resolve().parents[1] / "configs"
+    if shipped.is_dir():
+        return shipped
+    is_source_tree = (_SOURCE_TREE / "pyproject.toml").is_file() and (_SOURCE_TREE / "configs").is_dir()
+    return _SOURCE_TREE / "configs" if is_source_tree else None
+
+
+def tuned_config(algo: str, env: str) -> Path | None:
+    """`configs/<algo>/<env>.yaml`, whatever the case of the name; `Pong` and `ALE/Pong-v5` are one environment."""
+    directory = configs_directory()
+    if directory is None or not (directory / algo.lower()).is_dir():
+        return None
+    wanted = _plain_name(env)
+    for path in sorted((directory / algo.lower()).glob("*.yaml")):
+        if _plain_name(path.stem) == wanted:
+            return path
+    return None
+
+
+def _plain_name(env: str) -> str:
+    return atari_rom(env) or env.lower()

@@ -1,0 +1,177 @@
+"""The directory of a run: what is in it, who may write to it, how a run is found again.
+
+    runs/NAME/  config.yaml (complete, resolved)  metrics.jsonl  progress.csv  tensorboard/  log.txt
+                checkpoints/step_<env_steps>/  checkpoints/latest
+
+The process that trains holds a lock on log.txt, so that nobody resumes a run that is still going.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlplat.checkpoints import CheckpointInfo, save
+from rlplat.errors import CheckpointError, ConfigError
+from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
+from rlplat.rl.interfaces import Result
+from rlplat.rl.progress import Progress
+from rlplat.tensorboard_events import TensorboardWriter
+
+
+def refuse_existing(path: Path) -> None:
+    """A new run needs a directory of its own: one that is not there yet, or an empty one."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
+        what = f"a run is already in {path}" if (path / "config.yaml").exists() else f"{path} already exists"
+        raise ConfigError(f"{what}; go on with it: --resume {path}, or choose another place: --out DIRECTORY")
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process is training in this run directory now."""
+    try:
+        with open(path / "log.txt") as log:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+class RunDirectory:
+    """An open run directory. `RunDirectory(path, ...)` makes it, or opens it where `resumed` is the last result."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config_yaml: str,
+        info: Callable[[Any, int], CheckpointInfo],
+        progress: Progress,
+        resumed_wall_s: float | None = None,
+        last: Result | None = None,
+    ) -> None:
+        """config_yaml: the text of config.yaml; info: (algorithm, env_steps) -> what the manifest says;
+        resumed_wall_s: seconds trained so far where the run goes on, None where it begins."""
+        self.path = path
+        self.progress = progress
+        self.last = last
+        """The last result, also that of the checkpoint from which the run goes on."""
+        self.wall_s = resumed_wall_s or 0.0
+        self._info = info
+        self._tried_env_steps = last.env_steps if last else 0
+        self.saved_env_steps: int | None = None
+        """Env steps of the newest checkpoint."""
+        resumed = resumed_wall_s is not None
+        if not resumed:
+            refuse_existing(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._log = open(path / "log.txt", "a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the run directory {path}: {error.strerror or error}"
+            ) from None
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_whole(path / "config.yaml", config_yaml)
+            (path / "checkpoints").mkdir(exist_ok=True)
+            env_steps = last.env_steps if last else 0
+            if resumed:
+                forget_after(path, env_steps)
+                self.saved_env_steps = env_steps
+            writers: list[MetricsWriter] = [
+                JsonlWriter(path / "metrics.jsonl"),
+                CsvWriter(path / "progress.csv"),
+                TensorboardWriter(path / "tensorboard", resumed_at=env_steps if resumed else None),
+            ]
+        except BlockingIOError:
+            self._log.close()
+            raise ConfigError(
+                f"the run in {path} is still going: another process is training in it"
+            ) from None
+        except OSError as error:
+            self._log.close()
+            raise ConfigError(
+                f"cannot write to the run directory {path}: {error.strerror or error}"
+            ) from None
+        self._metrics = MetricsLog(writers, warn=self.say)
+
+    def say(self, text: str) -> None:
+        """To the user and to log.txt."""
+        self.progress.say(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        try:
+            self._log.write(f"{datetime.now().isoformat(' ', 'seconds')}  {text}\n")
+            self._log.flush()
+        except (OSError, ValueError):
+            pass  # a full disk must not end the training; the metrics' counter tells about it
+
+    def record(self, result: Result, wall_s: float, env_steps_per_s: float) -> None:
+        """One line of metrics; `result.metrics` carries the grouped names."""
+        self.last, self.wall_s = result, wall_s
+        self._metrics.write(
+            {
+                "iteration": result.iteration,
+                "env_steps": result.env_steps,
+                "wall_s": round(wall_s, 4),
+                "env_steps_per_s": round(env_steps_per_s, 2),
+                "episodes": result.episodes,
+                "episode_return_mean": result.episode_return_mean,
+                "episode_length_mean": result.episode_length_mean,
+                **result.metrics,
+            }
+        )
+        self.progress.show(result, env_steps_per_s)
+
+    def is_checkpoint_due(self, period: int, env_steps: int) -> bool:
+        """period: env steps between checkpoints, 0 for only at the end."""
+        return period > 0 and env_steps // period > self._tried_env_steps // period
+
+    def save_checkpoint(self, algorithm: Any) -> None:
+        """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be."""
+        env_steps = self.last.env_steps if self.last else 0
+        if env_steps == self.saved_env_steps:
+            return
+        state = {
+            "algorithm": algorithm.get_state(),
+            "training": {"wall_s": self.wall_s, "last": asdict(self.last) if self.last else None},
+        }
+        save(self.path / "checkpoints", state, self._info(algorithm, env_steps))
+        self.saved_env_steps = env_steps
+        self.log(f"checkpoint step_{env_steps}")
+
+    def try_save_checkpoint(self, algorithm: Any) -> None:
+        """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a
+        period later, as on a full disk every try costs time."""
+        self._tried_env_steps = self.last.env_steps if self.last else 0
+        try:
+            self.save_checkpoint(algorithm)
+        except (OSError, CheckpointError) as error:
+            self.say(
+                f"warning: no checkpoint at {self._tried_env_steps:,} env steps: {error}; "
+                "the training goes on, the older checkpoints stay"
+            )
+
+    def close(self) -> None:
+        self._metrics.close()
+        self.progress.close()
+        try:
+            self._log.close()
+        except OSError:
+            pass  # what was buffered does not fit on the disk
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

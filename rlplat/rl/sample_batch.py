@@ -1,0 +1,122 @@
+"""`SampleBatch`: what a rollout worker brings home, T time steps of B environments side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Episode
+
+COLUMNS = (
+    "obs", "actions", "log_probs", "values", "next_values", "rewards", "terminated", "truncated", "valid",
+)  # fmt: skip
+_DTYPES = {
+    "log_probs": np.float32,
+    "values": np.float32,
+    "next_values": np.float32,
+    "rewards": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "valid": np.bool_,
+}
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """A rollout fragment, one array per column, time first: row `[t, b]` is one decision in environment b.
+
+    Arrays are contiguous, so that pickle protocol 5 hands them over out of band, without a copy. What came through
+    the object store is read-only; nobody writes into a batch.
+
+        batch = worker.sample()
+        advantages, returns = gae(batch.rewards, batch.values, batch.next_values, ...)
+        rows = batch.valid_rows()                       # indices into the flattened columns
+        obs = batch.flat("obs")[rows]                   # [N, ...]
+    """
+
+    obs: Array
+    """[T, B, ...] as the environment gave them: neither scaled nor normalised."""
+    actions: Array
+    """int64[T, B] (Discrete) or float32[T, B, A] (Box)."""
+    log_probs: Array
+    """float32[T, B]: log pi(actions | obs) under the weights that acted."""
+    values: Array
+    """float32[T, B]: V(obs) under the weights that acted."""
+    next_values: Array
+    """float32[T, B]: V of the true successor: of the final observation where the episode was cut off, of the next
+    observation elsewhere. Where `terminated`, there is no successor and the number means nothing."""
+    rewards: Array
+    """float32[T, B], raw."""
+    terminated: Array
+    """bool[T, B]"""
+    truncated: Array
+    """bool[T, B]"""
+    valid: Array
+    """bool[T, B]: False in rows where the environment only reset itself."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    """Episodes that ended within the fragment."""
+    weights_version: int = 0
+    worker_index: int = 0
+    incarnation: int = 0
+    """How many workers had this index before (a worker that died is replaced by the next incarnation)."""
+    timing: dict[str, float] = field(default_factory=dict)
+    """Seconds by activity, e.g. `act_s`, `env_s`."""
+
+    def __post_init__(self) -> None:
+        self.check_valid()
+
+    @classmethod
+    def empty(cls, num_steps: int, obs: Array, actions: Array, **metadata: Any) -> SampleBatch:
+        """Columns to be filled row by row, shaped after one step's `obs` [B, ...] and `actions` [B, ...]."""
+        shape = (num_steps, len(obs))
+        columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in _DTYPES.items()}
+        return cls(
+            obs=np.empty((num_steps, *obs.shape), obs.dtype),
+            actions=np.empty((num_steps, *actions.shape), actions.dtype),
+            **columns,
+            **metadata,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, B)"""
+        num_steps, num_envs = self.rewards.shape
+        return num_steps, num_envs
+
+    @property
+    def env_steps(self) -> int:
+        """Decisions of the agent in this batch; rows in which an environment reset itself are none."""
+        return int(np.count_nonzero(self.valid))
+
+    def flat(self, column: str) -> Array:
+        """A column as [T*B, ...], without a copy."""
+        array: Array = getattr(self, column)
+        return array.reshape(-1, *array.shape[2:])
+
+    def valid_rows(self) -> Array:
+        """int64[N]: indices of the rows of `flat(...)` that hold a decision of the agent."""
+        return np.flatnonzero(self.valid)
+
+    def check_valid(self) -> None:
+        """Shapes and dtypes agree with the docstrings, or AssertionError naming the column."""
+        assert self.rewards.ndim == 2, f"rewards must be [T, B], got shape {self.rewards.shape}"
+        for name in COLUMNS:
+            array = getattr(self, name)
+            assert array.shape[:2] == self.shape, (
+                f"{name}: shape {array.shape}, expected [T, B, ...] = {self.shape}"
+            )
+            expected = _DTYPES.get(name)
+            assert expected is None or array.dtype == expected, (
+                f"{name}: dtype {array.dtype}, expected {expected}"
+            )
+            assert name not in _DTYPES or array.ndim == 2, f"{name}: shape {array.shape}, expected [T, B]"
+        assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
+
+
+def join_envs(arrays: Sequence[Array]) -> Array:
+    """[T, B1, ...], [T, B2, ...] of several workers side by side: [T, B1 + B2, ...]; one alone is not copied."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)

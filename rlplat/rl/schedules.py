@@ -1,0 +1,69 @@
+"""Numbers that change over a run: a plain float, or a schedule over progress (0 at the start, 1 at `stop.env_steps`).
+
+learning_rate: 3e-4
+learning_rate: {schedule: linear, start: 3e-4, end: 0}
+learning_rate: {schedule: piecewise, points: [[0, 1e-3], [0.5, 3e-4], [1, 0]]}
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LinearSchedule(BaseModel):
+    """A straight line from `start` to `end`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schedule: Literal["linear"] = "linear"
+    start: float
+    """Value at the start of the run."""
+    end: float = 0.0
+    """Value once `until` is reached."""
+    until: float = Field(1.0, gt=0.0)
+    """Share of the run after which the value stays at `end`."""
+
+    def value(self, progress: float) -> float:
+        share = min(max(progress / self.until, 0.0), 1.0)
+        return self.start + share * (self.end - self.start)
+
+
+class PiecewiseSchedule(BaseModel):
+    """Straight lines between points (progress, value); constant before the first and after the last."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schedule: Literal["piecewise"] = "piecewise"
+    points: list[tuple[float, float]] = Field(min_length=1)
+    """(progress, value), progress ascending."""
+
+    @model_validator(mode="after")
+    def _check_ascending(self) -> PiecewiseSchedule:
+        if any(left[0] >= right[0] for left, right in pairwise(self.points)):
+            raise ValueError(
+                f"points must ascend in progress, got {[progress for progress, _ in self.points]}"
+            )
+        return self
+
+    def value(self, progress: float) -> float:
+        first, last = self.points[0], self.points[-1]
+        if progress <= first[0]:
+            return first[1]
+        for (left, low), (right, high) in pairwise(self.points):
+            if progress <= right:
+                return low + (progress - left) / (right - left) * (high - low)
+        return last[1]
+
+
+Schedule = float | Annotated[LinearSchedule | PiecewiseSchedule, Field(discriminator="schedule")]
+"""A config field's type: what it accepts is shown at the head of this file."""
+
+
+def schedule_value(schedule: Schedule, progress: float) -> float:
+    """The value at `progress` in [0, 1] (beyond 1: the end value)."""
+    return (
+        schedule.value(progress)
+        if isinstance(schedule, LinearSchedule | PiecewiseSchedule)
+        else float(schedule)
+    )

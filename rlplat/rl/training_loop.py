@@ -1,0 +1,272 @@
+"""The loop that turns an algorithm until it should stop, and `train`, which does all that the command does.
+
+with PPO(PPOConfig(env="CartPole-v1")) as ppo:
+    for result in rlplat.training_loop(ppo, stop={"episode_return_mean": 475}):
+        print(result.env_steps, result.episode_return_mean)
+
+rlplat.train("ppo", env="CartPole-v1", out="runs/demo", learning_rate=1e-3)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlplat.checkpoints import Checkpoint, CheckpointInfo, latest_valid
+from rlplat.config import Layer, closest, layer_from_arguments
+from rlplat.errors import CheckpointError, ConfigError
+from rlplat.rl.interfaces import Algorithm, Episode, Result
+from rlplat.rl.interruption import Interrupted, Interruption
+from rlplat.rl.progress import open_progress
+from rlplat.rl.run_directory import RunDirectory, refuse_existing
+from rlplat.rl.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
+
+EPISODES_FOR_STOP = 100
+"""A stop on the return waits for this many finished episodes: the mean is over the last 100."""
+
+_STOP_KEYS = ("env_steps", "episode_return_mean", "wall_s")
+_STOP_ALIASES = {"episode_return": "episode_return_mean"}
+
+
+def training_loop(
+    algorithm: Algorithm, stop: Mapping[str, float | None] | None = None, run: RunDirectory | None = None
+) -> Iterator[Result]:
+    """Step until the first stop rule holds; yields after every step.
+
+    stop: `env_steps`, `episode_return_mean` (alias `episode_return`; over the last 100 episodes, and only once 100
+    have finished), `wall_s` (training time, earlier parts of a resumed run included). The rules of the algorithm's
+    config hold beside them; a key given here replaces the config's, None takes it away.
+    run: where to write metrics and checkpoints; also continues that run's clock.
+    """
+    rules = _stop_rules(algorithm.config, stop)
+    evaluation = getattr(algorithm.config, "evaluation", None)
+    evaluation_period = evaluation.period if evaluation else 0
+    checkpoint_period = getattr(algorithm.config, "checkpoint_period", 0)
+    earlier_wall_s = run.wall_s if run else 0.0
+    previous_env_steps = run.last.env_steps if run and run.last else 0
+    if run and run.last and stop_reason(rules, run.last, earlier_wall_s):
+        return
+    started_s = before_s = time.monotonic()
+    while True:
+        result = algorithm.step()
+        now_s = time.monotonic()
+        wall_s = earlier_wall_s + now_s - started_s
+        rate = (result.env_steps - previous_env_steps) / max(now_s - before_s, 1e-9)
+        if evaluation and _passes(evaluation_period, previous_env_steps, result.env_steps):
+            result.metrics.update(evaluation_metrics(algorithm.evaluate(evaluation.episodes)))
+        if run:
+            run.record(result, wall_s, rate)
+            if run.is_checkpoint_due(checkpoint_period, result.env_steps):
+                run.try_save_checkpoint(algorithm)
+        previous_env_steps, before_s = result.env_steps, time.monotonic()
+        yield result
+        if stop_reason(rules, result, wall_s):
+            return
+
+
+def _passes(period: int, before: int, after: int) -> bool:
+    """Whether a multiple of `period` lies in (before, after]; period 0 has none."""
+    return period > 0 and after // period > before // period
+
+
+def stop_reason(rules: Mapping[str, float], result: Result, wall_s: float) -> str:
+    """`env_steps 200,704 >= 200,000` for the first rule that holds, or the empty string."""
+    reached: dict[str, float | None] = {
+        "env_steps": result.env_steps,
+        "episode_return_mean": result.episode_return_mean if result.episodes >= EPISODES_FOR_STOP else None,
+        "wall_s": wall_s,
+    }
+    for key, limit in rules.items():
+        value = reached[key]
+        if value is not None and value >= limit:
+            return (
+                f"{key} {value:,.6g} >= {limit:,.6g}"
+                if key != "env_steps"
+                else f"{key} {value:,} >= {limit:,}"
+            )
+    return ""
+
+
+def _stop_rules(config: Any, stop: Mapping[str, float | None] | None) -> dict[str, float]:
+    rules: dict[str, float | None] = {key: getattr(config.stop, key, None) for key in _STOP_KEYS}
+    for key, value in (stop or {}).items():
+        name = _STOP_ALIASES.get(key, key)
+        if name not in rules:
+            raise ConfigError(f"unknown stop rule '{key}'{closest(key, rules)}; rules: {', '.join(rules)}")
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+        ):
+            raise ConfigError(f"stop rule '{key}' is a number or None, not {value!r}")
+        rules[name] = value
+    return {key: value for key, value in rules.items() if value is not None}
+
+
+def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Raw, undiscounted returns of evaluation episodes."""
+    if not episodes:
+        return {}
+    returns = [episode.episode_return for episode in episodes]
+    mean = fmean(returns)
+    return {
+        "eval/return_mean": mean,
+        "eval/return_std": math.sqrt(fmean((value - mean) ** 2 for value in returns)),
+        "eval/return_min": min(returns),
+        "eval/return_max": max(returns),
+        "eval/length_mean": fmean(episode.length for episode in episodes),
+        "eval/episodes": len(episodes),
+    }
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What `train` brought."""
+
+    directory: Path
+    result: Result | None
+    """The last one; None where the run stopped before its first step."""
+    num_iterations: int
+    """Steps of the algorithm in this call; 0 where a resumed run had already reached its stop."""
+    wall_s: float
+    evaluation: dict[str, float]
+    """`eval/...` of the greedy episodes at the end; empty where there was no evaluation."""
+    config: Any
+
+
+def train(
+    algo: str | None = None,
+    *,
+    env: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    flags: Sequence[Layer] = (),
+    **overrides: Any,
+) -> TrainedRun:
+    """The same as the command `rlplat train`: settings, run directory, training, checkpoints, final evaluation.
+
+    algo: a name (`ppo`) or `pkg.mod:Class`; config: a YAML file (default: the tuned one of algo and env, if any);
+    out: the run directory (default: runs/<algo>-<env>-<time>); resume: a run directory to go on with;
+    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
+
+    Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
+    """
+    given = {"env": env, **overrides} if env is not None else overrides
+    layers = [*flags, layer_from_arguments(given)]
+    checkpoint: Checkpoint | None = None
+    if resume is not None:
+        directory = Path(resume)
+        if out is not None and Path(out) != directory:
+            raise ConfigError(f"--resume {directory} goes on in that directory; leave --out away")
+        plan = _plan_of_run(directory, layers, algo, config)
+        checkpoint, refused = latest_valid(directory)
+        plan.notes += [f"warning: {line}" for line in refused]
+        if checkpoint is None:
+            raise CheckpointError("\n".join([*refused, f"no checkpoint in {directory} to resume from"]))
+        plan.notes.append(f"resuming {directory} at {checkpoint.info.env_steps:,} env steps")
+    else:
+        plan = plan_training(algo, config, layers)
+        directory = Path(out) if out is not None else default_directory(plan)
+        refuse_existing(directory)
+    return _run(plan, directory, checkpoint)
+
+
+def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
+    """The run's own config.yaml under the layers; what the weights depend on cannot change."""
+    if config is not None:
+        raise ConfigError("--resume takes the run's own config.yaml; leave the config file away")
+    saved = directory / "config.yaml"
+    if not saved.exists():
+        raise ConfigError(f"no run in {directory}: it has no config.yaml")
+    plan = plan_from_file(saved, layers, algo)
+    before = plan_from_file(saved, []).config
+    for key in ("env", "env_kwargs", "framework", "policy"):
+        if getattr(plan.config, key, None) != getattr(before, key, None):
+            raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
+    return plan
+
+
+def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> TrainedRun:
+    saved = checkpoint.state["training"] if checkpoint else {"wall_s": None, "last": None}
+    last = Result(**saved["last"]) if saved["last"] else None
+    progress = open_progress(getattr(plan.config.stop, "env_steps", None), last.env_steps if last else 0)
+    for note in plan.notes:
+        progress.say(note)
+    try:
+        with Interruption(progress.say) as interruption, plan.algorithm_class(plan.config) as algorithm:
+            if checkpoint:
+                algorithm.set_state(checkpoint.state["algorithm"])
+            run = RunDirectory(
+                directory,
+                config_yaml=plan.to_yaml(),
+                info=_checkpoint_info,
+                progress=progress,
+                resumed_wall_s=saved["wall_s"],
+                last=last,
+            )
+            try:
+                return _turn(plan, algorithm, run, interruption)
+            except Interrupted as signal:
+                run.log(f"ended by {signal}")
+                run.say(_how_to_go_on(run))
+                raise
+            except Exception as error:
+                run.log("failed:\n" + traceback.format_exc())
+                error.add_note(_how_to_go_on(run))
+                error.__dict__["advice"] = [_how_to_go_on(run)]  # for the command, which shows no other notes
+                raise
+            finally:
+                run.close()
+    finally:
+        progress.close()
+
+
+def _turn(plan: TrainingPlan, algorithm: Any, run: RunDirectory, interruption: Interruption) -> TrainedRun:
+    """Train, save, evaluate; in that order, so that nothing that was learnt can be lost any more."""
+    num_iterations = 0
+    with interruption.deferred():
+        for _ in training_loop(algorithm, run=run):
+            num_iterations += 1
+            if interruption.signal_number:
+                break
+        try:
+            run.save_checkpoint(algorithm)
+        except OSError as error:
+            raise CheckpointError(
+                f"the last checkpoint could not be written to {run.path}: {error}"
+            ) from error
+    if interruption.signal_number:
+        raise Interrupted(interruption.signal_number)
+    evaluation: dict[str, float] = {}
+    episodes = getattr(getattr(plan.config, "evaluation", None), "episodes", 0)
+    if episodes and run.last and num_iterations:
+        evaluation = evaluation_metrics(algorithm.evaluate(episodes))
+        run.last.metrics.update(evaluation)
+        # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
+        run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
+    run.log("done")
+    return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config)
+
+
+def _how_to_go_on(run: RunDirectory) -> str:
+    if run.saved_env_steps is None:
+        return f"no checkpoint was saved; what was measured is in {run.path}"
+    return (
+        f"checkpoint saved at {run.saved_env_steps:,} env steps; to go on: rlplat train --resume {run.path}"
+    )
+
+
+def _checkpoint_info(algorithm: Any, env_steps: int) -> CheckpointInfo:
+    return CheckpointInfo(
+        algorithm=algorithm.name,
+        env=algorithm.config.env,
+        env_steps=env_steps,
+        spaces=str(getattr(algorithm, "spaces", "")),
+        not_saved=list(getattr(algorithm, "not_saved", [])),
+    )

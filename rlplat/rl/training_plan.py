@@ -1,0 +1,96 @@
+"""From what the user gave to what will be run: which algorithm, which settings, and what to tell about it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlplat.config import Layer, dump, load_yaml, resolve
+from rlplat.errors import ConfigError
+from rlplat.rl.registry import configs_directory, load_algorithm, tuned_config
+
+
+@dataclass
+class TrainingPlan:
+    algo: str
+    """The name under which the algorithm can be loaded again."""
+    algorithm_class: type[Any]
+    config: Any
+    """An instance of the algorithm's config class, complete."""
+    notes: list[str] = field(default_factory=list)
+    """One line each: what was decided for the user."""
+
+    def to_yaml(self) -> str:
+        """What `config.yaml` of a run holds; `plan_from_file` reads it back."""
+        return f"algo: {self.algo}\n{dump(self.config)}"
+
+
+def plan_training(
+    algo: str | None, config_file: str | os.PathLike[str] | None, layers: Sequence[Layer]
+) -> TrainingPlan:
+    """defaults < config file (given, or the tuned one of that algorithm and env) < layers (flags, arguments)."""
+    layers = list(layers)
+    if config_file is not None:
+        return plan_from_file(Path(config_file), layers, algo)
+    if algo is None:
+        raise ConfigError(
+            "which algorithm? give --algo ppo (and --env NAME), or a config file: rlplat train CONFIG.yaml"
+        )
+    algorithm_class = load_algorithm(algo)
+    env = next((layer.values["env"] for layer in reversed(layers) if "env" in layer.values), None)
+    tuned = tuned_config(algo, env) if isinstance(env, str) else None
+    if tuned is None:
+        return TrainingPlan(algo, algorithm_class, resolve(algorithm_class.config_class, layers))
+    plan = plan_from_file(tuned, [_without_env(layer) for layer in layers], algo)
+    plan.notes.append(f"using the tuned config {_shown(tuned)}")
+    return plan
+
+
+def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None) -> TrainingPlan:
+    """A config file says its algorithm (`algo: ppo`); in `configs/ppo/` the directory does."""
+    layer = load_yaml(path)
+    written = layer.values.pop("algo", None)
+    if written is not None and not isinstance(written, str):
+        raise ConfigError(f"{path}: 'algo' is the name of an algorithm, not {written!r}")
+    if written and algo and written.lower() != algo.lower():
+        raise ConfigError(f"--algo {algo} does not fit {path}, which is for '{written}'")
+    name = algo or written or _algo_by_directory(path)
+    if name is None:
+        raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
+    algorithm_class = load_algorithm(name)
+    return TrainingPlan(name, algorithm_class, resolve(algorithm_class.config_class, [layer, *layers]))
+
+
+def default_directory(plan: TrainingPlan) -> Path:
+    """runs/<algo>-<env>-<date>-<time>, with a number where that is taken."""
+    algo = re.sub(r"[^\w.-]+", "-", plan.algo.rpartition(":")[2]).lower()
+    env = re.sub(r"[^\w.-]+", "-", Path(plan.config.env).name).strip("-.")
+    stem = f"{algo}-{env}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory, number = Path("runs") / stem, 1
+    while directory.exists():
+        number += 1
+        directory = Path("runs") / f"{stem}-{number}"
+    return directory
+
+
+def _algo_by_directory(path: Path) -> str | None:
+    root = configs_directory()
+    parent = path.resolve().parent
+    return parent.name if root is not None and parent.parent == root.resolve() else None
+
+
+def _without_env(layer: Layer) -> Layer:
+    """The tuned config was found by the env's name and spells it properly."""
+    return Layer({key: value for key, value in layer.values.items() if key != "env"}, layer.origins)
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,294 @@
+"""`VectorEnv`: one `step` whatever the autoreset mode is, and nothing malformed gets past it.
+
+    SAME_STEP   obs is the reset observation already; the last one comes from info["final_obs"]
+    DISABLED    obs is the last one; the environments that ended are reset here, at once
+    NEXT_STEP   obs is the last one; the next step only resets those environments: `valid` is False there
+
+(https://farama.org/Vector-Autoreset-Mode)
+"""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from rlplat.errors import EnvError, NonFiniteError, RlplatError
+from rlplat.rl.env_guard import brief, env_place
+from rlplat.rl.env_watchdog import EnvHung, NullWatchdog, StepWatchdog
+from rlplat.rl.interfaces import Array, Episode, Step
+from rlplat.rl.spaces import action_converter, space_spec
+
+
+class VectorEnv:
+    """`num_envs` environments in lock step. `raw` speaks gymnasium's vector API in any of the three autoreset modes.
+
+    Nothing that NaN, a wrong shape or a hang has touched gets past it: EnvError names environment, step and action.
+    """
+
+    def __init__(
+        self,
+        raw: Any,
+        name: str,
+        *,
+        seed: int | np.random.SeedSequence = 0,
+        step_timeout_s: float = 60.0,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.num_envs: int = raw.num_envs
+        self.observation_space = raw.single_observation_space
+        self.action_space = raw.single_action_space
+        self.spec = space_spec(self.observation_space, self.action_space)
+        self._raw = raw
+        self._mode = _autoreset_mode(raw, name)
+        self._seed: np.random.SeedSequence | None = _sequence(seed)
+        self._facts = facts or {}
+        self._convert = action_converter(self.action_space)
+        self._is_box = self.spec.action.kind == "box"
+        self._obs_shape = (self.num_envs, *self.observation_space.shape)
+        self._row_shape = (self.num_envs,)
+        self._obs_dtype = np.dtype(self.observation_space.dtype)
+        self._is_float_obs = self._obs_dtype.kind == "f"
+        self._all_valid = np.ones(self.num_envs, np.bool_)
+        self._all_valid.flags.writeable = False
+        self._resetting: Array | None = None  # NEXT_STEP: bool[B], who only resets in the coming step
+        self._returns = np.zeros(self.num_envs, np.float64)
+        self._num_steps = 0
+        self._episode_start = np.zeros(self.num_envs, np.int64)  # _num_steps when the episode began
+        self._episodes: list[Episode] = []
+        self._actions: Array | None = None
+        self._is_closed = False
+        self._watchdog: StepWatchdog | NullWatchdog = (
+            StepWatchdog(step_timeout_s, self._describe_now) if math.isfinite(step_timeout_s) else NullWatchdog()
+        )
+
+    def reset(self, seed: int | np.random.SeedSequence | None = None) -> Array:
+        """Starts new episodes everywhere -> obs [B, ...]. Without a seed, only the first reset is seeded.
+
+        Environment i gets the i-th child of the seed's sequence, whatever the number of environments.
+        """
+        sequence = _sequence(seed) if seed is not None else self._seed
+        self._seed = None
+        self._watchdog.bind_thread()
+        self._resetting, self._actions = None, None
+        self._returns[:] = 0.0
+        self._episode_start[:] = self._num_steps
+        kwargs = {} if sequence is None else {"seed": _raw_seed(self._raw, sequence)}
+        obs = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")[0]
+        obs = self._check_obs(obs)
+        self._require_finite(obs, "observation")
+        return obs
+
+    def step(self, actions: Array) -> Step:
+        """actions: int64[B] counted from 0, or float32[B, A], clipped to the bounds here."""
+        if self._is_box and not np.isfinite(actions).all():
+            self._refuse_actions(actions)
+        self._actions = raw_actions = self._convert(actions)
+        self._num_steps += 1
+        watchdog = self._watchdog
+        try:
+            watchdog.deadline = monotonic() + watchdog.timeout_s
+            obs, rewards, terminated, truncated, info = self._raw.step(raw_actions)
+            watchdog.deadline = math.inf
+        except BaseException as error:
+            watchdog.deadline = math.inf
+            self._fail(error, "step()")
+        if obs.__class__ is not np.ndarray or obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
+            obs = self._check_obs(obs)
+        rewards = self._check_rows(rewards, "rewards", np.float32)
+        terminated = self._check_rows(terminated, "terminated", np.bool_)
+        truncated = self._check_rows(truncated, "truncated", np.bool_)
+        valid = self._all_valid
+        if self._resetting is not None:
+            valid = ~self._resetting
+            rewards = np.where(valid, rewards, np.float32(0.0))
+            terminated, truncated = terminated & valid, truncated & valid
+            self._resetting = None
+        if self._is_float_obs and not np.isfinite(obs).all():
+            self._require_finite(obs, "observation")
+        if not np.isfinite(rewards).all():
+            self._require_finite(rewards, "reward")
+        self._returns += rewards
+        if not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
+            return Step(obs, rewards, terminated, truncated, valid, None)
+        truncated = truncated & ~terminated
+        done = terminated | truncated
+        self._count_episodes(done)
+        obs, final_obs = self._restart(obs, done, info)
+        return Step(obs, rewards, terminated, truncated, valid, final_obs)
+
+    def pop_episodes(self) -> list[Episode]:
+        """Episodes finished since the last call, in order of time, then environment."""
+        episodes, self._episodes = self._episodes, []
+        return episodes
+
+    def facts(self) -> dict[str, Any]:
+        """What a curve must be read with: autoreset mode, frame skip, sticky actions, clipping, time limit."""
+        return {
+            **self._facts,
+            "autoreset_mode": self._mode,
+            "spaces": str(self.spec),
+            "actions_clipped": self._is_box,
+            "rewards": "raw" if not self._facts.get("reward_clipping") else "clipped by the environment",
+        }
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._watchdog.close()
+            self._raw.close()
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _count_episodes(self, done: Array) -> None:
+        for b in np.flatnonzero(done):
+            length = int(self._num_steps - self._episode_start[b])
+            self._episodes.append(Episode(float(self._returns[b]), length))
+            self._returns[b] = 0.0
+            # In NEXT_STEP mode the coming step resets and does not count.
+            self._episode_start[b] = self._num_steps + (self._mode == "NEXT_STEP")
+
+    def _restart(self, obs: Array, done: Array, info: dict[str, Any]) -> tuple[Array, Array]:
+        """-> (observations to act on next, last observations of the episodes that ended)."""
+        if self._mode == "NEXT_STEP":
+            self._resetting = done
+            return obs, obs
+        if self._mode == "DISABLED":
+            final_obs = obs.copy()  # the environment may reset into the same memory
+            obs = self._guarded(lambda: self._raw.reset(options={"reset_mask": done.copy()}), "reset()")[0]
+            obs = self._check_obs(obs)
+            self._require_finite(obs, "observation")
+            return obs, final_obs
+        final_obs = self._final_obs(obs, done, info)
+        self._require_finite(np.where(_along_rows(done, final_obs), final_obs, 0), "final observation")
+        return obs, final_obs
+
+    def _final_obs(self, obs: Array, done: Array, info: dict[str, Any]) -> Array:
+        found = info.get("final_obs")
+        if found is None:
+            self._fail(
+                EnvError(
+                    f"{self._place(int(np.flatnonzero(done)[0]))}: its autoreset mode is SAME_STEP, but "
+                    "info['final_obs'] is missing where an episode ended; the vector environment must give it"
+                ),
+                "step()",
+            )
+        if isinstance(found, np.ndarray) and found.dtype == self._obs_dtype and found.shape == self._obs_shape:
+            return found
+        final_obs = np.zeros_like(obs)  # gymnasium's own: an object array, None where nothing ended
+        for b in np.flatnonzero(done):
+            final_obs[b] = found[b]
+        return final_obs
+
+    def _guarded(self, call: Any, what: str) -> Any:
+        try:
+            self._watchdog.deadline = monotonic() + self._watchdog.timeout_s
+            result = call()
+            self._watchdog.deadline = math.inf
+        except BaseException as error:
+            self._watchdog.deadline = math.inf
+            self._fail(error, what)
+        return result
+
+    def _fail(self, error: BaseException, call: str) -> NoReturn:
+        if isinstance(error, EnvHung):
+            raise EnvError(
+                f"{self._describe_now()}: {call} took longer than step_timeout_s={self._watchdog.timeout_s:g}, at "
+                f"{error}; fix the environment or raise the limit"
+            ) from None
+        if isinstance(error, RlplatError) or not isinstance(error, Exception | SystemExit):
+            raise error
+        raise EnvError(f"{self._describe_now()}: {call} raised {type(error).__name__}: {error}") from error
+
+    def _check_obs(self, obs: Any) -> Array:
+        obs = np.asarray(obs)
+        if obs.shape != self._obs_shape or not np.can_cast(obs.dtype, self._obs_dtype, "safe"):
+            raise EnvError(
+                f"{self._describe_now()}: observations of shape {obs.shape} {obs.dtype}, but its spaces say "
+                f"{self._obs_shape} {self._obs_dtype}; correct the vector environment or its spaces"
+            )
+        return obs.astype(self._obs_dtype, copy=False)
+
+    def _check_rows(self, rows: Any, what: str, dtype: Any) -> Array:
+        if rows.__class__ is np.ndarray and rows.shape == self._row_shape and rows.dtype == dtype:
+            return rows
+        rows = np.asarray(rows)
+        is_convertible = rows.dtype == dtype or (dtype is np.float32 and rows.dtype.kind in "fiu")
+        if rows.shape != self._row_shape or not is_convertible:
+            raise EnvError(
+                f"{self._describe_now()}: {what} of shape {rows.shape} {rows.dtype}, expected {self._row_shape} "
+                f"{np.dtype(dtype)}; correct the vector environment"
+            )
+        return rows.astype(dtype, copy=False)
+
+    def _require_finite(self, values: Array, what: str) -> None:
+        """Raises EnvError on the first environment whose row has a NaN or an infinity."""
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        is_bad = ~np.isfinite(values).reshape(self.num_envs, -1)
+        b = int(np.flatnonzero(is_bad.any(axis=1))[0])
+        at = "" if values.ndim == 1 else f" at index {tuple(map(int, np.argwhere(~np.isfinite(values[b]))[0]))}"
+        raise EnvError(
+            f"{self._place(b)}: NaN or infinity in the {what}{at}: {brief(values[b])}; find where the environment "
+            "divides by zero or overflows (rewards are float32)"
+        )
+
+    def _refuse_actions(self, actions: Array) -> NoReturn:
+        b = int(np.flatnonzero(~np.isfinite(actions).reshape(self.num_envs, -1).all(axis=1))[0])
+        raise NonFiniteError(
+            f"the policy gave {self.name} (environment {b}) the action {brief(np.asarray(actions)[b])} before step "
+            f"{self._num_steps + 1}; its weights have diverged: lower the learning rate or clip gradients"
+        )
+
+    def _place(self, index: int) -> str:
+        action = None if self._actions is None else self._actions[index]
+        episode_step = int(self._num_steps - self._episode_start[index])
+        return env_place(self.name, index, self.num_envs, self._num_steps, episode_step, action)
+
+    def _describe_now(self) -> str:
+        """Where a fault is that the whole batch shares, or that the loop knows the environment of."""
+        current = getattr(self._raw, "current", None)
+        if current is not None or self.num_envs == 1:
+            return self._place(current or 0)
+        actions = "" if self._actions is None else f", actions {brief(self._actions)}"
+        return f"{self.name} (one of {self.num_envs} environments), step {self._num_steps}{actions}"
+
+
+def _autoreset_mode(raw: Any, name: str) -> Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]:
+    mode = (raw.metadata or {}).get("autoreset_mode")
+    label = getattr(mode, "name", mode)
+    if label not in ("SAME_STEP", "NEXT_STEP", "DISABLED"):
+        raise EnvError(
+            f"{name}: the vector environment's metadata['autoreset_mode'] is {mode!r}; set it to a member of "
+            "gymnasium.vector.AutoresetMode, or set vectorization to 'sync'"
+        )
+    return label
+
+
+def _sequence(seed: int | np.random.SeedSequence) -> np.random.SeedSequence:
+    return seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+
+
+def _raw_seed(raw: Any, sequence: np.random.SeedSequence) -> Any:
+    """31-bit seeds in the form that the vector environment takes: a list, an array (ALE), or the one of the first.
+
+    Children are derived by hand: `sequence.spawn` counts, and a second call would give other ones.
+    """
+    children = [
+        np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, i), pool_size=sequence.pool_size)
+        for i in range(raw.num_envs)
+    ]
+    seeds = [int(child.generate_state(1, np.uint32)[0] >> 1) for child in children]
+    form = getattr(raw, "seed_form", "array" if hasattr(raw, "ale") else "one")
+    return seeds if form == "list" else np.array(seeds) if form == "array" else seeds[0]
+
+
+def _along_rows(rows: Array, like: Array) -> Array:
+    return rows.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,128 @@
+"""`RolloutWorkers`: the rollout workers of one run as a group; one that dies is replaced, its fragment sampled anew."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import rlplat
+from rlplat.errors import ActorDied, EnvError, RlplatError, WorkerCrashed
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef
+
+RESTART_WINDOW_S = 60.0
+
+
+class RestartLimit:
+    """At most `max_restarts` within `window_s`: what dies that often dies for a reason that a restart does not cure."""
+
+    def __init__(self, max_restarts: int, window_s: float = RESTART_WINDOW_S) -> None:
+        self.max_restarts, self.window_s = max_restarts, window_s
+        self._times: deque[float] = deque()
+
+    def allows(self, now: float) -> bool:
+        """Whether one more restart is within the limit at time `now` (seconds); counts it if so."""
+        while self._times and now - self._times[0] >= self.window_s:
+            self._times.popleft()
+        if len(self._times) >= self.max_restarts:
+            return False
+        self._times.append(now)
+        return True
+
+
+class RolloutWorkers:
+    """Slots 0..n-1, each with a rollout worker in some incarnation.
+
+    workers = RolloutWorkers(make_worker, num_workers=2)
+    batches = workers.sample()                                  # refs, one per slot
+    try:
+        report = get(learner.update.remote(*batches))
+    except RlplatError as error:
+        batches = workers.replace_lost(batches, error)          # raises `error` when no fragment was lost
+    """
+
+    def __init__(
+        self,
+        make_worker: Callable[[int, int], ActorHandle],
+        num_workers: int,
+        *,
+        max_restarts: int = 3,
+        restart_on_env_error: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """make_worker(worker_index, incarnation) starts an actor with `sample()`."""
+        self._make_worker = make_worker
+        self._incarnations = [0] * num_workers
+        self._limits = [RestartLimit(max_restarts) for _ in range(num_workers)]
+        self._restart_on_env_error = restart_on_env_error
+        self._clock = clock
+        self.restarts = 0
+        self.handles = [make_worker(index, 0) for index in range(num_workers)]
+
+    def sample(self) -> list[ObjectRef]:
+        """One fragment from every worker; returns when all are there (or lost)."""
+        refs = [handle.sample.remote() for handle in self.handles]
+        rlplat.wait(refs, num_returns=len(refs))
+        return refs
+
+    def replace_lost(self, refs: Sequence[ObjectRef], error: RlplatError) -> list[ObjectRef]:
+        """Called when the use of `refs` raised: replace the workers whose fragments were lost, and sample these again.
+
+        Nothing of a lost fragment is used. Raises `error` when none was lost, and when a worker dies too often.
+        """
+        completed = list(refs)
+        lost = []
+        for slot, ref in enumerate(refs):
+            try:
+                rlplat.get(ref)
+            except (ActorDied, WorkerCrashed, EnvError) as loss:
+                if isinstance(loss, EnvError) and not self._restart_on_env_error:
+                    raise
+                lost.append(slot)
+                self._replace(slot, loss)
+        if not lost:
+            raise error
+        for slot in lost:
+            completed[slot] = self.handles[slot].sample.remote()
+        rlplat.wait(completed, num_returns=len(completed))
+        return completed
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "incarnations": list(self._incarnations),
+            "workers": rlplat.get([handle.get_state.remote() for handle in self.handles]),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Into a new group: every worker starts as the next incarnation of the saved one."""
+        if len(state["incarnations"]) != len(self.handles):
+            return  # another number of workers than before: nothing to carry over
+        for slot, incarnation in enumerate(state["incarnations"]):
+            self.close_worker(slot)
+            self._incarnations[slot] = int(incarnation) + 1
+            self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+        rlplat.get([h.set_state.remote(s) for h, s in zip(self.handles, state["workers"], strict=True)])
+
+    def close_worker(self, slot: int) -> None:
+        rlplat.kill(self.handles[slot])
+
+    def close(self) -> None:
+        for slot in range(len(self.handles)):
+            self.close_worker(slot)
+
+    def _replace(self, slot: int, loss: RlplatError) -> None:
+        if not self._limits[slot].allows(self._clock()):
+            limit = self._limits[slot]
+            kind = EnvError if isinstance(loss, EnvError) else ActorDied
+            raise kind(
+                f"rollout worker {slot} was lost more than {limit.max_restarts} times within {limit.window_s:.0f} s; "
+                f"the last time: {loss} (a limit of its own: --set max_worker_restarts=N)"
+            ) from loss
+        if isinstance(loss, EnvError):
+            self.close_worker(slot)
+        self.restarts += 1
+        self._incarnations[slot] += 1
+        self.handles[slot] = self._make_worker(slot, self._incarnations[slot])

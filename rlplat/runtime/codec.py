@@ -1,0 +1,214 @@
+"""Values to bytes and back: pickle 5 for data, cloudpickle only where code may hide; errors as data.
+
+Plain values take the C pickler (0.4 µs); anything that could hold a class or function of the user's script goes
+through cloudpickle, which ships those by value. Buffers of at least `OUT_OF_BAND_BYTES` stay out of the
+stream, so that they can be copied once into shared memory and mapped from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from rlplat import errors
+from rlplat.errors import RlplatError, SerializationError, TaskError
+from rlplat.runtime.backend import RemoteCode
+from rlplat.runtime.refs import ObjectRef, collecting_refs
+
+OUT_OF_BAND_BYTES = 64 * 1024
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), ObjectRef})
+
+
+@dataclass(slots=True)
+class Packed:
+    data: bytes
+    buffers: list[pickle.PickleBuffer]
+    refs: list[ObjectRef]
+    """Every ref that the value contains, once for each occurrence."""
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is tuple or kind is list:
+        return len(value) <= 16 and all(map(_is_plain, value))
+    if kind is dict:
+        return len(value) <= 16 and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return kind.__name__ == "ndarray" and kind.__module__ == "numpy" and not value.dtype.hasobject
+
+
+def pack(value: Any, what: str = "the value") -> Packed:
+    """Pickle `value`. `what` names it in the error: "argument 2 of train_step", "the result of f"."""
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < OUT_OF_BAND_BYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    with collecting_refs() as refs:
+        try:
+            if _is_plain(value):
+                data = pickle.dumps(value, protocol=5, buffer_callback=keep_in_band)
+            else:
+                stream = io.BytesIO()
+                cloudpickle.Pickler(stream, protocol=5, buffer_callback=keep_in_band).dump(value)
+                data = stream.getvalue()
+        except RlplatError:
+            raise
+        except Exception as error:
+            raise SerializationError(
+                f"{what} cannot be pickled: {_culprit(value)} ({type(error).__name__}: {error}). "
+                "Make it inside the task or actor, or leave it out with __getstate__."
+            ) from error
+    return Packed(data, buffers, refs)
+
+
+def unpack(data: Any, buffers: Any = ()) -> Any:
+    return pickle.loads(data, buffers=buffers)
+
+
+def dump_code(code: RemoteCode) -> None:
+    """Fill `blob` and `key` of a function or class that is to run elsewhere."""
+    if code.blob is None:
+        try:
+            blob = cloudpickle.dumps(code.target)
+        except Exception as error:
+            culprit = _culprit(code.target)
+            raise SerializationError(
+                f"{code.name} cannot be sent to a worker: {culprit} cannot be pickled "
+                f"({type(error).__name__}: {error}). Create it inside {code.name}."
+            ) from error
+        code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
+        code.blob = blob
+
+
+def _picklable(value: Any) -> bool:
+    with collecting_refs():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return False
+    return True
+
+
+def _culprit(value: Any, path: str = "", depth: int = 4) -> str:
+    """The deepest part that cannot be pickled, as an attribute path: `self.env._lock (_thread.lock)`."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        parts = [(f"{path}[{key!r}]", item) for key, item in list(value.items())[:200]]
+    elif isinstance(value, (list, tuple)):
+        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value[:200])]
+    elif callable(value) and getattr(value, "__closure__", None):
+        names = value.__code__.co_freevars
+        parts = [(f"closure variable {n!r}", c.cell_contents) for n, c in zip(names, value.__closure__, strict=True)]
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        parts = [(f"{path}.{key}", item) for key, item in list(vars(value).items())[:200]]
+    if callable(value) and hasattr(value, "__globals__"):
+        parts += [
+            (f"global variable {name!r}", value.__globals__[name])
+            for name in value.__code__.co_names
+            if name in value.__globals__
+        ]
+    if depth:
+        for name, part in parts:
+            if not _picklable(part):
+                return _culprit(part, name, depth - 1)
+    kind = type(value)
+    return f"{path.lstrip('.') or 'it'} of type {kind.__module__}.{kind.__qualname__}"
+
+
+# ---------------------------------------------------------------- errors as data (R6)
+
+
+class ErrorInfo(msgspec.Struct, array_like=True):
+    """An exception on the wire: text first, the pickled exception as an optional extra."""
+
+    kind: str
+    """Name of a class in `rlplat.errors`; `TaskError` for whatever user code raised."""
+    message: str
+    exception: bytes = b""
+
+
+def describe_error(error: BaseException, where: str) -> ErrorInfo:
+    """What the caller will see of an exception that `where` ("task f (pid 12)") raised."""
+    if isinstance(error, RlplatError) and not isinstance(error, TaskError):
+        exception = _pickled_exception(error)
+        return ErrorInfo("TaskError" if exception else type(error).__name__, f"{where}: {error}", exception)
+    frames = traceback.TracebackException(type(error), error, error.__traceback__)
+    # The first frame is the runtime's own call of the user's function: of no use to its author.
+    if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
+        del frames.stack[0]
+    text = "".join(frames.format())
+    return ErrorInfo("TaskError", f"{where} raised {type(error).__name__}\n{text.rstrip()}", _pickled_exception(error))
+
+
+def _pickled_exception(error: BaseException) -> bytes:
+    with collecting_refs():
+        try:
+            blob = cloudpickle.dumps(error)
+            pickle.loads(blob)
+        except BaseException:  # an exception's own pickling may do anything: its text is enough then
+            return b""
+    return blob if len(blob) < OUT_OF_BAND_BYTES else b""
+
+
+def to_exception(info: ErrorInfo) -> BaseException:
+    """The exception that `get` raises for `info`."""
+    if info.kind != "TaskError":
+        kind = getattr(errors, info.kind, errors.RuntimeFault)
+        return kind(info.message)
+    cause: BaseException | None = None
+    if info.exception:
+        try:
+            cause = pickle.loads(info.exception)
+        except Exception:
+            cause = None
+    if isinstance(cause, RlplatError) and not isinstance(cause, TaskError):
+        cause.add_note(info.message)
+        return cause
+    if cause is None:
+        return TaskError(info.message)
+    error = _both_classes(type(cause))(info.message)
+    error.cause = cause
+    error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
+    return error
+
+
+_classes: dict[type, type[TaskError]] = {}
+
+
+def _both_classes(user_class: type) -> type[TaskError]:
+    """A class that is both TaskError and the user's exception class, so that either `except` catches it."""
+    if user_class not in _classes:
+
+        def __init__(self: Any, message: str) -> None:
+            self.args = (message,)
+
+        body = {"__init__": __init__, "__str__": lambda self: self.args[0], "__module__": user_class.__module__}
+        try:
+            made = type(user_class.__name__, (TaskError, user_class), body)
+            made.__new__(made, "")
+        except Exception:  # some classes cannot be a second base
+            made = TaskError
+        _classes[user_class] = made
+    return _classes[user_class]
+
+
+
+
+def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
+    """The values of a call with `num_returns` > 1."""
+    if not isinstance(value, (tuple, list)) or len(value) != num_returns:
+        got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
+        raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")
+    return list(value)

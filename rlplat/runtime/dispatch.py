@@ -1,0 +1,131 @@
+"""Which task goes to which leased worker, and how many leases to ask for. Pure: no I/O, no clock, no locks.
+
+Rules
+1. One lane per demand (resources by name). A lane queues the tasks that are ready and holds the workers leased for it.
+2. A worker gets as many tasks ahead as it can run in `AHEAD_S`, by the pace it reported for their code; one when
+   the pace is unknown. Short tasks so travel in large frames, and a long task never has others queued behind it.
+3. Leases asked for = tasks not yet covered by a lease, at most `max_leases`.
+4. A worker that gave tasks back (it waits for something) gets none until it finishes one.
+5. When nothing is queued and a worker is idle, the fullest other worker is asked to give back what it has not begun.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+AHEAD_S = 0.003
+MAX_AHEAD = 512
+
+
+class TaskRecord:
+    """A task or actor call that its owner has not got the result of."""
+
+    __slots__ = ("code_key", "id", "ids", "lane", "message", "name", "refs", "retries_left", "target", "waits")
+
+    def __init__(self, id: int, message: Any, code_key: str, name: str, ids: tuple[int, ...], refs: Any) -> None:
+        self.id = id
+        self.message = message
+        self.code_key = code_key
+        self.name = name
+        self.ids = ids
+        """Of its return values."""
+        self.refs = refs
+        """Refs among the arguments: held until the result is here."""
+        self.retries_left = 0
+        self.lane: Lane | None = None
+        self.target = ""
+        """The worker it was sent to."""
+        self.waits = 0
+        """Arguments that are not there yet."""
+
+
+@dataclass(slots=True)
+class Lease:
+    worker: str
+    in_flight: dict[int, TaskRecord] = field(default_factory=dict)
+    known_code: set[str] = field(default_factory=set)
+    is_stalled: bool = False
+    was_asked_back: bool = False
+    idle_since: float | None = None
+
+
+class Lane:
+    def __init__(self, demand: dict[str, float], max_leases: int) -> None:
+        self.demand = demand
+        self.max_leases = max_leases
+        self.ready: deque[TaskRecord] = deque()
+        self.leases: dict[str, Lease] = {}
+        self.num_requested = 0
+
+    def leases_to_request(self) -> int:
+        """How many more to ask for now; counts them as requested."""
+        have = len(self.leases) + self.num_requested
+        stalled = sum(lease.is_stalled for lease in self.leases.values())
+        wanted = min(len(self.ready) + len(self.leases), self.max_leases + stalled)
+        count = max(0, wanted - have) if self.ready else 0
+        self.num_requested += count
+        return count
+
+    def assign(self, pace: dict[str, float]) -> list[tuple[Lease, TaskRecord]]:
+        """Take ready tasks for workers with room, evenly."""
+        assigned: list[tuple[Lease, TaskRecord]] = []
+        ready = self.ready
+        for lease in self.leases.values():
+            if not ready:
+                break
+            if lease.is_stalled:
+                continue
+            in_flight = lease.in_flight
+            room = self._ahead(pace.get(ready[0].code_key)) - len(in_flight)
+            room = min(room, -(-len(ready) // len(self.leases)))
+            while room > 0 and ready:
+                record = ready.popleft()
+                record.target = lease.worker
+                in_flight[record.id] = record
+                assigned.append((lease, record))
+                room -= 1
+        return assigned
+
+    @staticmethod
+    def _ahead(pace_s: float | None) -> int:
+        if pace_s is None:
+            return 1
+        return max(1, min(MAX_AHEAD, int(AHEAD_S / max(pace_s, 1e-6))))
+
+    def has_room(self, pace: dict[str, float]) -> bool:
+        if not self.ready:
+            return False
+        ahead = self._ahead(pace.get(self.ready[0].code_key))
+        return any(not lease.is_stalled and len(lease.in_flight) < ahead for lease in self.leases.values())
+
+    def to_ask_back(self) -> Lease | None:
+        """The worker to relieve (rule 5), once per filling."""
+        if self.ready or not any(not lease.in_flight for lease in self.leases.values()):
+            return None
+        fullest = max(self.leases.values(), key=lambda lease: len(lease.in_flight))
+        if len(fullest.in_flight) < 2 or fullest.was_asked_back:
+            return None
+        fullest.was_asked_back = True
+        return fullest
+
+    def gave_back(self, worker: str, ids: list[int]) -> None:
+        lease = self.leases.get(worker)
+        if lease is None:
+            return
+        lease.is_stalled = True
+        records = [record for id in ids if (record := lease.in_flight.pop(id, None)) is not None]
+        self.ready.extendleft(reversed(records))
+
+    def idle_leases(self, now: float, idle_s: float) -> list[Lease]:
+        """Leases to return: nothing to run for `idle_s`."""
+        out = []
+        for lease in self.leases.values():
+            if lease.in_flight or self.ready:
+                lease.idle_since = None
+            elif lease.idle_since is None:
+                lease.idle_since = now
+            elif now - lease.idle_since >= idle_s:
+                out.append(lease)
+        return out

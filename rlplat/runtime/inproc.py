@@ -1,0 +1,213 @@
+"""The verbs in one process and thread: a call runs to its end inside `.remote()`. For debuggers and breakpoints.
+
+Values still go through `codec`, so what would fail on the wire fails here as well, and results are copies. What
+cannot work without a second process is refused in words: a call on an actor that is being executed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RuntimeFault
+from rlplat.runtime import codec
+from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.resources import check_feasible, machine_resources
+
+
+class InprocBackend:
+    client_id = "inproc"
+
+    def __init__(
+        self, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None
+    ) -> None:
+        self._total = machine_resources(num_cpus, num_gpus, resources)
+        self._available = dict(self._total)
+        self._ids = itertools.count(1)
+        self._values: dict[int, codec.Packed | codec.ErrorInfo] = {}
+        self._num_refs: dict[int, int] = {}
+        self._dropped: deque[tuple[str, int]] = deque()
+        self._actors: dict[int, _LocalActor] = {}
+        self._actor_by_name: dict[str, ActorHandle] = {}
+
+    # -- refs
+
+    def adopt(self, owner: str, id: int) -> ObjectRef:
+        self._num_refs[id] = self._num_refs.get(id, 0) + 1
+        return ObjectRef(owner, id, self._dropped.append)
+
+    def _store(self, value: codec.Packed | codec.ErrorInfo) -> ObjectRef:
+        self._collect()
+        id = next(self._ids)
+        self._values[id] = value
+        return self.adopt(self.client_id, id)
+
+    def _collect(self) -> None:
+        while self._dropped:
+            _, id = self._dropped.popleft()
+            self._num_refs[id] -= 1
+            if not self._num_refs[id]:
+                del self._num_refs[id]
+                self._values.pop(id, None)
+                actor = self._actors.pop(id, None)
+                if actor is not None:
+                    self._end(actor)
+
+    def _read(self, ref: ObjectRef) -> Any:
+        value = self._values[ref.id]
+        if isinstance(value, codec.ErrorInfo):
+            raise codec.to_exception(value)
+        # Out-of-band buffers are handed out read-only, as shared memory would be.
+        return codec.unpack(value.data, [memoryview(b).toreadonly() for b in value.buffers])
+
+    # -- verbs
+
+    def put(self, value: Any) -> ObjectRef:
+        return self._store(_detached(codec.pack(value)))
+
+    def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+        return [self._read(ref) for ref in refs]
+
+    def wait(
+        self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        return list(refs[:num_returns]), list(refs[num_returns:])
+
+    def future(self, ref: ObjectRef) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self._read(ref))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
+        check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
+        what = f"task {options.name or code.name}"
+        return self._refs(self._run(code.target, args, kwargs, what, options.num_returns), options.num_returns)
+
+    def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
+        demand = options.demand(default_cpus=0)
+        check_feasible(demand, self._total, f"actor {code.name}")
+        lacking = {k: v for k, v in demand.items() if self._available.get(k, 0) < v}
+        if lacking:
+            raise InfeasibleResources(
+                f"actor {code.name} needs {lacking} and other actors hold it; the inproc backend cannot wait"
+            )
+        if options.name is not None and options.name in self._actor_by_name:
+            raise ConfigError(f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})")
+        actor = _LocalActor(code.name, demand, options.name)
+        ref = self._store(codec.pack(None))
+        self._actors[ref.id] = actor
+        for key, amount in demand.items():
+            self._available[key] -= amount
+        handle = ActorHandle(f"{ref.owner}:{ref.id}", code.name, methods_of(code.target), ref)
+        if options.name is not None:
+            self._actor_by_name[options.name] = handle
+        made = self._run(lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1)[0]
+        if isinstance(made, codec.ErrorInfo):
+            actor.death = codec.ErrorInfo("ActorDied", f"actor {code.name} could not be created: {made.message}")
+            self._end(actor)
+        else:
+            actor.instance = made.instance
+        return handle
+
+    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int) -> Any:
+        actor = self._actors[handle._creation.id]
+        if actor.death is not None:
+            return self._refs([actor.death] * num_returns, num_returns)
+        what = f"{actor.class_name}.{method}"
+        if actor.is_busy:
+            raise RuntimeFault(
+                f"{what} was called while this actor runs: with backend='inproc' a call runs inside .remote(), "
+                "so an actor cannot be called from its own call"
+            )
+        actor.is_busy = True
+        try:
+            results = self._run(getattr(actor.instance, method), args, kwargs, what, num_returns)
+        finally:
+            actor.is_busy = False
+        return self._refs(results, num_returns)
+
+    def kill(self, handle: ActorHandle) -> None:
+        actor = self._actors[handle._creation.id]
+        if actor.death is None:
+            actor.death = codec.ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill")
+            self._end(actor)
+
+    def get_actor(self, name: str) -> ActorHandle:
+        if name not in self._actor_by_name:
+            raise ActorDied(f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})")
+        return self._actor_by_name[name]
+
+    def resources(self, available: bool) -> dict[str, float]:
+        return dict(self._available if available else self._total)
+
+    def shutdown(self) -> None:
+        self._actor_by_name.clear()
+        for actor in self._actors.values():
+            actor.instance = None
+        self._actors.clear()
+        self._values.clear()
+
+    # -- running
+
+    def _run(self, target: Any, args: tuple, kwargs: dict, what: str, num_returns: int) -> list[Any]:
+        """Results as they would arrive: packed, or one error for each return."""
+        try:
+            packed = codec.pack((args, kwargs), f"an argument of {what}")
+            args, kwargs = codec.unpack(packed.data, [memoryview(b).toreadonly() for b in packed.buffers])
+            args = tuple(self._read(a) if isinstance(a, ObjectRef) else a for a in args)
+            kwargs = {k: self._read(v) if isinstance(v, ObjectRef) else v for k, v in kwargs.items()}
+        except codec.SerializationError:
+            raise
+        except Exception as error:
+            return [codec.describe_error(error, what)] * num_returns
+        try:
+            value = target(*args, **kwargs)
+            if isinstance(value, _Hidden):
+                return [value]
+            parts = [value] if num_returns == 1 else codec.split_returns(value, num_returns, what)
+            return [_detached(codec.pack(part, f"the result of {what}")) for part in parts]
+        except Exception as error:
+            return [codec.describe_error(error, what)] * num_returns
+
+    def _refs(self, results: list[Any], num_returns: int) -> Any:
+        refs = [self._store(result) for result in results]
+        return refs[0] if num_returns == 1 else refs
+
+    def _end(self, actor: _LocalActor) -> None:
+        actor.instance = None
+        for key, amount in actor.demand.items():
+            self._available[key] += amount
+        actor.demand = {}
+        if actor.name is not None:
+            self._actor_by_name.pop(actor.name, None)
+
+
+class _LocalActor:
+    def __init__(self, class_name: str, demand: dict[str, float], name: str | None) -> None:
+        self.class_name, self.demand, self.name = class_name, demand, name
+        self.instance: Any = None
+        self.is_busy = False
+        self.death: codec.ErrorInfo | None = None
+
+
+class _Hidden:
+    """An actor's instance, which is never packed."""
+
+    def __init__(self, instance: Any) -> None:
+        self.instance = instance
+
+
+def _detached(packed: codec.Packed) -> codec.Packed:
+    """Copies of the out-of-band buffers: what was put cannot change any more."""
+    import pickle
+
+    packed.buffers = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in packed.buffers]
+    return packed

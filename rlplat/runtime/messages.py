@@ -1,0 +1,256 @@
+"""Everything that processes say to each other: typed, data only, decoded before anything is unpickled.
+
+A frame is a msgpack list of messages. User values are opaque bytes in them, or name a shared-memory segment.
+Peers are named by client id: "driver", "node", "w1", "w2", ...
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rlplat.runtime.codec import ErrorInfo
+
+Key = tuple[str, int]
+"""An object: (its owner's client id, its id there)."""
+
+
+class Segment(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes in shared memory: the pickle stream, then its out-of-band buffers, each at a 64-byte boundary."""
+
+    creator: str
+    name: str
+    sizes: list[int]
+
+
+class Value(msgspec.Struct, array_like=True):
+    """A value, inline or in shared memory, or the error in its place."""
+
+    data: bytes = b""
+    segment: Segment | None = None
+    refs: list[Key] = []
+    """Refs inside the value; sending it hands one borrow of each to the receiver."""
+    error: ErrorInfo | None = None
+    holder: Key | None = None
+    """As an argument: the object whose entry keeps the segment; the receiver borrows it while views of it live."""
+
+    def keys(self) -> list[Key]:
+        """What sending this as an argument lends to the receiver."""
+        return self.refs if self.holder is None else [*self.refs, self.holder]
+
+
+class Message(msgspec.Struct, array_like=True):
+    """Base of all: encoded as [tag, field, ...]."""
+
+
+# ---------------------------------------------------------------- owner -> worker
+
+
+class Code(Message, tag=1):
+    """A function or class, sent once to each worker ahead of its first use."""
+
+    key: str
+    name: str
+    blob: bytes
+
+
+class Run(Message, tag=2):
+    """A task with small plain arguments and one return: the common case, kept short."""
+
+    task: int
+    code: str
+    args: bytes
+
+
+class Call(Message, tag=3):
+    """An actor call of the same kind."""
+
+    task: int
+    method: str
+    args: bytes
+
+
+class RunFull(Message, tag=4):
+    """Any task (`code` set) or actor call (`code` empty, `name` is the method)."""
+
+    task: int
+    code: str
+    name: str
+    num_returns: int
+    args: Value
+    deps: list[tuple[int | str, Value]]
+    """Values of the refs among the arguments, by position or keyword."""
+
+
+class CreateActor(Message, tag=5):
+    task: int
+    code: str
+    actor: str
+    max_concurrency: int
+    args: Value
+    deps: list[tuple[int | str, Value]]
+
+
+class GiveBack(Message, tag=6):
+    """Return the tasks that have not started: somebody else is idle."""
+
+
+# ---------------------------------------------------------------- worker -> owner
+
+
+class Done(Message, tag=10):
+    task: int
+    data: bytes
+
+
+class DoneFull(Message, tag=11):
+    task: int
+    values: list[Value]
+
+
+class Pace(Message, tag=12):
+    """How long a task of this code takes here: tells the owner how many to queue ahead."""
+
+    code: str
+    seconds: float
+
+
+class GaveBack(Message, tag=13):
+    tasks: list[int]
+
+
+# ---------------------------------------------------------------- between owners and borrowers
+
+
+class Fetch(Message, tag=20):
+    id: int
+
+
+class Fetched(Message, tag=21):
+    id: int
+    value: Value
+
+
+class Lent(Message, tag=22):
+    """`borrower` got `count` more copies of the ref from the sender."""
+
+    id: int
+    borrower: str
+    count: int
+
+
+class Returned(Message, tag=23):
+    """The sender has no copy left; it had been handed `count` in all."""
+
+    id: int
+    count: int
+
+
+class FreeSegments(Message, tag=24):
+    """The owner is done with these: their creator may reuse them."""
+
+    names: list[str]
+
+
+# ---------------------------------------------------------------- client <-> node
+
+
+class Hello(Message, tag=30):
+    client: str
+
+
+class Welcome(Message, tag=31):
+    total: dict[str, float]
+
+
+class RequestLeases(Message, tag=32):
+    demand: dict[str, float]
+    count: int
+
+
+class Granted(Message, tag=33):
+    demand: dict[str, float]
+    worker: str
+
+
+class ReturnLease(Message, tag=34):
+    worker: str
+
+
+class PlaceActor(Message, tag=35):
+    actor: str
+    class_name: str
+    demand: dict[str, float]
+    name: str
+    """"" for none."""
+    methods: dict[str, int]
+
+
+class Placed(Message, tag=36):
+    actor: str
+    worker: str
+
+
+class ActorGone(Message, tag=37):
+    actor: str
+    error: ErrorInfo
+
+
+class EndActor(Message, tag=38):
+    """Kill it (`reason` says who wanted that), or let it close itself when nobody holds a handle any more."""
+
+    actor: str
+    reason: str
+    at_once: bool
+
+
+class FindActor(Message, tag=39):
+    actor: str
+
+
+class AskByName(Message, tag=40):
+    request: int
+    name: str
+
+
+class AskResources(Message, tag=41):
+    request: int
+    available: bool
+
+
+class Answer(Message, tag=42):
+    """To `AskByName` (actor, class_name, methods; or an error) and `AskResources` (amounts)."""
+
+    request: int
+    actor: str = ""
+    class_name: str = ""
+    methods: dict[str, int] = {}
+    amounts: dict[str, float] = {}
+    error: ErrorInfo | None = None
+
+
+class Blocked(Message, tag=43):
+    """The sender's task waits for other tasks: its CPUs may be lent."""
+
+
+class Unblocked(Message, tag=44):
+    pass
+
+
+class WorkerDied(Message, tag=45):
+    worker: str
+    reason: str
+
+
+class Exit(Message, tag=46):
+    """Close yourself: let the actor go, flush, end."""
+
+
+AnyMessage = (
+    Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
+    | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
+    | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
+    | WorkerDied | Exit
+)  # fmt: skip
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode

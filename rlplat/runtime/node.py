@@ -1,0 +1,331 @@
+"""The node process: the shell around `scheduler`. It forks the zygote, watches workers, forwards their output.
+
+    python -m rlplat.runtime.node CONFIG      (started by `start`; stdin is a pipe whose end means "the driver is gone")
+
+It lives in a session of its own, so that a Ctrl-C in the terminal reaches the driver alone. However the driver ends,
+this process kills every process that carries the cluster's mark in its environment, and removes the session's folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from rlplat.runtime import messages, scheduler
+from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.messages import Answer
+from rlplat.runtime.resources import visible_gpus
+
+MARK = "RLPLAT_SESSION"
+_PR_SET_CHILD_SUBREAPER = 36
+_LOG_LINES = 20
+_KEEP_FILES_S = 10.0
+_CLOSE_S = 5.0
+
+
+class _Process:
+    """A worker process, as the node sees it."""
+
+    def __init__(self, log: int) -> None:
+        self.pid = 0
+        self.log = log
+        self.lines: deque[str] = deque(maxlen=_LOG_LINES)
+        self.rest = b""
+        self.kill_at: float | None = None
+        self.is_ended = False
+
+
+class Node:
+    def __init__(self, session: str, total: dict[str, float], orders: socket.socket, zygote_pid: int) -> None:
+        from rlplat.runtime.transport import Transport
+
+        self._session, self._total = session, total
+        self._orders, self._zygote_pid = orders, zygote_pid
+        self._transport = Transport(session, "node")
+        spares = max(1, min(4, int(total["CPU"])))
+        self._scheduler = scheduler.Scheduler(total, spares)
+        self._gpus = visible_gpus()
+        self._processes: dict[str, _Process] = {}
+        self._clients: set[str] = set()
+        self._removals: deque[tuple[float, str]] = deque()
+        self._poller = select.poll()
+        for descriptor in (0, orders.fileno(), self._transport.fd):
+            self._poller.register(descriptor, select.POLLIN)
+        self._worker_by_log: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Serve until the driver is gone."""
+        self._perform(self._scheduler.start())
+        os.write(1, b"ready\n")
+        while True:
+            self._transport.flush()
+            self._receive()
+            self._transport.flush()
+            if self._transport.has_input():
+                continue
+            for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
+                if descriptor == 0:
+                    if not os.read(0, 4096):
+                        return
+                elif descriptor == self._orders.fileno():
+                    if not self._hear_zygote():
+                        return
+                elif descriptor in self._worker_by_log:
+                    self._read_log(self._worker_by_log[descriptor])
+            self._keep_house()
+
+    # -- messages
+
+    def _receive(self) -> None:
+        for sender, batch in self._transport.receive():
+            for message in batch:
+                self._on_message(sender, message)
+
+    def _on_message(self, sender: str, message: Any) -> None:
+        kind = type(message)
+        if kind is messages.Hello:
+            self._clients.add(sender)
+            self._post(sender, messages.Welcome(self._total))
+            self._event(scheduler.WorkerReady(sender))
+        elif kind is messages.RequestLeases:
+            self._event(scheduler.LeasesRequested(sender, message.demand, message.count))
+        elif kind is messages.ReturnLease:
+            self._event(scheduler.LeaseReturned(sender, message.worker))
+        elif kind is messages.PlaceActor:
+            m = message
+            self._event(scheduler.ActorRequested(sender, m.actor, m.class_name, m.demand, m.name, m.methods))
+        elif kind is messages.EndActor:
+            self._event(scheduler.ActorEnded(message.actor, message.reason, message.at_once))
+        elif kind is messages.FindActor:
+            self._event(scheduler.ActorSought(sender, message.actor))
+        elif kind is messages.Blocked:
+            self._event(scheduler.WorkerBlocked(sender))
+        elif kind is messages.Unblocked:
+            self._event(scheduler.WorkerUnblocked(sender))
+        elif kind is messages.AskByName:
+            self._post(sender, self._by_name(message))
+        elif kind is messages.AskResources:
+            amounts = self._scheduler.available if message.available else self._total
+            self._post(sender, Answer(message.request, amounts=dict(amounts)))
+
+    def _by_name(self, message: messages.AskByName) -> Answer:
+        actor = self._scheduler.actor_by_name.get(message.name)
+        if actor is None:
+            names = ", ".join(map(repr, sorted(self._scheduler.actor_by_name))) or "none"
+            text = f"there is no actor named {message.name!r} (named actors: {names})"
+            return Answer(message.request, error=ErrorInfo("ActorDied", text))
+        entry = self._scheduler.actors[actor]
+        return Answer(message.request, actor, entry.class_name, entry.methods)
+
+    def _post(self, client: str, message: Any) -> None:
+        if client in self._clients:
+            self._transport.post(client, message)
+
+    def _event(self, event: Any) -> None:
+        self._perform(self._scheduler.handle(event, time.monotonic()))
+
+    def _perform(self, actions: list[scheduler.Action]) -> None:
+        for action in actions:
+            match action:
+                case scheduler.StartWorker(worker, gpu_ids):
+                    self._start(worker, gpu_ids)
+                case scheduler.StopWorker(worker, at_once):
+                    self._stop(worker, at_once)
+                case scheduler.GrantLease(client, demand, worker):
+                    self._post(client, messages.Granted(demand, worker))
+                case scheduler.TellPlaced(client, actor, worker):
+                    self._post(client, messages.Placed(actor, worker))
+                case scheduler.TellGone(client, actor, error):
+                    self._post(client, messages.ActorGone(actor, error))
+                case scheduler.TellDied(worker, reason):
+                    self._clients.discard(worker)
+                    for client in self._clients:
+                        self._post(client, messages.WorkerDied(worker, reason))
+
+    # -- processes
+
+    def _start(self, worker: str, gpu_ids: tuple[int, ...]) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        cuda = ",".join(self._gpus[g] if g < len(self._gpus) else str(g) for g in gpu_ids)
+        order = {"worker": worker, "gpu_ids": gpu_ids, "cuda": cuda}
+        socket.send_fds(self._orders, [msgspec.msgpack.encode(order)], [write])
+        os.close(write)
+        self._processes[worker] = _Process(read)
+        self._worker_by_log[read] = worker
+        self._poller.register(read, select.POLLIN)
+
+    def _stop(self, worker: str, at_once: bool) -> None:
+        process = self._processes.get(worker)
+        if process is None or process.is_ended:
+            return
+        if at_once:
+            self._kill(process)
+        else:
+            self._post(worker, messages.Exit())
+            process.kill_at = time.monotonic() + _CLOSE_S
+
+    def _kill(self, process: _Process) -> None:
+        process.kill_at = 0.0
+        if process.pid:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def _hear_zygote(self) -> bool:
+        data = self._orders.recv(65536)
+        if not data:
+            return False
+        news = msgspec.msgpack.decode(data)
+        if "started" in news:
+            process = self._processes[news["started"]]
+            process.pid = news["pid"]
+            if process.kill_at is not None and process.kill_at <= time.monotonic():
+                self._kill(process)
+        else:
+            self._on_ended(news["ended"], news["status"])
+        return True
+
+    def _on_ended(self, worker: str, status: int) -> None:
+        process = self._processes.pop(worker)
+        self._read_log(worker, process)
+        process.is_ended = True
+        self._poller.unregister(process.log)
+        del self._worker_by_log[process.log]
+        os.close(process.log)
+        reason = f"pid {process.pid} {_describe(status)}"
+        if process.lines and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
+            reason += "; last lines of its output:\n  " + "\n  ".join(process.lines)
+        self._transport.forget(worker)
+        self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
+        self._event(scheduler.WorkerLost(worker, reason))
+
+    def _read_log(self, worker: str, process: _Process | None = None) -> None:
+        """Forward what a worker printed, each line under its name."""
+        process = process or self._processes[worker]
+        try:
+            data = os.read(process.log, 65536)
+        except BlockingIOError:
+            return
+        if not data and process.log in self._worker_by_log and not process.is_ended:
+            return
+        *lines, process.rest = (process.rest + data).split(b"\n")
+        if len(process.rest) > 65536:
+            lines, process.rest = [*lines, process.rest], b""
+        who = self._scheduler.who(worker)
+        for line in lines:
+            text = line.decode(errors="replace")
+            process.lines.append(text)
+            print(f"({who} pid={process.pid}) {text}", file=sys.stderr, flush=True)
+
+    # -- time
+
+    def _next_deadline_ms(self) -> float | None:
+        times = [p.kill_at for p in self._processes.values() if p.kill_at]
+        times += [self._removals[0][0]] if self._removals else []
+        return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        for process in self._processes.values():
+            if process.kill_at and process.kill_at <= now:
+                self._kill(process)
+        while self._removals and self._removals[0][0] <= now:
+            _, worker = self._removals.popleft()
+            for name in os.listdir(self._session):
+                if name == worker or name.startswith(f"s-{worker}-"):
+                    path = os.path.join(self._session, name)
+                    if name != worker:
+                        os.truncate(path, 0) if os.stat(path).st_nlink == 1 else None
+                    os.unlink(path)
+
+    def close(self) -> None:
+        self._orders.close()
+        kill_marked(os.environ[MARK])
+        shutil.rmtree(self._session, ignore_errors=True)
+
+
+def _describe(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name
+        hint = ": it was killed from outside, or the kernel ran out of memory" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+    return f"exited with code {os.WEXITSTATUS(status)}"
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL every process that inherited the cluster's mark, grandchildren in sessions of their own included."""
+    needle = f"{MARK}={mark}".encode()
+    for _ in range(10):
+        found = False
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if needle not in file.read().split(b"\0"):
+                        continue
+                os.kill(int(name), signal.SIGKILL)
+                found = True
+            except (OSError, ValueError):
+                continue
+        _reap()
+        if not found:
+            return
+        time.sleep(0.005)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def main() -> None:
+    import json
+
+    config = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    sys.path[:] = config["sys_path"]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        from rlplat.runtime import zygote
+
+        ours.close()
+        # stdin and stdout are the driver's pipes: only the node may hold them open.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        if os.getppid() != parent:
+            os._exit(1)
+        zygote.run(theirs, config["session"], config["preload"])
+    theirs.close()
+    node = Node(config["session"], config["total"], ours, pid)
+    try:
+        node.run()
+    finally:
+        node.close()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Object refs, and the one place that knows which runtime this process is connected to."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from rlplat.errors import NotInitialized, SerializationError
+
+if TYPE_CHECKING:
+    from rlplat.runtime.backend import Backend
+
+_backend: Backend | None = None
+_backend_pid = 0
+_collecting = threading.local()
+
+
+class ObjectRef:
+    """A handle to a value that exists now or later. Hashable, awaitable, and at home in any argument or result.
+
+    `owner` is the client id of the process that keeps the object's book; `id` counts up in that process.
+    When the last ref in a process is gone, `_drop` hears of it (from whatever thread the garbage
+    collector runs in: it only appends to a deque).
+    """
+
+    __slots__ = ("__weakref__", "_drop", "id", "owner")
+
+    def __init__(self, owner: str, id: int, drop: Callable[[tuple[str, int]], None]) -> None:
+        self.owner = owner
+        self.id = id
+        self._drop = drop
+
+    def __del__(self) -> None:
+        self._drop((self.owner, self.id))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and other.id == self.id and other.owner == self.owner
+
+    def __hash__(self) -> int:
+        return hash((self.owner, self.id))
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self.owner}:{self.id})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        refs = getattr(_collecting, "refs", None)
+        if refs is None:
+            raise SerializationError(
+                f"{self!r} cannot be pickled by itself: pass it to a task, an actor call or rlplat.put"
+            )
+        refs.append(self)
+        return _rebuild_ref, (self.owner, self.id)
+
+    def future(self) -> Future[Any]:
+        """A `concurrent.futures.Future` of the value."""
+        return backend().future(self)
+
+    def __await__(self) -> Any:
+        import asyncio
+
+        return asyncio.wrap_future(self.future()).__await__()
+
+
+class collecting_refs:
+    """`with collecting_refs() as refs: pickle.dumps(...)` lists the refs that the value contains."""
+
+    def __enter__(self) -> list[ObjectRef]:
+        self._outer = getattr(_collecting, "refs", None)
+        refs: list[ObjectRef] = []
+        _collecting.refs = refs
+        return refs
+
+    def __exit__(self, *exc_info: object) -> None:
+        _collecting.refs = self._outer
+
+
+def _rebuild_ref(owner: str, id: int) -> ObjectRef:
+    return backend().adopt(owner, id)
+
+
+def backend() -> Backend:
+    """The runtime of this process; `NotInitialized` names what to do when there is none."""
+    if _backend is None:
+        raise NotInitialized("the runtime is not running: call rlplat.init() first")
+    if _backend_pid != os.getpid():
+        raise NotInitialized(
+            f"this process (pid {os.getpid()}) was forked from one that uses the runtime (pid {_backend_pid}); "
+            "a forked child cannot use its connections: start work with rlplat tasks or actors instead of os.fork"
+        )
+    return _backend
+
+
+def set_backend(new: Backend | None) -> None:
+    global _backend, _backend_pid
+    _backend, _backend_pid = new, os.getpid()
+
+
+def is_connected() -> bool:
+    return _backend is not None and _backend_pid == os.getpid()

@@ -1,0 +1,44 @@
+"""What a machine has, and whether a demand could ever be met. Resources are floats by name: CPU, GPU, custom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlplat.errors import ConfigError, InfeasibleResources
+
+Resources = dict[str, float]
+
+
+def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
+    for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus, **(custom or {})}.items():
+        if amount is not None and amount < 0:
+            raise ConfigError(f"rlplat.init: {name} must be at least 0, not {amount!r}")
+    found = {
+        "CPU": float(len(os.sched_getaffinity(0)) if num_cpus is None else num_cpus),
+        "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),
+    }
+    return found | (custom or {})
+
+
+def visible_gpus() -> list[str]:
+    """Ids of the GPUs that this process may use, without loading a framework."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [part.strip() for part in listed.split(",") if part.strip() not in ("", "-1")]
+    return [str(n) for n, _ in enumerate(sorted(Path("/dev").glob("nvidia[0-9]*")))]
+
+
+def check_feasible(demand: Resources, total: Resources, who: str) -> None:
+    """Raise `InfeasibleResources`, naming each lack, when no amount of waiting would help."""
+    lacks = [
+        f"{amount:g} {name} (the cluster has {total.get(name, 0):g})"
+        for name, amount in demand.items()
+        if amount > total.get(name, 0)
+    ]
+    if lacks:
+        raise InfeasibleResources(
+            f"{who} needs {' and '.join(lacks)}: lower the demand or start with more, e.g. rlplat.init("
+            + ", ".join({"CPU": "num_cpus=", "GPU": "num_gpus="}.get(n, "resources=") + "..." for n in demand)
+            + ")"
+        )

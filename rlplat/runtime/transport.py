@@ -1,0 +1,122 @@
+"""The only door to ZeroMQ: one ROUTER socket per process that both binds and connects.
+
+Each process binds `ipc://<session>/<client id>`. Whoever connects is seen there under the label "<its id>>", and the
+connecting side labels that connection "<peer's id>": two processes may connect to each other without their labels
+meeting. The first label used for a peer stays in use, which keeps messages to it in order.
+
+Messages are posted to a peer's outbox and leave as one frame on `flush`, which is what coalesces a busy sender. Not
+thread-safe: the client's lock guards it; only `fd` may be polled without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import zmq
+
+from rlplat.runtime import messages
+
+_MAX_FRAME_BYTES = 1 << 30
+
+
+class Transport:
+    def __init__(self, session: str, client_id: str) -> None:
+        self._session = session
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # Queues are bounded by credit (tasks in flight per worker); a full socket must never drop silently.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.ROUTING_ID, f"{client_id}>".encode())
+        self._socket.bind(self._endpoint(client_id))
+        self._labels: dict[str, bytes] = {}
+        self._callers: set[bytes] = set()
+        self._outbox: dict[bytes, list[Any]] = {}
+        self.num_unsent = 0
+        self.fd: int = self._socket.getsockopt(zmq.FD)
+
+    def _endpoint(self, client_id: str) -> str:
+        return "ipc://" + os.path.join(self._session, client_id)
+
+    def label(self, peer: str) -> bytes:
+        """Where messages for `peer` go; connects to it unless it has connected to us."""
+        label = self._labels.get(peer)
+        if label is None:
+            label = f"{peer}>".encode()
+            if label not in self._callers:
+                label = peer.encode()
+                self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, label)
+                self._socket.connect(self._endpoint(peer))
+            self._labels[peer] = label
+        return label
+
+    def post(self, peer: str, message: Any) -> int:
+        """Put a message into the peer's outbox; returns how many wait there."""
+        label = self._labels.get(peer) or self.label(peer)
+        box = self._outbox.get(label)
+        if box is None:
+            box = self._outbox[label] = []
+        box.append(message)
+        self.num_unsent += 1
+        return len(box)
+
+    def flush(self) -> None:
+        """Send every outbox, a frame for each."""
+        if not self.num_unsent:
+            return
+        send, encode = self._socket.send, messages.encode
+        for label, box in self._outbox.items():
+            if box:
+                try:
+                    send(label, zmq.SNDMORE | zmq.NOBLOCK)
+                    send(encode(box), zmq.NOBLOCK)
+                except zmq.ZMQError as error:
+                    # The peer is gone; the node's WorkerDied says so to everybody and settles what was sent to it.
+                    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                        raise
+                box.clear()
+        self.num_unsent = 0
+
+    def has_input(self) -> bool:
+        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+
+    def receive(self) -> Iterator[tuple[str, list[Any]]]:
+        """(sender's client id, messages) of each frame that is here; ends when there is none."""
+        receive = self._socket.recv
+        while True:
+            try:
+                label = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            frame = receive(zmq.NOBLOCK)
+            while self._socket.getsockopt(zmq.RCVMORE):  # a frame more than the two is nobody's message
+                receive(zmq.NOBLOCK)
+                frame = b""
+            if label not in self._callers and label.endswith(b">"):
+                self._callers.add(label)
+            try:
+                decoded = messages.decode(frame)
+            except msgspec.MsgspecError:
+                continue
+            yield label.decode().rstrip(">"), decoded
+
+    def forget(self, peer: str) -> None:
+        """The peer is dead: stop trying to reconnect."""
+        label = self._labels.pop(peer, None)
+        if label is not None:
+            self.num_unsent -= len(self._outbox.pop(label, ()))
+            if not label.endswith(b">"):
+                self._socket.disconnect(self._endpoint(peer))
+        self._callers.discard(f"{peer}>".encode())
+
+    def close(self, linger_s: float = 0) -> None:
+        self.flush()
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()

@@ -1,0 +1,297 @@
+"""A worker process: the main thread runs tasks or one actor's calls, in the order in which they came.
+
+It is a client as well: tasks may submit tasks, call actors and hold objects. While the main thread waits for work
+it reads the socket itself; while it runs user code the background thread does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rlplat.errors import RuntimeFault, SerializationError
+from rlplat.runtime import codec, messages, refs
+from rlplat.runtime.client import _BLOCKED_AFTER_S, _NODE, Client
+from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.messages import Value
+
+_FLUSH_S = 0.002
+_FLUSH_RESULTS = 64
+
+
+class Worker(Client):
+    def __init__(self, session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
+        super().__init__(session, client_id, spin=False, on_node_lost=lambda: os._exit(1))
+        self.gpu_ids = gpu_ids
+        self._work: deque[tuple[str, Any]] = deque()
+        """(owner, message) in order of arrival."""
+        self._code: dict[str, Any] = {}
+        self._code_name: dict[str, str] = {}
+        self._instance: Any = None
+        self._actor_name = ""
+        self._held_calls: list[tuple[str, Any]] = []
+        """Calls of others that came ahead of the constructor's message."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_blocked = False
+        self._told_pace: dict[tuple[str, str], float] = {}
+        self._main_thread = threading.main_thread()
+        self._exits = False
+        self._running = ""
+        self._handlers |= {
+            messages.Code: self._on_code,
+            messages.Run: self._on_work,
+            messages.RunFull: self._on_work,
+            messages.Call: self._on_work,
+            messages.CreateActor: self._on_work,
+            messages.GiveBack: lambda sender, _: self._give_back(),
+            messages.Exit: self._on_exit,
+        }
+
+    # ---------------------------------------------------------------- messages
+
+    def _on_code(self, sender: str, message: messages.Code) -> None:
+        self._code.setdefault(message.key, message.blob)
+        self._code_name[message.key] = message.name
+
+    def _on_work(self, sender: str, message: Any) -> None:
+        self._work.append((sender, message))
+        if self._is_blocked and not self._actor_name:
+            self._give_back()
+
+    def _on_exit(self, sender: str, message: messages.Exit) -> None:
+        self._exits = True
+        if self._running:  # the actor's handles are all gone, so nobody waits for this call
+            os._exit(0)
+
+    def _give_back(self) -> None:
+        """Return to their owners the tasks that have not begun. Owners hear of it even when there are none."""
+        tasks: dict[str, list[int]] = {self._running: []} if self._running else {}
+        while self._work:
+            owner, message = self._work.popleft()
+            tasks.setdefault(owner, []).append(message.task)
+        for owner, ids in tasks.items():
+            self._transport.post(owner, messages.GaveBack(ids))
+        self._transport.flush()
+
+    # ---------------------------------------------------------------- the main loop
+
+    def run(self) -> None:
+        """Run work until told to exit."""
+        num_results, flushed_at = 0, time.monotonic()
+        while True:
+            with self._lock:
+                while not self._work:
+                    self._collect()
+                    self._transport.flush()
+                    num_results, flushed_at = 0, time.monotonic()
+                    if self._exits:
+                        return
+                    self._enter()
+                    try:
+                        self._pump(None)
+                    finally:
+                        self._leave()
+                owner, message = self._work.popleft()
+                self._running = owner
+            self._execute(owner, message)
+            num_results += 1
+            now = time.monotonic()
+            if num_results >= _FLUSH_RESULTS or now - flushed_at > _FLUSH_S:
+                with self._lock:
+                    self._transport.flush()
+                    self._drain_if_unread()
+                num_results, flushed_at = 0, now
+            self._running = ""
+
+    def _execute(self, owner: str, message: Any) -> None:
+        kind = type(message)
+        if kind is messages.Run:
+            began = time.perf_counter()
+            name = self._code_name[message.code]
+            try:
+                args, kwargs = codec.unpack(message.args)
+                result = self._target(message.code)(*args, **kwargs)
+                self._reply(owner, message.task, name, 1, result)
+            except BaseException as error:
+                self._reply_error(owner, message.task, f"task {name}", 1, error)
+            self._tell_pace(owner, message.code, time.perf_counter() - began)
+        elif kind is messages.CreateActor:
+            self._create_actor(owner, message)
+        elif kind is messages.RunFull and message.code:
+            began = time.perf_counter()
+            name = self._code_name[message.code]
+            try:
+                args, kwargs = self._open_args(owner, message)
+                result = self._target(message.code)(*args, **kwargs)
+                del args, kwargs
+                self._reply(owner, message.task, name, message.num_returns, result)
+            except BaseException as error:
+                self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
+            self._tell_pace(owner, message.code, time.perf_counter() - began)
+        elif not self._actor_name:
+            self._held_calls.append((owner, message))
+        elif self._pool is not None:
+            self._pool.submit(self._call, owner, message)
+        else:
+            self._call(owner, message)
+
+    def _target(self, key: str) -> Any:
+        target = self._code[key]
+        if type(target) is bytes:
+            target = self._code[key] = codec.unpack(target)
+        return target
+
+    def _open_args(self, owner: str, message: Any) -> tuple[tuple, dict]:
+        """Arguments of a full call, refs among them replaced by their values."""
+        args, kwargs = self._read(message.args)
+        args = list(args)
+        for place, value in message.deps:
+            if isinstance(place, int):
+                args[place] = self._read(value)
+            else:
+                kwargs[place] = self._read(value)
+        return tuple(args), kwargs
+
+    def _read(self, value: Value) -> Any:
+        """A value that came with a call; views of shared memory borrow the object that holds it."""
+        with self._lock:
+            lent = self._receive_refs(value.keys())
+        if value.segment is None:
+            return codec.unpack(value.data)
+        assert lent is not None
+        return self._store.read(value.segment, lent[-1])
+
+    def _call(self, owner: str, message: Any) -> None:
+        if type(message) is messages.Call:
+            method, num_returns = message.method, 1
+        else:
+            method, num_returns = message.name, message.num_returns
+        what = f"{self._actor_name}.{method}"
+        try:
+            if type(message) is messages.Call:
+                args, kwargs = codec.unpack(message.args)
+            else:
+                args, kwargs = self._open_args(owner, message)
+            result = getattr(self._instance, method)(*args, **kwargs)
+            del args, kwargs
+            self._reply(owner, message.task, what, num_returns, result)
+        except BaseException as error:
+            self._reply_error(owner, message.task, what, num_returns, error)
+        if self._pool is not None:
+            with self._lock:
+                self._transport.flush()
+                self._drain_if_unread()
+
+    def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
+        name = self._code_name[message.code]
+        try:
+            args, kwargs = self._open_args(owner, message)
+            self._instance = self._target(message.code)(*args, **kwargs)
+        except BaseException as error:
+            self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
+            return
+        self._actor_name = name
+        if message.max_concurrency > 1:
+            self._pool = ThreadPoolExecutor(message.max_concurrency, thread_name_prefix=name)
+        with self._lock:
+            self._transport.post(owner, messages.Done(message.task, codec.pack(None).data))
+            self._work.extendleft(reversed(self._held_calls))
+            self._held_calls.clear()
+
+    # ---------------------------------------------------------------- replies
+
+    def _reply(self, owner: str, task: int, what: str, num_returns: int, result: Any) -> None:
+        if num_returns == 1:
+            values = [self._make_value(result, f"the result of {what}", owner)]
+        else:
+            parts = codec.split_returns(result, num_returns, what)
+            values = [self._make_value(part, f"the result of {what}", owner) for part in parts]
+        first = values[0][0]
+        with self._lock:
+            if num_returns == 1 and first.segment is None and not first.refs:
+                self._transport.post(owner, messages.Done(task, first.data))
+            else:
+                for value, _ in values:
+                    self._hand_over(value.refs, owner)
+                self._transport.post(owner, messages.DoneFull(task, [value for value, _ in values]))
+
+    def _reply_error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
+        where = f"{what} (worker {self.client_id}, pid {os.getpid()})"
+        if isinstance(error, SerializationError):
+            info = ErrorInfo("SerializationError", str(error))
+        else:
+            if isinstance(error, (SystemExit, KeyboardInterrupt)):
+                error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(error.__traceback__)
+            info = codec.describe_error(error, where)
+        with self._lock:
+            self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * num_returns))
+
+    def _tell_pace(self, owner: str, code: str, seconds: float) -> None:
+        """Tell an owner how long its tasks take, when that is news."""
+        told = self._told_pace.get((owner, code))
+        if told is None or seconds > 4 * told:
+            self._told_pace[(owner, code)] = seconds
+            with self._lock:
+                self._transport.post(owner, messages.Pace(code, seconds))
+        elif seconds < told / 4:
+            # Come down in steps: one lucky task is not a pace.
+            self._told_pace[(owner, code)] = told / 2
+            with self._lock:
+                self._transport.post(owner, messages.Pace(code, told / 2))
+
+    # ---------------------------------------------------------------- waiting for others
+
+    def _blocked_notice(self) -> Any:
+        if self._running and threading.current_thread() is self._main_thread:
+            return _BlockedNotice(self)
+        return None
+
+
+class _BlockedNotice:
+    """While a task waits: its CPUs are lent, and what is queued behind it goes back."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._since = time.monotonic()
+        self._is_told = False
+
+    def patience(self, left: float | None) -> float | None:
+        """How long to wait for input before looking again (lock held)."""
+        if self._is_told:
+            return left
+        until = self._since + _BLOCKED_AFTER_S - time.monotonic()
+        if until > 0:
+            return until if left is None else min(left, until)
+        worker = self._worker
+        self._is_told = worker._is_blocked = True
+        worker._transport.post(_NODE, messages.Blocked())
+        if worker._actor_name:
+            worker._transport.flush()
+        else:
+            worker._give_back()
+        return left
+
+    def finish(self) -> None:
+        if self._is_told:
+            self._worker._is_blocked = False
+            self._worker._transport.post(_NODE, messages.Unblocked())
+
+
+
+def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
+    """The life of a worker process (already forked, with its log as stdout and stderr)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = Worker(session, client_id, gpu_ids)
+    refs.set_backend(worker)
+    worker.start()
+    worker.run()
+    worker._instance = None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

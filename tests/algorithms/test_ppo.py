@@ -1,0 +1,142 @@
+"""PPO as a whole, in one process: the ring turns, it learns, repeats itself, and outlives its rollout workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import rlplat
+from algorithms.ppo import PPO, PPOConfig
+from rlplat.errors import ConfigError, NotInitialized, RlplatError
+
+QUICK: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "seed": 3,
+    "num_rollout_workers": 0,
+    "num_envs_per_worker": 8,
+    "rollout_length": 32,
+    "num_epochs": 2,
+    "learning_rate": 5e-3,
+    "discount": 0.98,
+    "gae_lambda": 0.8,
+}
+
+
+@pytest.fixture
+def runtime() -> Iterator[None]:
+    """For what needs several workers in this process: PPO uses the runtime that is there."""
+    rlplat.init(backend="inproc")
+    yield
+    rlplat.shutdown()
+
+
+def weights_of(ppo: PPO) -> dict[str, np.ndarray]:
+    weights: dict[str, np.ndarray] = ppo.get_state()["learner"]["weights"]
+    return weights
+
+
+def assert_equal_weights(one: PPO, other: PPO) -> None:
+    first, second = weights_of(one), weights_of(other)
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_learns_cartpole() -> None:
+    """A random policy reaches 22; 150 within 60,000 steps needs advantages, loss and update to be right."""
+    settings = QUICK | {"num_envs_per_worker": 32}
+    with PPO(PPOConfig(**settings)) as ppo:
+        results = [ppo.step() for _ in range(60)]
+        assert 25 < results[4].episode_return_mean < 100
+        best = max(result.episode_return_mean for result in results)
+        assert best > 150, f"best mean return of 100 episodes was {best:.0f}"
+        assert results[-1].iteration == 60 and results[-1].metrics["learner/weights_version"] == 60
+        evaluated = ppo.evaluate(5)
+        assert len(evaluated) == 5 and np.mean([e.episode_return for e in evaluated]) > 150
+    assert not rlplat.is_initialized()
+
+
+def test_counts_decisions_only_and_reports_raw_returns() -> None:
+    with PPO(PPOConfig(**QUICK, normalize_rewards=True)) as ppo:
+        results = [ppo.step() for _ in range(4)]
+    steps = np.diff([0] + [result.env_steps for result in results])
+    assert (steps <= 8 * 32).all() and steps.sum() < 4 * 8 * 32  # some rows were resets
+    last = results[-1]
+    assert last.episodes > 10
+    assert last.episode_return_mean == last.episode_length_mean  # CartPole: one per step
+
+
+def test_same_seed_same_run_another_seed_another(runtime: None) -> None:
+    runs = [PPO(PPOConfig(**(QUICK | {"seed": seed}))) for seed in (3, 3, 4)]
+    for run in runs:
+        run.step()
+        run.step()
+    assert_equal_weights(runs[0], runs[1])
+    assert (weights_of(runs[0])["actor_head.weight"] != weights_of(runs[2])["actor_head.weight"]).any()
+
+
+def test_state_carries_over_counts_weights_and_window(runtime: None) -> None:
+    one, other = PPO(PPOConfig(**QUICK)), PPO(PPOConfig(**QUICK))
+    for _ in range(3):
+        before = one.step()
+    other.set_state(one.get_state())
+    assert_equal_weights(one, other)
+    after = other.step()
+    assert after.iteration == 4
+    assert after.env_steps > before.env_steps and after.episodes >= before.episodes
+    assert after.metrics["learner/weights_version"] > before.metrics["learner/weights_version"]
+
+
+def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None) -> None:
+    with PPO(PPOConfig(**(QUICK | {"num_rollout_workers": 2}))) as ppo:
+        ppo.step()
+        rlplat.kill(ppo._workers().handles[1])
+        result = ppo.step()
+        assert result.metrics["rollout/worker_restarts"] == 1
+        assert result.iteration == 2
+        # Two workers, two rounds; a lost fragment was neither counted nor learnt from, a new one took its place.
+        assert 2 * 2 * 8 * 32 - 2 * 2 * 60 < result.env_steps <= 2 * 2 * 8 * 32
+        assert ppo.get_state()["rollout_workers"]["incarnations"] == [0, 1]
+
+
+def test_a_dead_learner_ends_the_run(runtime: None) -> None:
+    with PPO(PPOConfig(**QUICK)) as ppo:
+        ppo.step()
+        rlplat.kill(ppo._learner)
+        with pytest.raises(RlplatError):
+            ppo.step()
+
+
+def test_closed_is_closed(runtime: None) -> None:
+    ppo = PPO(PPOConfig(**QUICK))
+    ppo.close()
+    ppo.close()
+    with pytest.raises(NotInitialized, match="closed"):
+        ppo.step()
+    assert rlplat.is_initialized()  # it was not PPO's to end
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        ({"clip_rewards": True, "normalize_rewards": True}, "exclude each other"),
+        ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
+    ],
+)
+def test_preflight_refuses_before_any_actor_starts(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        PPO(PPOConfig(**(QUICK | settings)))
+    assert not rlplat.is_initialized()
+
+
+def test_continuous_actions(runtime: None) -> None:
+    settings = QUICK | {"env": "Pendulum-v1", "normalize_observations": True, "normalize_rewards": True}
+    with PPO(PPOConfig(**settings)) as ppo:
+        result = [ppo.step() for _ in range(8)][-1]
+        assert result.env_steps >= 8 * 8 * 32 - 8 * 8
+        assert result.metrics["learner/entropy"] == pytest.approx(1.42, abs=0.2)
+        assert all(np.isfinite(w).all() for w in weights_of(ppo).values())

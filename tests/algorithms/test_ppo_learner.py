@@ -1,0 +1,225 @@
+"""`PPOLearner` on batches made here; golden losses; what it does with bad numbers; that its state is all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import rlplat
+from algorithms.ppo import PPOConfig, PPOLearner
+from rlplat.errors import NonFiniteError
+from rlplat.rl.interfaces import Episode
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
+from rlplat.rl.parameter_server import ParameterServer
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.sample_batch import SampleBatch
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "ppo_losses.json"
+VECTOR = PolicySpec((4,), "", "categorical", 2, "mlp", (16, 16), "tanh", False, True, 0.0)
+BOX = PolicySpec((4,), "", "gaussian", 2, "mlp", (16, 16), "tanh", False, True, 0.0)
+IMAGE = PolicySpec((2, 36, 36), "CHW", "categorical", 3, "nature_cnn", (16,), "tanh", True, True, 0.0)
+
+
+@pytest.fixture
+def parameter_server() -> Iterator[Any]:
+    rlplat.init(backend="inproc")
+    yield rlplat.remote(ParameterServer).remote()
+    rlplat.shutdown()
+
+
+def make_learner(parameter_server: Any, spec: PolicySpec = VECTOR, **settings: Any) -> PPOLearner:
+    defaults: dict[str, Any] = {
+        "env": "made up",
+        "seed": 1,
+        "minibatch_size": 16,
+        "num_epochs": 2,
+        "learning_rate": 1e-3,
+        "entropy_coef": 0.01,
+        "learner": {"precision": "float32", "device": "cpu", "num_threads": 1},
+        "stop": {"env_steps": 1000},
+    }
+    return PPOLearner(PPOConfig(**(defaults | settings)).model_dump(), spec, parameter_server)
+
+
+def make_batch(
+    spec: PolicySpec = VECTOR, seed: int = 0, num_steps: int = 16, num_envs: int = 4
+) -> SampleBatch:
+    """Random, but for the same seed always the same; a few episodes end, a few rows are resets."""
+    rng = np.random.default_rng(seed)
+    dtype = np.uint8 if spec.obs_layout else np.float32
+    obs = np.zeros((num_envs, *spec.obs_shape), dtype)
+    discrete = spec.action_kind == "categorical"
+    actions = np.zeros(num_envs, np.int64) if discrete else np.zeros((num_envs, spec.action_size), np.float32)
+    batch = SampleBatch.empty(num_steps, obs, actions, episodes=[Episode(1.0, 5)], timing={"sample_s": 0.5})
+    if spec.obs_layout:
+        batch.obs[:] = rng.integers(0, 256, batch.obs.shape)
+    else:
+        batch.obs[:] = rng.normal(size=batch.obs.shape)
+    batch.actions[:] = rng.integers(spec.action_size, size=batch.actions.shape) if discrete else rng.normal(
+        size=batch.actions.shape
+    )  # fmt: skip
+    batch.log_probs[:] = np.log(1.0 / spec.action_size) if discrete else -2.0
+    for column in (batch.values, batch.next_values, batch.rewards):
+        column[:] = rng.normal(size=column.shape)
+    ends = rng.random(batch.shape) < 0.1
+    batch.valid[0] = True
+    batch.valid[1:] = ~ends[:-1]
+    batch.terminated[:] = ends & batch.valid & (rng.random(batch.shape) < 0.5)
+    batch.truncated[:] = ends & batch.valid & ~batch.terminated
+    return batch
+
+
+@pytest.mark.parametrize("name, spec", [("categorical", VECTOR), ("gaussian", BOX), ("images", IMAGE)])
+def test_golden_losses(parameter_server: Any, name: str, spec: PolicySpec) -> None:
+    """Three rounds from fixed batches give the losses on file: a change here is a change of what is computed.
+
+    After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
+    """
+    learner = make_learner(parameter_server, spec)
+    losses = []
+    for seed in range(3):
+        metrics = learner.update(make_batch(spec, seed)).metrics
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "gradient_norm", "explained_variance")
+        losses.append({metric: metrics[f"learner/{metric}"] for metric in names})
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if name not in golden:
+        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
+        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
+    for round_, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
+        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"round {round_}"
+
+
+def test_an_update_counts_decisions_and_publishes_the_next_version(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server)
+    version, before = rlplat.get(parameter_server.latest.remote())
+    batch = make_batch()
+    report = learner.update(batch)
+    newer_version, after = rlplat.get(parameter_server.latest.remote())
+    assert (version, newer_version) == (0, 1)
+    assert 0 < report.env_steps == batch.env_steps < batch.valid.size
+    assert report.episodes == [Episode(1.0, 5)] and report.metrics["rollout/sample_s"] == 0.5
+    assert all((after[name] != before[name]).any() for name in before)
+
+
+def test_rows_in_which_an_environment_reset_itself_are_not_learnt_from(parameter_server: Any) -> None:
+    learners = [make_learner(parameter_server) for _ in range(2)]
+    batch, spoilt = make_batch(), make_batch()
+    for column in (spoilt.obs, spoilt.values, spoilt.next_values, spoilt.log_probs):
+        column[~spoilt.valid] = 1e6
+    for learner, each in zip(learners, (batch, spoilt), strict=True):
+        learner.update(each)
+    first, second = (learner.get_state()["weights"] for learner in learners)
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_batches_of_several_workers_are_one_round(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server)
+    batches = [make_batch(seed=0), make_batch(seed=1)]
+    report = learner.update(*batches)
+    assert report.env_steps == sum(batch.env_steps for batch in batches)
+    assert len(report.episodes) == 2
+    assert report.metrics["learner/weights_version"] == 1
+
+
+def test_schedules_follow_the_env_steps(parameter_server: Any) -> None:
+    linear = {"schedule": "linear", "start": 1.0, "end": 0.0}
+    learner = make_learner(
+        parameter_server, learning_rate=linear | {"start": 1e-3}, clip_range=linear, stop={"env_steps": 200}
+    )
+    first = learner.update(make_batch(seed=0))
+    second = learner.update(make_batch(seed=1))
+    assert first.metrics["learner/learning_rate"] == 1e-3
+    progress = first.env_steps / 200
+    assert second.metrics["learner/learning_rate"] == pytest.approx(1e-3 * (1 - progress))
+    assert second.metrics["learner/clip_range"] == pytest.approx(1 - progress)
+
+
+def test_target_kl_ends_the_epochs(parameter_server: Any) -> None:
+    settings = {"num_epochs": 10, "learning_rate": 0.05}
+    far = make_learner(parameter_server, target_kl=1e-3, **settings).update(make_batch())
+    free = make_learner(parameter_server, **settings).update(make_batch())
+    assert far.metrics["learner/epochs"] < free.metrics["learner/epochs"] == 10
+
+
+def test_reward_clipping_learns_from_signs(parameter_server: Any) -> None:
+    batch, signs = make_batch(), make_batch()
+    signs.rewards[:] = np.sign(signs.rewards)
+    states = []
+    for each, clip in ((batch, True), (signs, False)):
+        learner = make_learner(parameter_server, clip_rewards=clip)
+        learner.update(each)
+        states.append(learner.get_state()["weights"])
+    np.testing.assert_array_equal(states[0]["critic_head.weight"], states[1]["critic_head.weight"])
+
+
+def test_observation_statistics_travel_in_the_weights_one_round_late(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server, normalize_observations=True)
+    _, weights = rlplat.get(parameter_server.latest.remote())
+    np.testing.assert_array_equal(weights[OBS_MEAN], np.zeros(4))
+    batch = make_batch()
+    learner.update(batch)
+    _, weights = rlplat.get(parameter_server.latest.remote())
+    seen = batch.flat("obs")[batch.valid_rows()]
+    np.testing.assert_allclose(weights[OBS_MEAN], seen.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(weights[OBS_VAR], seen.var(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
+def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, spec: PolicySpec) -> None:
+    vector = {"normalize_observations": True} if spec is VECTOR else {}
+    settings: dict[str, Any] = vector | {
+        "normalize_rewards": True,
+        "learning_rate": {"schedule": "linear", "start": 1e-3},
+    }
+    one = make_learner(parameter_server, spec, **settings)
+    one.update(make_batch(spec, 0))
+    state = one.get_state()
+    another_server = rlplat.remote(ParameterServer).remote()
+    other = make_learner(another_server, spec, **(settings | {"seed": 5}))
+    other.set_state(state)
+    version, published = rlplat.get(another_server.latest.remote())
+    assert version == 2
+    np.testing.assert_array_equal(published["actor_head.weight"], state["weights"]["actor_head.weight"])
+    for learner in (one, other):
+        learner.update(make_batch(spec, 1))
+    first, second = one.get_state(), other.get_state()
+    for name in first["weights"]:
+        np.testing.assert_array_equal(first["weights"][name], second["weights"][name])
+    assert first["env_steps"] == second["env_steps"] and first["rng"] == second["rng"]
+
+
+def test_a_reward_that_is_not_finite_names_its_environment(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server)
+    batch = make_batch()
+    batch.rewards[3, 2] = np.nan
+    with pytest.raises(NonFiniteError, match=r"reward nan from environment 2 of rollout worker 0 \(step 3"):
+        learner.update(batch)
+
+
+def test_a_minibatch_that_is_not_finite_stops_the_run_with_unharmed_weights(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server, num_epochs=1, minibatch_size=1000)
+    batch = make_batch()
+    batch.log_probs[0, 0] = -np.inf
+    before = learner.get_state()["weights"]
+    with pytest.raises(NonFiniteError, match=r"batch columns \['log_probs'\].*version 0"):
+        learner.update(batch)
+    after = learner.get_state()["weights"]
+    assert all((after[name] == before[name]).all() for name in before)
+
+
+def test_or_is_skipped(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server, num_epochs=1, minibatch_size=8, non_finite="skip")
+    batch = make_batch()
+    batch.log_probs[0, 0] = -np.inf
+    report = learner.update(batch)
+    assert report.metrics["learner/skipped_minibatches"] == 1
+    assert np.isfinite(report.metrics["learner/policy_loss"])
+    assert all(np.isfinite(w).all() for w in learner.get_state()["weights"].values())

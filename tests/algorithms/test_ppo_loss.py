@@ -1,0 +1,128 @@
+"""`ppo_loss` against the same formulas written once more, in numpy and float64, row by row."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from algorithms.ppo import LOSS_STATS, ppo_loss  # noqa: E402
+
+SWITCHES = {
+    "clip_range": 0.2,
+    "value_coef": 0.5,
+    "entropy_coef": 0.01,
+    "clip_value_loss": False,
+    "normalize_advantages": True,
+}
+
+
+def minibatch(size: int = 64) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    old_log_probs = rng.normal(-1.0, 0.3, size)
+    old_values = rng.normal(0.0, 1.0, size)
+    return {
+        "new_log_probs": old_log_probs + rng.normal(0.0, 0.3, size),  # many ratios beyond the clip range
+        "new_entropies": rng.uniform(0.1, 0.7, size),
+        "new_values": old_values + rng.normal(0.0, 0.5, size),
+        "log_probs": old_log_probs,
+        "values": old_values,
+        "advantages": rng.normal(1.0, 2.0, size),
+        "returns": rng.normal(0.0, 1.0, size),
+    }
+
+
+def reference(data: dict[str, np.ndarray], switches: dict[str, Any]) -> tuple[float, dict[str, float]]:
+    epsilon = switches["clip_range"]
+    advantages = data["advantages"]
+    if switches["normalize_advantages"]:
+        advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    policy_terms, value_terms, kl_terms, clipped = [], [], [], 0
+    for i, advantage in enumerate(advantages):
+        ratio = math.exp(data["new_log_probs"][i] - data["log_probs"][i])
+        policy_terms.append(-min(ratio * advantage, min(max(ratio, 1 - epsilon), 1 + epsilon) * advantage))
+        error = (data["new_values"][i] - data["returns"][i]) ** 2
+        if switches["clip_value_loss"]:
+            move = min(max(data["new_values"][i] - data["values"][i], -epsilon), epsilon)
+            error = max(error, (data["values"][i] + move - data["returns"][i]) ** 2)
+        value_terms.append(0.5 * error)
+        kl_terms.append(ratio - 1 - math.log(ratio))
+        clipped += abs(ratio - 1) > epsilon
+    size = len(advantages)
+    stats = {
+        "policy_loss": sum(policy_terms) / size,
+        "value_loss": sum(value_terms) / size,
+        "entropy": float(data["new_entropies"].mean()),
+        "approx_kl": sum(kl_terms) / size,
+        "clip_fraction": clipped / size,
+    }
+    loss = (
+        stats["policy_loss"]
+        + switches["value_coef"] * stats["value_loss"]
+        - switches["entropy_coef"] * stats["entropy"]
+    )
+    return loss, stats
+
+
+def loss_of(data: dict[str, np.ndarray], **switches: Any) -> tuple[Any, Any, dict[str, Any]]:
+    tensors = {name: torch.tensor(array, dtype=torch.float32) for name, array in data.items()}
+    for name in ("new_log_probs", "new_entropies", "new_values"):
+        tensors[name].requires_grad_(True)
+    columns = {name: tensor for name, tensor in tensors.items() if not name.startswith("new")}
+    new = (tensors["new_log_probs"], tensors["new_entropies"], tensors["new_values"])
+    loss, stats = ppo_loss(*new, columns, **(SWITCHES | switches))
+    return loss, stats, tensors
+
+
+@pytest.mark.parametrize(
+    "clip_value_loss, normalize_advantages", list(itertools.product([False, True], repeat=2))
+)
+def test_agrees_with_the_formulas(clip_value_loss: bool, normalize_advantages: bool) -> None:
+    switches = SWITCHES | {"clip_value_loss": clip_value_loss, "normalize_advantages": normalize_advantages}
+    loss, stats, _ = loss_of(minibatch(), **switches)
+    expected_loss, expected_stats = reference(minibatch(), switches)
+    assert float(loss.detach()) == pytest.approx(expected_loss, rel=1e-5)
+    assert dict(zip(LOSS_STATS, stats.tolist(), strict=True)) == pytest.approx(expected_stats, rel=1e-5)
+
+
+def test_the_gradient_is_the_policy_gradient_where_the_policy_has_not_moved() -> None:
+    data = minibatch()
+    data["new_log_probs"] = data["log_probs"]
+    loss, stats, tensors = loss_of(data, normalize_advantages=False)
+    loss.backward()
+    size = len(data["advantages"])
+    np.testing.assert_allclose(tensors["new_log_probs"].grad.numpy(), -data["advantages"] / size, rtol=1e-4)
+    np.testing.assert_allclose(tensors["new_entropies"].grad.numpy(), -0.01 / size, rtol=1e-4)
+    np.testing.assert_allclose(
+        tensors["new_values"].grad.numpy(),
+        0.5 * (data["new_values"] - data["returns"]) / size,
+        rtol=1e-3,
+        atol=1e-7,
+    )
+    assert stats.tolist()[LOSS_STATS.index("approx_kl")] == 0.0
+
+
+def test_no_gradient_beyond_the_clip_range_where_the_loss_gains_from_it() -> None:
+    """The table of the four cases: ratio above or below, advantage positive or negative."""
+    data = {name: array[:4].copy() for name, array in minibatch().items()}
+    data["advantages"] = np.array([1.0, 1.0, -1.0, -1.0])
+    data["new_log_probs"] = data["log_probs"] + np.log([1.5, 0.5, 1.5, 0.5])
+    loss, _, tensors = loss_of(data, normalize_advantages=False)
+    loss.backward()
+    assert (tensors["new_log_probs"].grad != 0).tolist() == [False, True, True, False]
+
+
+def test_one_sample_alone_is_not_normalised() -> None:
+    loss, _, _ = loss_of({name: array[:1] for name, array in minibatch().items()})
+    assert math.isfinite(float(loss.detach()))
+
+
+def test_old_columns_get_no_gradient() -> None:
+    loss, _, tensors = loss_of(minibatch(), clip_value_loss=True)
+    loss.backward()
+    assert all(tensors[name].grad is None for name in ("log_probs", "values", "advantages", "returns"))

@@ -1,0 +1,305 @@
+"""`rlplat train`, `evaluate` and `runs` as commands, with an algorithm that only counts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplat.checkpoints import latest_valid
+from rlplat.cli import main
+from rlplat.metrics import read_records
+from rlplat.rl import registry
+
+ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(*arguments: str) -> int:
+    return main(["train", "--algo", ALGO, "--env", "X", *arguments])
+
+
+def saved_steps(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != "latest")
+
+
+def test_a_run_leaves_all_that_belongs_to_a_run(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "300", "--checkpoint-period", "100", "--out", "runs/demo") == 0
+    run = here / "runs" / "demo"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "progress.csv", "tensorboard",
+    ]  # fmt: skip
+    assert saved_steps(run) == ["step_100", "step_200", "step_300"]
+    records = read_records(run / "metrics.jsonl")
+    assert [record["iteration"] for record in records] == [
+        *range(1, 31),
+        30,
+    ]  # the closing line has the evaluation
+    assert set(records[0]) >= {
+        "iteration", "env_steps", "wall_s", "env_steps_per_s", "episodes", "episode_return_mean", "episode_length_mean",
+    }  # fmt: skip
+    assert records[0]["learner/undefined"] is None
+    assert records[-1]["eval/return_mean"] == 39.5 and records[-1]["eval/episodes"] == 20
+    with open(run / "progress.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 31 and table[0]["eval/return_mean"] == "" and table[-1]["eval/return_mean"] == "39.5"
+    out = capsys.readouterr()
+    assert "300 env steps" in out.out and "rlplat evaluate runs/demo" in out.out
+    assert "nan" not in out.out + out.err
+    checkpoint, _ = latest_valid(run)
+    assert checkpoint is not None
+    assert checkpoint.manifest["not_saved"] == ["environment state"]
+    assert checkpoint.manifest["spaces"] == "Box(1,) -> Discrete(2)"
+
+
+def test_the_config_of_a_run_reproduces_it(here: Path) -> None:
+    assert (
+        train("--stop.env-steps", "50", "--set", "discount=0.5", "policy.hidden_sizes=[8]", "--out", "a") == 0
+    )
+    assert main(["train", "a/config.yaml", "--out", "b"]) == 0
+    assert Path("a/config.yaml").read_text() == Path("b/config.yaml").read_text()
+    assert "discount: 0.5\n" in Path("b/config.yaml").read_text()
+
+
+def test_an_existing_run_is_never_overwritten(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "20", "--out", "runs/demo") == 0
+    before = (here / "runs/demo/metrics.jsonl").read_text()
+    assert train("--stop.env-steps", "20", "--out", "runs/demo") == 2
+    error = capsys.readouterr().err
+    assert "--resume runs/demo" in error and "--out" in error and "Traceback" not in error
+    assert (here / "runs/demo/metrics.jsonl").read_text() == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_told_before_the_first_step(here: Path, capsys: Any) -> None:
+    here.chmod(0o500)
+    assert train("--out", "demo") == 2
+    assert "cannot write to the run directory demo" in capsys.readouterr().err
+
+
+def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: Any) -> None:
+    (here / "file").write_text("")
+    assert train("--out", "file/demo", "--set", "fail_at=1") == 2
+    assert "cannot write to the run directory file/demo: Not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--algo", "pp", "--env", "X"], "unknown algorithm 'pp'; did you mean 'ppo'?\nalgorithms: ppo"),
+        (["--algo", "no.such.module:X", "--env", "X"], "there is no module 'no.such.module'"),
+        (["--algo", "os:nothing", "--env", "X"], "module 'os' has no 'nothing'"),
+        (["--algo", "os:getcwd", "--env", "X"], "has no `config_class`"),
+        ([], "which algorithm? give --algo ppo"),
+        (["--algo", ALGO], "'env' is not set and has no default: give --env VALUE"),
+        (["nothing.yaml"], "no config file 'nothing.yaml'"),
+        (
+            ["--algo", ALGO, "--env", "X", "--sed", "3"],
+            "unknown key 'sed' (from --sed); did you mean 'seed'?",
+        ),
+        (["--algo", ALGO, "--env", "X", "--stop.env-step", "3"], "did you mean 'stop.env_steps'?"),
+        (["--algo", ALGO, "--env", "X", "--seed", "-1"], "bad value for 'seed' (from --seed): -1"),
+        (
+            ["--algo", ALGO, "--env", "X", "--set", "c.yaml"],
+            "--set takes KEY=VALUE, not 'c.yaml'; a config file goes",
+        ),
+        (["--resume", "nowhere"], "no run in nowhere"),
+        (["--resume", "a", "--out", "b"], "leave --out away"),
+    ],
+)
+def test_bad_usage_is_one_message_and_exit_code_2(
+    here: Path, capsys: Any, arguments: list[str], said: str
+) -> None:
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+    assert list(here.iterdir()) == []
+
+
+def test_a_failing_environment_is_named_with_exit_code_1_and_nothing_saved_is_lost(
+    here: Path, capsys: Any
+) -> None:
+    flags = ("--fail-at", "8", "--checkpoint-period", "50", "--out", "demo")
+    assert train(*flags) == 1
+    error = capsys.readouterr().err
+    assert "environment 3 of 'X' raised ValueError: no such action" in error
+    assert "checkpoint saved at 50 env steps; to go on: rlplat train --resume demo" in error
+    assert "Traceback" not in error and "Traceback" in (here / "demo/log.txt").read_text()
+    assert saved_steps(here / "demo") == ["step_50"]
+
+
+def test_debug_shows_the_traceback(capsys: Any) -> None:
+    assert train("--fail-at", "1", "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_signal_saves_and_says_how_to_go_on(here: Path, capsys: Any, number: int, exit_code: int) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert train("--signal-at", "7", "--signal-number", str(int(number)), "--out", "demo") == exit_code
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert saved_steps(here / "demo") == ["step_70"]
+    assert "to go on: rlplat train --resume demo" in capsys.readouterr().err
+
+
+def test_two_signals_leave_at_once(here: Path, capsys: Any) -> None:
+    assert train("--signal-at", "7", "--num-signals", "2", "--out", "demo") == 130
+    assert saved_steps(here / "demo") == []
+    assert len(read_records(here / "demo/metrics.jsonl")) == 6
+
+
+def test_a_resumed_run_ends_bit_identical_to_one_that_never_stopped(here: Path) -> None:
+    assert train("--stop.env-steps", "200", "--out", "whole") == 0
+    # killed at iteration 13 with a checkpoint at 10: what was measured in between is measured again, not twice
+    assert (
+        train("--stop.env-steps", "200", "--checkpoint-period", "100", "--fail-at", "13", "--out", "parts")
+        == 1
+    )
+    assert main(["train", "--resume", "parts", "--set", "fail_at=0"]) == 0
+    states = [latest_valid(here / name)[0] for name in ("whole", "parts")]
+    assert states[0] is not None and states[1] is not None
+    one, other = states[0].state["algorithm"], states[1].state["algorithm"]
+    assert one["sums"].tobytes() == other["sums"].tobytes() and one["rng"] == other["rng"]
+    figures = [
+        [
+            (record["iteration"], record["learner/sum"])
+            for record in read_records(here / name / "metrics.jsonl")
+        ]
+        for name in ("whole", "parts")
+    ]
+    assert figures[0] == figures[1]
+
+
+def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
+    here: Path, capsys: Any
+) -> None:
+    assert train("--stop.env-steps", "50", "--out", "demo") == 0
+    assert main(["train", "--resume", "demo", "--stop.env-steps", "80"]) == 0
+    assert "80 env steps" in capsys.readouterr().out
+    assert "env_steps: 80" in (here / "demo/config.yaml").read_text()
+    assert main(["train", "--resume", "demo"]) == 0
+    assert "already" in capsys.readouterr().out
+    assert saved_steps(here / "demo")[-1] == "step_80"
+
+
+def test_what_weights_depend_on_cannot_change_on_resume(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "50", "--out", "demo") == 0
+    assert main(["train", "--resume", "demo", "--env", "Y"]) == 2
+    assert "'env' cannot change when a run is resumed" in capsys.readouterr().err
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_older_one_taken(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "50", "--checkpoint-period", "20", "--out", "demo") == 0
+    os.truncate(here / "demo/checkpoints/step_50/state.json", 5)
+    assert main(["train", "--resume", "demo", "--stop.env-steps", "60"]) == 0
+    error = capsys.readouterr().err
+    assert "step_50 passed over: file state.json has 5 bytes" in error
+    assert "resuming demo at 40 env steps" in error
+
+
+@pytest.fixture
+def training(here: Path) -> Iterator[tuple[Path, subprocess.Popen[str], Any]]:
+    """A run in another process, in the middle of a step."""
+    fifo = here / "fifo"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "rlplat.cli", "train", "--algo", ALGO, "--env", "X", "--out", "demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--wait-at", str(fifo)], env=environment, stderr=subprocess.PIPE, text=True
+    ) as run:
+        with open(fifo, "w") as door:  # opens when the first step reads
+            yield here / "demo", run, door
+            if run.poll() is None:
+                run.kill()
+
+
+def test_a_run_that_is_going_is_shown_and_cannot_be_resumed(training: Any, capsys: Any) -> None:
+    directory, _, _ = training
+    assert main(["runs", ".", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["is_running"] and row["run"] == "demo" and row["env_steps"] is None
+    assert main(["train", "--resume", str(directory)]) == 2
+
+
+def test_ctrl_c_in_another_process(training: Any) -> None:
+    directory, run, door = training
+    run.send_signal(signal.SIGINT)
+    assert run.stderr.readline().startswith("SIGINT: finishing this step, then saving a checkpoint")
+    door.close()
+    assert run.wait() == 130
+    assert saved_steps(directory) == ["step_10"]
+
+
+def test_evaluate_and_runs(here: Path, capsys: Any) -> None:
+    assert (
+        train("--stop.env-steps", "50", "--checkpoint-period", "20", "--out", "runs/demo", "--seed", "4") == 0
+    )
+    capsys.readouterr()
+    assert main(["evaluate", "runs/demo", "--episodes", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["env_steps"], report["return_mean"], report["returns"]) == (50, 6.0, [5.0, 6.0, 7.0])
+    assert main(["evaluate", "runs/demo/checkpoints/step_20", "--episodes", "1"]) == 0
+    assert "X: return 2.0 ± 0.0" in capsys.readouterr().out
+    assert main(["runs", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["env"], row["seed"], row["env_steps"], row["eval_return_mean"]) == ("X", 4, 50, 14.5)
+    assert row["is_running"] is False
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["run", "algo", "env"] and "runs/demo" in lines[1] and "ended" in lines[1]
+
+
+def test_evaluate_and_runs_where_there_is_nothing(here: Path, capsys: Any) -> None:
+    assert main(["evaluate", "runs/none"]) == 2
+    assert "no run in runs/none" in capsys.readouterr().err
+    assert main(["evaluate", "runs/none", "--episodes", "0"]) == 2
+    assert main(["runs"]) == 0
+    assert "no runs in runs; start one" in capsys.readouterr().out
+
+
+def test_the_tuned_config_is_found_whatever_the_spelling(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (here / "configs" / "counting").mkdir(parents=True)
+    (here / "configs/counting/Pong.yaml").write_text("env: Pong\nbatch: 25\nstop: {env_steps: 50}\n")
+    monkeypatch.setattr(registry, "configs_directory", lambda: here / "configs")
+    monkeypatch.setattr("rlplat.rl.training_plan.configs_directory", lambda: here / "configs")
+    monkeypatch.setattr(registry, "algorithm_homes", lambda: {"counting": ALGO})
+    for number, env in enumerate(("Pong", "pong", "ALE/Pong-v5", "PongNoFrameskip-v4")):
+        assert main(["train", "--algo", "counting", "--env", env, "--out", f"r{number}"]) == 0
+        out = capsys.readouterr()
+        assert "using the tuned config configs/counting/Pong.yaml" in out.err
+        assert "50 env steps" in out.out and "env: Pong\n" in Path(f"r{number}/config.yaml").read_text()
+    assert main(["train", "configs/counting/Pong.yaml", "--batch", "50", "--out", "by-file"]) == 0
+    assert (
+        main(["train", "--algo", "counting", "--env", "Breakout", "--stop.env-steps", "9", "--out", "other"])
+        == 0
+    )
+    assert "tuned" not in capsys.readouterr().err
+    assert main(["train", "configs/counting/Pong.yaml", "--set", "batsh=3"]) == 2
+    assert "unknown key 'batsh' (from --set batsh); did you mean 'batch'?" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: Any) -> None:
+    assert main(["--help"]) == 0
+    assert "rlplat train --algo ppo --env CartPole-v1" in capsys.readouterr().out
+    for command in ("train", "evaluate", "check-env", "runs"):
+        assert main([command, "--help"]) == 0
+        assert "examples:" in capsys.readouterr().out
+    assert main([]) == 2
+    assert main(["trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err

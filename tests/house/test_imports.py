@@ -1,0 +1,72 @@
+"""What imports what: the contracts of pyproject.toml hold, and the light parts stay light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = {"torch", "tensorflow", "tensorboard", "jax", "ray"}
+HEAVY = FRAMEWORKS | {
+    "gymnasium",
+    "ale_py",
+    "numpy",
+    "pydantic",
+    "yaml",
+    "zmq",
+    "rich",
+    "tqdm",
+    "cloudpickle",
+    "msgspec",
+}
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level packages that a fresh interpreter has loaded after running `code`."""
+    script = f"import sys, json\n{code}\njson.dump(sorted({{m.partition('.')[0] for m in sys.modules}}), sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_importing_rlplat_loads_next_to_nothing() -> None:
+    assert loaded_by("import rlplat") & HEAVY == set()
+
+
+def test_help_loads_next_to_nothing() -> None:
+    assert loaded_by("from rlplat.cli import main\nmain(['--help'])") & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rlplat.rl.training_loop",
+        "rlplat.rl.interfaces",
+        "rlplat.checkpoints",
+        "rlplat.metrics",
+        "algorithms.ppo",
+    ],
+)
+def test_the_driver_of_a_run_loads_no_framework(module: str) -> None:
+    assert loaded_by(f"import {module}") & FRAMEWORKS == set()
+
+
+def test_the_import_contracts_hold() -> None:
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_the_algorithms_of_the_source_tree_are_found() -> None:
+    code = (
+        "from rlplat.rl.registry import algorithm_homes, load_algorithm\n"
+        "assert algorithm_homes()['ppo'] == 'algorithms.ppo:PPO'\n"
+        "assert load_algorithm('PPO').name == 'ppo'"
+    )
+    assert loaded_by(code) & FRAMEWORKS == set()

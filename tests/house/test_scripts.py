@@ -1,0 +1,95 @@
+"""The scripts: they parse, they are executable, and the install refuses an old Python with the fix."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "scripts").iterdir())]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_executable_and_parse(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    assert script.read_text().startswith("#!/bin/sh\n")
+    subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what scripts/install looks at, and a PATH with nothing but the usual tools."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "dirname", "cat", "cksum", "mkdir", "flock", "rm", "tail"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    return tmp_path
+
+
+def fake_python(checkout: Path, *, version_is_fine: bool, pip_works: bool) -> None:
+    """A `python3` that notes its arguments; `-m venv DIR` copies it to DIR/bin/python."""
+    python = checkout / "tools" / "python3"
+    cp = shutil.which("cp")
+    python.write_text(
+        f"""#!/bin/sh
+echo "$*" >>{checkout}/calls
+case "$*" in
+    "-c"*) [ {int(version_is_fine)} = 1 ] ;;
+    "--version") echo Python 3.99 ;;
+    "-m venv"*) mkdir -p "$3/bin" && {cp} "$0" "$3/bin/python" ;;
+    *pip*) echo "ERROR: no matching distribution"; [ {int(pip_works)} = 1 ] ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+
+
+def install(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": str(checkout / "tools")}
+    script = str(checkout / "scripts" / "install")
+    return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
+
+
+def test_an_old_python_is_refused_with_the_fix(checkout: Path) -> None:
+    fake_python(checkout, version_is_fine=False, pip_works=True)
+    done = install(checkout)
+    assert done.returncode == 2
+    assert "Python 3.11 or newer" in done.stderr and "RLPLAT_PYTHON=" in done.stderr
+
+
+def test_a_failed_install_shows_the_log_and_is_done_again(checkout: Path) -> None:
+    fake_python(checkout, version_is_fine=True, pip_works=False)
+    done = install(checkout)
+    assert done.returncode == 1
+    assert "ERROR: no matching distribution" in done.stderr
+    assert not (checkout / ".venv" / "installed").exists()
+
+    fake_python(checkout, version_is_fine=True, pip_works=True)
+    shutil.copy(checkout / "tools" / "python3", checkout / ".venv" / "bin" / "python")
+    assert install(checkout).returncode == 0
+    assert (checkout / ".venv" / "installed").exists()
+
+
+def test_the_second_use_does_nothing_until_the_requirements_change(checkout: Path) -> None:
+    fake_python(checkout, version_is_fine=True, pip_works=True)
+    assert install(checkout, "dev").returncode == 0
+    calls = (checkout / "calls").read_text()
+    assert "install -c" in calls and "log,dev]" in calls
+    for arguments in ((), ("dev",)):  # the dev install holds what the plain one does
+        done = install(checkout, *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert (checkout / "calls").read_text() == calls
+
+    with open(checkout / "constraints.txt", "a") as file:
+        file.write("# changed\n")
+    assert install(checkout).returncode == 0
+    assert (checkout / "calls").read_text() != calls

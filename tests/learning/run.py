@@ -1,0 +1,106 @@
+"""Learning tests: train tuned configs to their `stop` and check what they `expect`.
+
+./scripts/learning-tests                                       every file in configs/
+./scripts/learning-tests configs/ppo/CartPole-v1.yaml --seeds 1 2 3 4 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rlplat
+from rlplat.cli.train import settings_layer
+from rlplat.errors import RlplatError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    config: str
+    seed: int
+    env_steps: int
+    seconds: float
+    """From the call of `train` to its return: start-up, training, final evaluation."""
+    episode_return_mean: float | None
+    evaluation_return_mean: float | None
+    failure: str
+    """Which expectation was missed, or the error; empty when the test passed."""
+
+
+def learn(config: Path, seed: int, out: Path, settings: Sequence[str] = ()) -> Outcome:
+    """One run of one config with one seed; `settings` are KEY=VALUE as in `rlplat train --set`."""
+    started_s = time.monotonic()
+    run = rlplat.train(config=config, out=out, flags=[settings_layer(settings)], seed=seed)
+    seconds = time.monotonic() - started_s
+    reached = {
+        "episode_return_mean": run.result.episode_return_mean if run.result else None,
+        "evaluation_return_mean": run.evaluation.get("eval/return_mean"),
+    }
+    expected = {name: value for name, value in run.config.expect.model_dump().items() if value is not None}
+    misses = [
+        f"{name} is {_number(reached[name])}, expected at least {value:g}"
+        for name, value in expected.items()
+        if reached[name] is None or reached[name] < value  # type: ignore[operator]
+    ]
+    if not expected:
+        misses = ["the config expects nothing: add an `expect` section"]
+    env_steps = run.result.env_steps if run.result else 0
+    return Outcome(config.stem, seed, env_steps, seconds, *reached.values(), "; ".join(misses))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _row(outcome: Outcome) -> str:
+    return (
+        f"{outcome.config:<18}{outcome.seed:>6}{outcome.env_steps:>12,}{outcome.seconds:>10.1f}"
+        f"{_number(outcome.episode_return_mean):>10}{_number(outcome.evaluation_return_mean):>10}"
+        f"  {'FAIL: ' + outcome.failure if outcome.failure else 'pass'}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="learning-tests", description=__doc__.splitlines()[0])
+    parser.add_argument("configs", nargs="*", type=Path, help="config files (default: all in configs/)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: the config's own seed")
+    parser.add_argument("--out", type=Path, help="keep the run directories here (default: a temporary one)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all of them")
+    options = parser.parse_args(argv)
+    configs = options.configs or sorted(CONFIGS.glob("*/*.yaml"))
+    outcomes: list[Outcome] = []
+    print(
+        f"{'config':<18}{'seed':>6}{'env steps':>12}{'wall s':>10}{'return':>10}{'eval':>10}  result",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="rlplat-learning-") as temporary:
+        out = options.out or Path(temporary)
+        for config in configs:
+            for seed in options.seeds or [own_seed(config)]:
+                try:
+                    directory = out / f"{config.parent.name}-{config.stem}-seed{seed}"
+                    outcome = learn(config, seed, directory, options.set)
+                except RlplatError as error:
+                    outcome = Outcome(config.stem, seed, 0, 0.0, None, None, str(error))
+                outcomes.append(outcome)
+                print(_row(outcome), flush=True)
+    passed = sum(not outcome.failure for outcome in outcomes)
+    print(f"{passed} of {len(outcomes)} passed")
+    return 0 if outcomes and passed == len(outcomes) else 1
+
+
+def own_seed(config: Path) -> int:
+    from rlplat.rl.training_plan import plan_from_file
+
+    return int(plan_from_file(config, []).config.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RewardNormalizer, RunningMeanVar
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.floats(-1e6, 1e6))
+def test_batches_merge_to_the_statistics_of_the_whole(sizes: list[int], offset: float) -> None:
+    rng = np.random.default_rng(len(sizes))
+    batches = [rng.normal(offset, 3.0, (size, 2)) for size in sizes]
+    statistics = RunningMeanVar((2,))
+    for batch in batches:
+        statistics.update(batch)
+    whole = np.concatenate(batches)
+    assert statistics.count == len(whole)
+    if len(whole):
+        np.testing.assert_allclose(statistics.mean, whole.mean(axis=0), rtol=1e-9)
+        np.testing.assert_allclose(statistics.var, whole.var(axis=0), rtol=1e-6, atol=1e-9)
+
+
+def test_state_round_trip_continues_identically() -> None:
+    rng = np.random.default_rng(0)
+    first, second = RunningMeanVar((3,)), RunningMeanVar((3,))
+    first.update(rng.normal(size=(5, 3)))
+    second.set_state(first.get_state())
+    more = rng.normal(size=(4, 3))
+    first.update(more)
+    second.update(more)
+    np.testing.assert_array_equal(first.mean, second.mean)
+    np.testing.assert_array_equal(first.var, second.var)
+
+
+def test_observations_are_normalised_with_the_weights_statistics_and_clipped() -> None:
+    normalize = ObsNormalizer()
+    obs = np.float32([[1.0, 2.0], [5.0, 1e6]])
+    assert normalize(obs) is obs  # nothing to do yet
+    normalize.set_weights({OBS_MEAN: np.float32([1.0, 2.0]), OBS_VAR: np.float32([4.0, 1.0])})
+    np.testing.assert_allclose(normalize(obs), [[0.0, 0.0], [2.0, 10.0]])
+    assert obs[1, 1] == 1e6  # the input stays
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_running_return() -> None:
+    rewards = np.float32([[1, 0], [2, 4], [3, 8]])
+    ends = np.array([[0, 0], [1, 0], [0, 0]], np.bool_)
+    running = np.array([[1, 0], [2.5, 4], [3, 10]])  # discount 0.5, starting anew after the end of env 0
+    normalizer = RewardNormalizer(0.5)
+    normalized = normalizer.normalize(rewards, ends, np.ones_like(ends))
+    np.testing.assert_allclose(normalized, rewards / running.std(), rtol=1e-6)
+    assert normalized.dtype == np.float32
+
+
+def test_running_returns_go_on_per_worker_and_start_anew_with_an_incarnation() -> None:
+    one, ends, valid = np.float32([[1.0]]), np.zeros((1, 1), np.bool_), np.ones((1, 1), np.bool_)
+    normalizer = RewardNormalizer(1.0)
+    for worker_index, incarnation in ((0, 0), (0, 0), (1, 0), (0, 1)):
+        normalizer.normalize(one, ends, valid, worker_index=worker_index, incarnation=incarnation)
+    # The stream of running returns was 1, 2, 1 (another worker), 1 (a worker that was replaced).
+    assert normalizer.statistics.mean == 1.25 and normalizer.statistics.count == 4
+    resumed = RewardNormalizer(1.0)
+    resumed.set_state(normalizer.get_state())
+    for each in (normalizer, resumed):
+        each.normalize(one, ends, valid, worker_index=1)
+    assert normalizer.statistics.mean == resumed.statistics.mean == (1 + 2 + 1 + 1 + 2) / 5
+
+
+def test_reset_rows_are_not_measured() -> None:
+    normalizer = RewardNormalizer(1.0)
+    valid = np.array([[True], [False]])
+    normalizer.normalize(np.float32([[1.0], [0.0]]), np.array([[True], [False]]), valid)
+    assert normalizer.statistics.count == 1

@@ -1,0 +1,59 @@
+"""What a run shows: a line now and then, a bar on a terminal, never a bare nan."""
+
+from __future__ import annotations
+
+import io
+
+from rlplat.rl.interfaces import Result
+from rlplat.rl.progress import ProgressBar, ProgressLines, describe, open_progress
+
+
+def result(env_steps: int, **metrics: float) -> Result:
+    return Result(1, env_steps, 57, 312.41, 200.0, dict(metrics))
+
+
+def test_before_an_episode_has_finished_it_says_so() -> None:
+    assert describe(Result(1, 10, 0, None, None)) == "0 episodes finished"
+    waiting = Result(1, 10, 0, None, None, {"rollout/longest_running_episode": 12345.0})
+    assert describe(waiting) == "0 episodes finished, longest running 12,345 steps"
+    assert describe(result(1)) == "return 312.4 (length 200.0, 57 episodes)"
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_line_at_once_and_then_one_every_ten_seconds() -> None:
+    clock = Clock()
+    stream = io.StringIO()
+    lines = ProgressLines(stream, clock=clock)
+    for index, clock.now_s in enumerate((100.0, 101.0, 109.9, 110.0, 119.0, 121.0)):
+        lines.show(result(1000 * (index + 1)), 1234.5)
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["1,000", "4,000", "6,000"]
+    assert "1,234/s" in stream.getvalue()
+
+
+def test_nobody_reading_does_not_stop_the_training() -> None:
+    stream = io.StringIO()
+    lines = ProgressLines(stream)
+    stream.close()
+    lines.show(result(1), 1.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_that_starts_where_the_run_resumes() -> None:
+    assert isinstance(open_progress(1000, 0, io.StringIO()), ProgressLines)
+    terminal = Terminal()
+    bar = open_progress(1000, 500, terminal)
+    assert isinstance(bar, ProgressBar)
+    bar.say("a note")
+    bar.show(result(750), 10.0)
+    bar.close()
+    assert "a note" in terminal.getvalue() and "75%" in terminal.getvalue()

@@ -1,0 +1,222 @@
+"""Rollout workers over an environment whose observations say where they come from; the in-process backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat.errors import ActorDied, EnvError
+from rlplat.rl import rollout_worker as rollout_worker_module
+from rlplat.rl.interfaces import Episode, Step
+from rlplat.rl.parameter_server import ParameterServer
+from rlplat.rl.rollout_worker import RolloutWorker
+from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.worker_group import RestartLimit, RolloutWorkers
+
+CONFIG: dict[str, Any] = {
+    "env": "Counting",
+    "env_kwargs": {},
+    "seed": 0,
+    "num_envs_per_worker": 2,
+    "num_rollout_workers": 1,
+    "rollout_length": 4,
+    "learner": {"precision": "auto", "num_threads": 0},
+    "policy": {
+        "encoder": "mlp",
+        "hidden_sizes": [1],
+        "activation": "relu",
+        "share_encoder": True,
+        "orthogonal_init": True,
+        "initial_log_std": 0.0,
+    },
+}
+
+
+class CountingEnv:
+    """Environment b counts from 10 * (b + 1); its episodes last 3 steps: environment 0 terminates, 1 is cut off.
+
+    Resets within the step that ended the episode, so the last observation comes in `final_obs` only.
+    """
+
+    spec = SpaceSpec(ObsSpec("vector", (1,), "float32", ""), ActionSpec("discrete", n=2))
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.starts = 10.0 * np.arange(1, num_envs + 1, dtype=np.float32)
+        self.t = 0
+        self.obs = np.zeros((num_envs, 1), np.float32)
+        self.finished: list[Episode] = []
+
+    def reset(self) -> np.ndarray:
+        self.t = 0
+        self.obs[:, 0] = self.starts
+        return self.obs
+
+    def step(self, actions: np.ndarray) -> Step:
+        self.t += 1
+        rewards = self.obs[:, 0].copy()
+        final_obs = None
+        self.obs += 1  # in place, as some environments do
+        ended = self.t % 3 == 0
+        if ended:
+            final_obs = self.obs.copy()
+            self.obs[:, 0] = self.starts
+            self.finished += [Episode(3 * start + 3, 3) for start in self.starts.tolist()]
+        terminated = np.array([ended, False])
+        return Step(self.obs, rewards, terminated, ended & ~terminated, np.ones(2, np.bool_), final_obs)
+
+    def pop_episodes(self) -> list[Episode]:
+        finished, self.finished = self.finished, []
+        return finished
+
+    def close(self) -> None:
+        pass
+
+
+VALUE_IS_OBS = {
+    "actor_encoder.layers.0.weight": np.ones((1, 1), np.float32),
+    "actor_encoder.layers.0.bias": np.zeros(1, np.float32),
+    "actor_head.weight": np.zeros((2, 1), np.float32),
+    "actor_head.bias": np.zeros(2, np.float32),
+    "critic_head.weight": np.ones((1, 1), np.float32),
+    "critic_head.bias": np.zeros(1, np.float32),
+}
+
+
+@pytest.fixture
+def parameter_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(
+        rollout_worker_module, "make_vector_env", lambda env, num_envs, **_: CountingEnv(num_envs)
+    )
+    rlplat.init(backend="inproc")
+    server = rlplat.remote(ParameterServer).remote()
+    rlplat.get(server.set_weights.remote(0, VALUE_IS_OBS))
+    yield server
+    rlplat.shutdown()
+
+
+def test_a_fragment_holds_what_happened(parameter_server: Any) -> None:
+    batch = RolloutWorker(CONFIG, 3, 1, parameter_server).sample()
+    np.testing.assert_array_equal(batch.obs[..., 0], [[10, 20], [11, 21], [12, 22], [10, 20]])
+    np.testing.assert_array_equal(batch.rewards, batch.obs[..., 0])
+    np.testing.assert_array_equal(batch.values, batch.obs[..., 0])
+    np.testing.assert_array_equal(batch.terminated, [[0, 0], [0, 0], [1, 0], [0, 0]])
+    np.testing.assert_array_equal(batch.truncated, [[0, 0], [0, 0], [0, 1], [0, 0]])
+    # The cut-off environment bootstraps from its last observation, 23, not from the 20 it was reset to.
+    expected = np.float32([[11, 21], [12, 22], [0, 23], [11, 21]])
+    np.testing.assert_array_equal(np.where(batch.terminated, 0, batch.next_values), expected)
+    np.testing.assert_allclose(batch.log_probs, np.log(0.5), rtol=1e-6)
+    assert batch.episodes == [Episode(33.0, 3), Episode(63.0, 3)]
+    assert (batch.worker_index, batch.incarnation, batch.weights_version, batch.env_steps) == (3, 1, 0, 8)
+
+
+def test_fragments_follow_on_each_other_with_the_newest_weights(parameter_server: Any) -> None:
+    worker = RolloutWorker(CONFIG, 0, 0, parameter_server)
+    worker.sample()
+    rlplat.get(parameter_server.set_weights.remote(7, VALUE_IS_OBS | {"critic_head.bias": np.float32([100])}))
+    batch = worker.sample()
+    assert batch.weights_version == 7
+    np.testing.assert_array_equal(batch.obs[:, 0, 0], [11, 12, 10, 11])
+    np.testing.assert_array_equal(batch.values, batch.obs[..., 0] + 100)
+
+
+def test_same_seed_same_actions_other_worker_or_incarnation_other_actions(parameter_server: Any) -> None:
+    config = CONFIG | {"rollout_length": 64}
+
+    def actions(worker_index: int, incarnation: int) -> bytes:
+        return RolloutWorker(config, worker_index, incarnation, parameter_server).sample().actions.tobytes()
+
+    assert actions(0, 0) == actions(0, 0)
+    assert len({actions(0, 0), actions(1, 0), actions(0, 1)}) == 3
+
+
+def test_sampling_without_weights_is_a_bug_that_is_named(parameter_server: Any) -> None:
+    empty = rlplat.remote(ParameterServer).remote()
+    with pytest.raises(AssertionError, match="publishes its first weights"):
+        RolloutWorker(CONFIG, 0, 0, empty).sample()
+
+
+def make_group(parameter_server: Any, **options: Any) -> RolloutWorkers:
+    def make_worker(worker_index: int, incarnation: int) -> Any:
+        return rlplat.remote(RolloutWorker).remote(CONFIG, worker_index, incarnation, parameter_server)
+
+    return RolloutWorkers(make_worker, 2, **options)
+
+
+def test_a_dead_worker_is_replaced_and_its_fragment_sampled_anew(parameter_server: Any) -> None:
+    group = make_group(parameter_server)
+    rlplat.get(group.sample())
+    rlplat.kill(group.handles[1])
+    refs = group.sample()
+    with pytest.raises(ActorDied) as caught:
+        rlplat.get(refs)
+    batches: list[SampleBatch] = rlplat.get(group.replace_lost(refs, caught.value))
+    assert [(b.worker_index, b.incarnation) for b in batches] == [(0, 0), (1, 1)]
+    assert batches[0].obs[0, 0, 0] == 11 and batches[1].obs[0, 0, 0] == 10  # one went on, one began
+    assert group.restarts == 1
+
+
+def test_an_error_that_is_not_a_workers_is_passed_on(parameter_server: Any) -> None:
+    group = make_group(parameter_server)
+    with pytest.raises(ActorDied, match="the learner"):
+        group.replace_lost(group.sample(), ActorDied("the learner died"))
+    assert group.restarts == 0
+
+
+def test_a_worker_that_keeps_dying_ends_the_run(parameter_server: Any) -> None:
+    group = make_group(parameter_server, max_restarts=2, clock=lambda: 0.0)
+    with pytest.raises(ActorDied, match="rollout worker 0 was lost more than 2 times within 60 s"):
+        for _ in range(3):
+            rlplat.kill(group.handles[0])
+            group.replace_lost(group.sample(), ActorDied("a worker died"))
+    assert group.restarts == 2
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_environment_that_raises(
+    parameter_server: Any, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    group = make_group(parameter_server, restart_on_env_error=restart)
+    raised: list[int] = []
+
+    def step_once_broken(self: CountingEnv, actions: np.ndarray, step: Any = CountingEnv.step) -> Step:
+        if not raised:
+            raised.append(1)
+            raise EnvError("Counting raised in step(): out of numbers")
+        return step(self, actions)
+
+    monkeypatch.setattr(CountingEnv, "step", step_once_broken)
+    refs = group.sample()
+    with pytest.raises(EnvError) as caught:
+        rlplat.get(refs)
+    if restart:
+        batches = rlplat.get(group.replace_lost(refs, caught.value))
+        assert [b.incarnation for b in batches] == [1, 0]
+    else:
+        with pytest.raises(EnvError, match="out of numbers"):
+            group.replace_lost(refs, caught.value)
+
+
+def test_a_resumed_group_goes_on_with_the_next_incarnation(parameter_server: Any) -> None:
+    group, resumed = make_group(parameter_server), make_group(parameter_server)
+    rlplat.get(group.sample())
+    resumed.set_state(group.get_state())
+    assert [b.incarnation for b in rlplat.get(resumed.sample())] == [1, 1]
+    assert resumed.get_state()["workers"][0] != group.get_state()["workers"][1]
+
+
+def test_restart_limit_is_over_a_sliding_window() -> None:
+    limit = RestartLimit(2, window_s=60.0)
+    assert [limit.allows(now) for now in (0.0, 30.0, 59.0, 60.0, 61.0, 90.0)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlplat.rl.interfaces import Episode
+from rlplat.rl.sample_batch import COLUMNS, SampleBatch, join_envs
+
+
+def make_batch(num_steps: int = 3, num_envs: int = 2) -> SampleBatch:
+    obs, actions = np.zeros((num_envs, 4, 5), np.uint8), np.zeros(num_envs, np.int64)
+    batch = SampleBatch.empty(num_steps, obs, actions, worker_index=1, weights_version=7)
+    for name in COLUMNS:
+        column = getattr(batch, name)
+        column[:] = np.arange(column.size).reshape(column.shape) % 2
+    batch.valid[:] = True
+    return batch
+
+
+def test_empty_makes_columns_after_one_step() -> None:
+    batch = make_batch()
+    assert batch.shape == (3, 2)
+    assert batch.obs.shape == (3, 2, 4, 5) and batch.obs.dtype == np.uint8
+    assert batch.actions.shape == (3, 2) and batch.actions.dtype == np.int64
+    assert batch.truncated.dtype == np.bool_ and batch.next_values.dtype == np.float32
+    assert (batch.worker_index, batch.weights_version, batch.incarnation) == (1, 7, 0)
+
+
+def test_rows_that_hold_no_decision_do_not_count() -> None:
+    batch = make_batch()
+    batch.valid[1, 0] = False
+    assert batch.env_steps == 5
+    np.testing.assert_array_equal(batch.valid_rows(), [0, 1, 3, 4, 5])
+
+
+def test_flat_goes_through_time_then_environments_without_a_copy() -> None:
+    batch = make_batch()
+    batch.rewards[:] = [[0, 1], [2, 3], [4, 5]]
+    np.testing.assert_array_equal(batch.flat("rewards"), [0, 1, 2, 3, 4, 5])
+    assert batch.flat("obs").shape == (6, 4, 5)
+    assert np.shares_memory(batch.flat("obs"), batch.obs)
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"values": np.zeros((2, 3), np.float32)}, "values: shape"),
+        ({"rewards": np.zeros((3, 2), np.float64)}, "rewards: dtype float64"),
+        ({"truncated": np.zeros((3, 2), np.int8)}, "truncated: dtype int8"),
+        ({"log_probs": np.zeros((3, 2, 1), np.float32)}, "log_probs: shape"),
+        ({"actions": np.zeros((3, 2), np.int32)}, "actions: dtype int32"),
+    ],
+)
+def test_wrong_columns_are_refused_at_the_door(changes: dict[str, np.ndarray], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        replace(make_batch(), **changes)
+
+
+def test_arrays_travel_out_of_band() -> None:
+    batch = make_batch(64, 8)
+    batch.episodes = [Episode(21.0, 900)]
+    buffers: list[pickle.PickleBuffer] = []
+    header = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == len(COLUMNS)
+    assert len(header) < 2_000
+    copy = pickle.loads(header, buffers=[buffer.raw().toreadonly() for buffer in buffers])
+    assert copy.episodes == batch.episodes and copy.weights_version == 7
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(copy, name), getattr(batch, name))
+        assert np.shares_memory(getattr(copy, name), getattr(batch, name))
+
+
+def test_workers_are_joined_side_by_side() -> None:
+    one, two = np.zeros((3, 2)), np.ones((3, 4))
+    assert join_envs([one]) is one
+    joined = join_envs([one, two])
+    assert joined.shape == (3, 6) and joined[:, :2].sum() == 0 and joined[:, 2:].all()

@@ -1,0 +1,111 @@
+"""The loop as a generator: stop rules, periods, and `train` as a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplat.errors import ConfigError
+from rlplat.rl import run_directory
+from rlplat.rl.interfaces import Episode, Result
+from rlplat.rl.training_loop import evaluation_metrics, stop_reason, train, training_loop
+from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
+
+ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
+
+
+def counting(**settings: Any) -> CountingAlgorithm:
+    return CountingAlgorithm(CountingConfig(env="X", **settings))
+
+
+def test_the_stop_of_the_config_is_the_default() -> None:
+    results = list(training_loop(counting(stop={"env_steps": 35})))
+    assert [result.env_steps for result in results] == [10, 20, 30, 40]
+
+
+def test_given_rules_replace_the_config_key_by_key_and_none_takes_one_away() -> None:
+    algorithm = counting(stop={"env_steps": 35, "episode_return_mean": 1})
+    assert len(list(training_loop(algorithm, stop={"env_steps": 50, "episode_return_mean": None}))) == 5
+    algorithm = counting(stop={"env_steps": 35})
+    results = list(training_loop(algorithm, stop={"env_steps": None, "episode_return": 60}))
+    assert results[-1].episode_return_mean == 100  # reached at 60 episodes, but the mean is over 100
+
+
+def test_a_stop_on_the_return_waits_for_100_episodes() -> None:
+    rules = {"episode_return_mean": 475.0}
+    assert stop_reason(rules, Result(1, 1000, 99, 500.0, 500.0), 1.0) == ""
+    assert stop_reason(rules, Result(1, 1000, 100, 500.0, 500.0), 1.0) == "episode_return_mean 500 >= 475"
+    assert stop_reason(rules, Result(1, 1000, 100, 474.9, 500.0), 1.0) == ""
+    assert stop_reason({"wall_s": 60}, Result(1, 1000, 0, None, None), 60.5) == "wall_s 60.5 >= 60"
+    assert stop_reason({"env_steps": 1000}, Result(1, 1024, 0, None, None), 1.0) == "env_steps 1,024 >= 1,000"
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ({"env_step": 5}, "unknown stop rule 'env_step'; did you mean 'env_steps'"),
+        ({"wall_s": "long"}, "stop rule 'wall_s' is a number"),
+        ({"env_steps": True}, "stop rule 'env_steps' is a number"),
+        ({"episode_return": float("nan")}, "stop rule 'episode_return' is a number"),
+    ],
+)
+def test_bad_stop_rules_are_refused(stop: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        next(training_loop(counting(), stop=stop))
+
+
+def test_evaluations_come_with_their_period() -> None:
+    algorithm = counting(stop={"env_steps": 100}, evaluation={"period": 25, "episodes": 2})
+    evaluated = [
+        result.env_steps for result in training_loop(algorithm) if "eval/return_mean" in result.metrics
+    ]
+    assert evaluated == [30, 50, 80, 100]
+
+
+def test_evaluation_metrics() -> None:
+    assert evaluation_metrics([Episode(1.0, 10), Episode(3.0, 30)]) == {
+        "eval/return_mean": 2.0,
+        "eval/return_std": 1.0,
+        "eval/return_min": 1.0,
+        "eval/return_max": 3.0,
+        "eval/length_mean": 20.0,
+        "eval/episodes": 2,
+    }
+
+
+def test_train_is_the_command_as_a_function(tmp_path: Path) -> None:
+    run = train(ALGO, env="X", out=tmp_path / "demo", stop={"env_steps": 30}, batch=15, seed=2)
+    assert run.result is not None and (run.result.env_steps, run.num_iterations) == (30, 2)
+    assert run.evaluation["eval/return_mean"] == 11.5
+    assert run.directory == tmp_path / "demo" and run.config.seed == 2
+    with pytest.raises(ConfigError, match=r"unknown key 'sed' \(from argument sed\); did you mean 'seed'"):
+        train(ALGO, env="X", out=tmp_path / "other", sed=3)
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    save, attempts = run_directory.save, []
+
+    def full_at_first(*arguments: Any, **options: Any) -> Any:
+        attempts.append(arguments)
+        if len(attempts) < 3:
+            raise OSError(28, "No space left on device")
+        return save(*arguments, **options)
+
+    monkeypatch.setattr(run_directory, "save", full_at_first)
+    run = train(ALGO, env="X", out=tmp_path / "demo", stop={"env_steps": 90}, checkpoint_period=30)
+    assert run.num_iterations == 9 and len(attempts) == 3
+    assert capsys.readouterr().err.count("warning: no checkpoint at") == 2
+    assert [path.name for path in (tmp_path / "demo/checkpoints").glob("step_*")] == ["step_90"]
+
+
+def test_the_algorithm_is_closed_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    monkeypatch.setattr(CountingAlgorithm, "close", lambda algorithm: closed.append(algorithm))
+    train(ALGO, env="X", out=tmp_path / "a", stop={"env_steps": 10})
+    with pytest.raises(ConfigError):
+        train(ALGO, env="X", out=tmp_path / "a" / "config.yaml" / "b")
+    assert len(closed) == 2

@@ -1,0 +1,303 @@
+"""Checkpoints are whole or absent: whatever damages a file or kills the writer, a valid one is found."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplat import checkpoints
+from rlplat.checkpoint_state import BadState, pack, unpack
+from rlplat.checkpoints import CheckpointInfo, latest_valid, load, save
+from rlplat.errors import CheckpointError
+
+
+def info(env_steps: int = 1000) -> CheckpointInfo:
+    return CheckpointInfo(
+        "ppo", "CartPole-v1", env_steps, spaces="Box(4) -> Discrete(2)", not_saved=["env state"]
+    )
+
+
+def some_state(seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        "learner": {
+            "actor.0.weight": rng.normal(size=(16, 4)).astype(np.float32),
+            "actor": {"0": {"weight": rng.normal(size=3)}},  # its dotted name is taken by the one above
+            "empty": np.zeros((0, 3), np.int64),
+            "zero_d": np.array(5, np.int16),
+            "fortran": np.asfortranarray(rng.normal(size=(3, 4))),
+            "big_endian": np.arange(4, dtype=">f4"),
+            "optimizer": {0: {"betas": (0.9, 0.999), "step": np.float32(7)}, "$odd": None},
+        },
+        "rng": rng.bit_generator.state,  # 128-bit integers
+        "flags": [True, False, None, "text", 1.5, float("inf"), [[], {}]],
+        "mask": np.array([True, False]),
+    }
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert type(left) is type(right)
+    if isinstance(left, np.ndarray):
+        assert left.dtype.newbyteorder("=") == right.dtype.newbyteorder("=") and left.shape == right.shape
+        np.testing.assert_array_equal(left, right)
+    elif isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left == right
+
+
+def test_a_state_comes_back_equal_in_values_dtypes_and_containers(tmp_path: Path) -> None:
+    path = save(tmp_path, some_state(), info())
+    loaded = load(path)
+    assert_same(loaded.state, some_state())
+    assert loaded.info == info()
+    assert (tmp_path / "latest").read_text() == "step_1000\n"
+    assert sorted(entry.name for entry in path.iterdir()) == [
+        "learner.safetensors", "manifest.json", "mask.safetensors", "state.json",
+    ]  # fmt: skip
+
+
+def test_the_generator_continues_the_same_stream(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    rng.normal(size=10)
+    path = save(tmp_path, {"rng": rng.bit_generator.state}, info())
+    again = np.random.default_rng()
+    again.bit_generator.state = load(path).state["rng"]
+    np.testing.assert_array_equal(again.normal(size=5), rng.normal(size=5))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (object(), "'a.b' is a builtins.object"),
+        (np.array([None]), "'a.b' is an array of object"),
+        (b"bytes", "'a.b' is a builtins.bytes"),
+        ({1, 2}, "'a.b' is a builtins.set"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, value: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot checkpoint the state of ppo") as caught:
+        save(tmp_path, {"a": {"b": value}}, info())
+    assert said in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_contains_itself_is_refused() -> None:
+    state: dict[str, Any] = {}
+    state["self"] = state
+    with pytest.raises(BadState, match="does it contain itself"):
+        pack(state)
+
+
+def test_one_flipped_bit_anywhere_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, some_state(), info())
+    chooser = random.Random(0)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for _ in range(40):
+            place, bit = chooser.randrange(len(whole)), chooser.randrange(8)
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+            with pytest.raises(CheckpointError, match="cannot be used"):
+                load(path)
+        file.write_bytes(whole)
+    load(path)
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path / "learner.safetensors", 100)
+
+
+def _append(path: Path) -> None:
+    with open(path / "state.json", "ab") as file:
+        file.write(b" ")
+
+
+def _add_file(path: Path) -> None:
+    (path / "extra.pkl").write_bytes(b"x")
+
+
+def _link_file(path: Path) -> None:
+    (path / "state.json").rename(path.parent / "elsewhere.json")
+    (path / "state.json").symlink_to(path.parent / "elsewhere.json")
+
+
+def _future_schema(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["manifest_sha256"]
+    (path / "manifest.json").write_bytes(checkpoints._manifest_bytes({**manifest, "schema_version": 99}))
+
+
+def _huge_header(path: Path) -> None:
+    """A manifest that agrees with a tensor file whose header length is a lie."""
+    data = (1 << 60).to_bytes(8, "little") + b"{}"
+    (path / "learner.safetensors").write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["manifest_sha256"]
+    manifest["files"]["learner.safetensors"] = {
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    (path / "manifest.json").write_bytes(checkpoints._manifest_bytes(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_truncate, "file learner.safetensors has 100 bytes"),
+        (_append, "file state.json has"),
+        (lambda path: (path / "state.json").unlink(), "file state.json is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "file manifest.json: no such file"),
+        (lambda path: (path / "manifest.json").write_text("{}"), "not a checkpoint's manifest"),
+        (lambda path: os.mkfifo(path / "pipe"), "file pipe does not belong to it"),
+        (_add_file, "file extra.pkl does not belong to it"),
+        (_link_file, "file state.json: is a symbolic link"),
+        (_future_schema, "its schema version is 99, this rlplat reads 1"),
+        (_huge_header, "claims a header of 1152921504606846976 bytes"),
+    ],
+)
+def test_damage_is_named_and_the_older_valid_one_offered(tmp_path: Path, damage: Any, said: str) -> None:
+    directory = tmp_path / "checkpoints"
+    older = save(directory, some_state(1), info(1000))
+    newer = save(directory, some_state(2), info(2000))
+    damage(newer)
+    with pytest.raises(CheckpointError) as caught:
+        load(newer)
+    assert f"checkpoint {newer} cannot be used: " in str(caught.value)
+    assert said in str(caught.value)
+    assert str(caught.value).endswith(f"the next older valid one is {older}")
+
+
+def test_the_newest_valid_one_is_found_and_the_bad_ones_named(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    for steps in (9, 10, 100):  # by number, not by text
+        save(directory, {"steps": steps}, info(steps))
+    os.truncate(directory / "step_100" / "state.json", 3)
+    checkpoint, refused = latest_valid(tmp_path)
+    assert checkpoint is not None and checkpoint.state == {"steps": 10}
+    assert len(refused) == 1 and "step_100 passed over: file state.json has 3 bytes" in refused[0]
+    assert latest_valid(tmp_path / "nowhere") == (None, [])
+
+
+def test_a_checkpoint_with_nan_is_passed_over_and_does_not_count_as_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    save(directory, {"w": np.zeros(2)}, info(1), keep=1)
+    save(directory, {"w": np.array([0, np.nan])}, info(2), keep=1)
+    checkpoint, refused = latest_valid(tmp_path)
+    assert checkpoint is not None and checkpoint.info.env_steps == 1
+    assert "holds NaN in w" in refused[0]
+
+
+def test_only_the_newest_are_kept_and_leftovers_of_a_killed_writer_go(tmp_path: Path) -> None:
+    (tmp_path / ".writing-step_1-99").mkdir()
+    (tmp_path / ".writing-step_1-99" / "state.json").write_text("{}")
+    for steps in range(5):
+        save(tmp_path, {"steps": steps}, info(steps), keep=2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latest", "step_3", "step_4"]
+
+
+def test_the_same_step_again_replaces_it_and_never_leaves_neither(tmp_path: Path, monkeypatch: Any) -> None:
+    directory = tmp_path / "checkpoints"
+    save(directory, {"version": 1}, info())
+    save(directory, {"version": 2}, info())
+    assert load(directory / "step_1000").state == {"version": 2}
+
+    renames = []
+
+    def rename_then_die(source: Any, target: Any, rename: Any = os.rename) -> None:
+        rename(source, target)
+        renames.append(target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.os, "rename", rename_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        save(directory, {"version": 3}, info())
+    monkeypatch.undo()
+    assert [path.name for path in renames] == ["step_1000.replaced"]
+    checkpoint, _ = latest_valid(tmp_path)
+    assert checkpoint is not None and checkpoint.state == {"version": 2}
+
+
+@pytest.mark.parametrize("failing_write", [1, 2, 3])
+def test_a_full_disk_keeps_the_old_one_and_leaves_no_partial_files(
+    tmp_path: Path, monkeypatch: Any, failing_write: int
+) -> None:
+    directory = tmp_path / "checkpoints"
+    save(directory, some_state(), info(1))
+    writes = 0
+
+    def write(path: Path, data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == failing_write:
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_bytes(data)
+
+    monkeypatch.setattr(checkpoints, "_write_file", write)
+    with pytest.raises(OSError, match="No space left"):
+        save(directory, some_state(), info(2))
+    assert sorted(entry.name for entry in directory.iterdir()) == ["latest", "step_1"]
+    checkpoint, refused = latest_valid(tmp_path)
+    assert checkpoint is not None and checkpoint.info.env_steps == 1 and refused == []
+
+
+WRITER = """
+import sys, numpy as np
+from rlplat.checkpoints import CheckpointInfo, save
+for step in range(1, 100_000):
+    state = {"learner": {f"w{i}": np.full(20_000, step, np.float32) for i in range(5)}, "step": step}
+    save(sys.argv[1], state, CheckpointInfo("ppo", "X", step), keep=2)
+    print(step, flush=True)
+"""
+
+
+def test_killing_the_writer_at_any_moment_leaves_the_last_confirmed_one_or_a_newer(tmp_path: Path) -> None:
+    chooser = random.Random(7)
+    for attempt in range(20):
+        directory = tmp_path / str(attempt) / "checkpoints"
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            # a moment within the next write, by spinning a random number of times: no clock, no sleeping
+            for _ in range(chooser.randrange(200_000)):
+                pass
+            writer.send_signal(signal.SIGKILL)
+            confirmed = int((writer.stdout.read().split() or [b"1"])[-1])
+        checkpoint, refused = latest_valid(directory.parent)
+        assert refused == []
+        assert checkpoint is not None and checkpoint.info.env_steps >= confirmed
+        weights = checkpoint.state["learner"]["w3"]
+        assert (
+            checkpoint.state["step"] == checkpoint.info.env_steps
+            and (weights == checkpoint.info.env_steps).all()
+        )
+
+
+def test_unpack_refuses_what_is_no_state() -> None:
+    for files in (
+        {},
+        {"state.json": b"[1]"},
+        {"state.json": b'{"$array": ["a", "b"]}'},
+        {"state.json": b"\xff"},
+    ):
+        with pytest.raises(BadState):
+            unpack(files)
