@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.torch.tensor_rows import TensorRows
 
 
 class PPOConfig(AlgorithmConfig):
@@ -186,22 +187,18 @@ class PPOLearner:
         """One round: scale rewards, estimate advantages, `num_epochs` passes of minibatches, publish version + 1."""
         started = perf_counter()
         config, progress = self.config, self._env_steps / self.config.stop.env_steps
-        rewards = join_envs([self._learning_rewards(batch) for batch in batches])
-        values = join_envs([batch.values for batch in batches])
-        valid = join_envs([batch.valid for batch in batches])
+        batch = join_envs(batches)
         advantages, returns = gae(
-            rewards,
-            values,
-            join_envs([batch.next_values for batch in batches]),
-            join_envs([batch.terminated for batch in batches]),
-            join_envs([batch.truncated for batch in batches]),
-            valid,
+            np.concatenate([self._learning_rewards(each) for each in batches], axis=1),
+            batch.values,
+            batch.next_values,
+            batch.terminated,
+            batch.truncated,
+            batch.valid,
             discount=config.discount,
             gae_lambda=config.gae_lambda,
         )
-        obs = join_envs([batch.obs for batch in batches])
-        rows = self._rows(batches, obs, values, advantages, returns)
-        order = np.flatnonzero(valid)
+        rows, order = self._rows(batch, advantages, returns), batch.valid_rows()
         learning_rate = schedule_value(config.learning_rate, progress)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -216,16 +213,14 @@ class PPOLearner:
         metrics = self._train(rows, order, loss_arguments)
         trained = perf_counter()
 
-        flat_obs = obs.reshape(-1, *obs.shape[2:])
         if self._obs_statistics is not None:
-            # After the update: the log-probabilities in these batches came from the statistics of before.
-            self._obs_statistics.update(flat_obs[order])
-        env_steps = len(order)
-        self._env_steps += env_steps
+            # After the update: the log-probabilities in this batch came from the statistics of before.
+            self._obs_statistics.update(batch.flat("obs")[order])
+        self._env_steps += batch.env_steps
         self._version += 1
         self._publish()
-        metrics |= {
-            "learner/explained_variance": explained_variance(values[valid], returns[valid]),
+        metrics |= {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | {
+            "learner/explained_variance": explained_variance(batch.values[batch.valid], returns[batch.valid]),
             "learner/learning_rate": learning_rate,
             "learner/clip_range": loss_arguments["clip_range"],
             "learner/entropy_coef": loss_arguments["entropy_coef"],
@@ -234,11 +229,9 @@ class PPOLearner:
             "time/train_s": trained - prepared,
             "time/publish_s": perf_counter() - trained,
         }
-        for name in batches[0].timing:
-            metrics[f"rollout/{name}"] = max(batch.timing[name] for batch in batches)
-        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+        return UpdateReport(batch.env_steps, batch.episodes, metrics)
 
-    def _train(self, rows: Any, order: Array, loss_arguments: dict[str, Any]) -> dict[str, float]:
+    def _train(self, rows: TensorRows, order: Array, loss_arguments: dict[str, Any]) -> dict[str, float]:
         """`num_epochs` passes over the rows in `order`; means of the statistics over all gradient steps."""
         import torch
 
@@ -300,28 +293,24 @@ class PPOLearner:
             )
         return rewards
 
-    def _rows(
-        self, batches: tuple[SampleBatch, ...], obs: Array, values: Array, advantages: Array, returns: Array
-    ) -> Any:
+    def _rows(self, batch: SampleBatch, advantages: Array, returns: Array) -> TensorRows:
         """The round as rows on the device, observations as the network wants them."""
         from rlplat.rl.torch.tensor_rows import TensorRows
 
-        flat_obs = obs.reshape(-1, *obs.shape[2:])
+        obs = batch.flat("obs")
         if self._spec.encoder == "mlp":
-            flat_obs = self._normalize_obs(flat_obs).astype(np.float32, copy=False)
-        actions = join_envs([batch.actions for batch in batches])
-        columns = {
-            "log_probs": join_envs([batch.log_probs for batch in batches]),
-            "values": values,
-            "advantages": advantages,
-            "returns": returns,
-        }
+            obs = self._normalize_obs(obs).astype(np.float32, copy=False)
         return TensorRows(
-            flat_obs,
-            actions.reshape(-1, *actions.shape[2:]),
-            {name: column.reshape(-1) for name, column in columns.items()},
+            obs,
+            batch.flat("actions"),
+            {
+                "log_probs": batch.flat("log_probs"),
+                "values": batch.flat("values"),
+                "advantages": advantages.reshape(-1),
+                "returns": returns.reshape(-1),
+            },
             self._device,
-            channels_first_images=self._spec.obs_layout == "CHW" and self._spec.encoder == "nature_cnn",
+            channels_first_images=self._spec.encoder == "nature_cnn" and self._spec.obs_layout == "CHW",
         )
 
     def _publish(self) -> None:

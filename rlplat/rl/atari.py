@@ -22,8 +22,7 @@ PREPROCESSING: dict[str, Any] = {
     "noop_max": 30,  # up to this many no-ops after a reset
     "use_fire_reset": True,  # games that wait for FIRE are started
     "reward_clipping": False,  # raw rewards; clipping is the algorithm's business (clip_rewards)
-    "episodic_life": False,  # an episode is a whole game
-    "life_loss_info": False,
+    "episodic_life": False,  # True: a lost life is `terminated` while the game goes on; returns are still whole games'
     "repeat_action_probability": 0.0,  # no sticky actions, as in the -v4 ids; 0.25 for Machado et al. 2018
     "full_action_space": False,
     "max_num_frames_per_episode": 108_000,  # 30 minutes of play, then truncated
@@ -40,3 +39,14 @@ def atari_settings(source: EnvSource, env_kwargs: dict[str, Any]) -> dict[str, A
                 f"the keys are {', '.join(PREPROCESSING)}"
             )
     return {**PREPROCESSING, **env_kwargs}
+
+
+def ale_arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings in ale-py's names.
+
+    ale-py's `episodic_life` starts the game anew at every lost life, so that no second life is ever played; what Mnih
+    et al. 2015 and everybody after them mean by the term is its `life_loss_info`.
+    """
+    arguments = {**settings, "episodic_life": False}
+    arguments["life_loss_info"] = settings["episodic_life"]
+    return arguments

@@ -61,7 +61,9 @@ class EnvReport:
     @property
     def lines(self) -> list[str]:
         order: list[Severity] = ["error", "warning", "note"]
-        return [str(finding) for severity in order for finding in self.findings if finding.severity == severity]
+        return [
+            str(finding) for severity in order for finding in self.findings if finding.severity == severity
+        ]
 
     def add(self, severity: Severity, text: str) -> None:
         """The same complaint is made once, however many steps repeat it."""
@@ -74,7 +76,9 @@ class EnvReport:
         errors = [finding.text for finding in self.findings if finding.severity == "error"]
         if errors:
             listed = "".join(f"\n  - {text}" for text in errors)
-            raise UsageError(f"{self.name} cannot be trained on:{listed}\n  (all checks: rlplat check-env {self.name})")
+            raise UsageError(
+                f"{self.name} cannot be trained on:{listed}\n  (all checks: rlplat check-env {self.name})"
+            )
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.spaces or 'unusable spaces'}; {self.steps} random steps, {self.episodes} episodes"
@@ -90,10 +94,15 @@ def check_env(
 ) -> EnvReport:
     """Makes one environment, resets it, plays `steps` random steps. Raises only EnvNotFound, MissingExtra and the like;
     whatever the environment itself does wrong is in the report."""
-    source = resolve_env(name)
+    try:
+        source = resolve_env(name)
+    except EnvError as error:  # its module raises
+        return EnvReport(name, findings=[Finding("error", str(error))])
     report = EnvReport(source.name)
     if source.kind == "atari":
-        with make_vector_env(name, 1, seed=SEED, env_kwargs=env_kwargs, step_timeout_s=step_timeout_s) as vector_env:
+        with make_vector_env(
+            name, 1, seed=SEED, env_kwargs=env_kwargs, step_timeout_s=step_timeout_s
+        ) as vector_env:
             _play_batched(vector_env, steps, report)
         return report
     try:
@@ -112,7 +121,9 @@ def check_env(
     return report
 
 
-def preflight(name: str, env_kwargs: dict[str, Any] | None = None, *, step_timeout_s: float = 60.0) -> EnvReport:
+def preflight(
+    name: str, env_kwargs: dict[str, Any] | None = None, *, step_timeout_s: float = 60.0
+) -> EnvReport:
     """The quick check in the driver, before any worker starts; raises UsageError unless the environment is sound."""
     report = check_env(name, env_kwargs, steps=PREFLIGHT_STEPS, step_timeout_s=step_timeout_s)
     report.require_sound()
@@ -178,10 +189,14 @@ class _Probe:
         report = self._report
         trace = []
         for action in actions:
-            obs, reward, terminated, truncated, _ = self._timed(lambda a=action: self._guard.step(a), "step()")
+            obs, reward, terminated, truncated, _ = self._timed(
+                lambda a=action: self._guard.step(a), "step()"
+            )
             trace.append((np.array(obs), float(reward)))
             if not isinstance(reward, NUMBERS) or not math.isfinite(reward):
-                report.add("error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers")
+                report.add(
+                    "error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers"
+                )
                 raise _Stop
             if not is_replay:
                 report.steps += 1
@@ -232,7 +247,10 @@ def observation_problems(obs: Any, space: Any, path: str = "observation") -> lis
         found = [("type", f"{path} lacks the key {key!r} that its space has") for key in missing]
         found += [("type", f"{path} has the key {key!r}, which its space lacks") for key in extra]
         return found + [
-            one for key in space if key in obs for one in observation_problems(obs[key], space[key], f"{path}[{key!r}]")
+            one
+            for key in space
+            if key in obs
+            for one in observation_problems(obs[key], space[key], f"{path}[{key!r}]")
         ]
     if isinstance(space, spaces.Tuple):
         if not isinstance(obs, tuple) or len(obs) != len(space):
@@ -260,7 +278,9 @@ def _box_problems(obs: Any, space: Any, path: str) -> list[tuple[str, str]]:
         return [("dtype", f"{path} has dtype {values.dtype}, but its space says {dtype}; {fix}")]
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
-        return [("finite", f"{path}{list(index)} is {values[index]}; find where it divides by zero or overflows")]
+        return [
+            ("finite", f"{path}{list(index)} is {values[index]}; find where it divides by zero or overflows")
+        ]
     outside = (values < space.low) | (values > space.high)
     if outside.any():
         index = tuple(map(int, np.argwhere(outside)[0]))

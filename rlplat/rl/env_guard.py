@@ -20,9 +20,9 @@ NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 class GuardedEnv:
     """Duck-types gymnasium.Env as far as vector environments need it; infos are dropped at the door.
 
-        guard = GuardedEnv(env, "Pong", index=0, num_envs=8)
-        obs, _ = guard.reset(seed=1)
-        obs, reward, terminated, truncated, _ = guard.step(action)
+    guard = GuardedEnv(env, "Pong", index=0, num_envs=8)
+    obs, _ = guard.reset(seed=1)
+    obs, reward, terminated, truncated, _ = guard.step(action)
     """
 
     def __init__(self, env: Any, name: str, index: int = 0, num_envs: int = 1) -> None:
@@ -93,7 +93,11 @@ class GuardedEnv:
             self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        return self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(self.env, name)
+        return (
+            self.env.get_wrapper_attr(name)
+            if hasattr(self.env, "get_wrapper_attr")
+            else getattr(self.env, name)
+        )
 
     def _check_length(self, result: Any) -> None:
         if isinstance(result, tuple) and len(result) == 4:
@@ -102,7 +106,9 @@ class GuardedEnv:
                 "terminated, truncated, info; split `done` into terminated (the task ended) and truncated (time limit)"
             )
         if not isinstance(result, tuple) or len(result) != 5:
-            self._fail(f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)")
+            self._fail(
+                f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)"
+            )
 
     def _check_obs(self, obs: Any, caller: str) -> None:
         expected = f"observation_space says shape {self._shape} {self._dtype}"
@@ -136,7 +142,9 @@ class GuardedEnv:
         raise EnvError(f"{self.place()}: {problem}") from cause
 
     def place(self) -> str:
-        return env_place(self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action)
+        return env_place(
+            self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action
+        )
 
 
 def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step: int, action: Any) -> str:
@@ -150,6 +158,8 @@ def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step
 
 def brief(value: Any) -> str:
     """A value for a message: short, on one line."""
+    if isinstance(value, np.generic):
+        value = value.item()
     text = np.array2string(value, threshold=8, precision=6) if isinstance(value, np.ndarray) else repr(value)
     text = " ".join(text.split())
     return text if len(text) <= 120 else text[:117] + "..."
@@ -171,5 +181,3 @@ def where(error: BaseException) -> str:
             place = f" (at {code.co_filename}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
     return place
-
-

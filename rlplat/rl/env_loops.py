@@ -42,7 +42,10 @@ class SyncLoop:
         self._obs_shape = (self.num_envs, *self.single_observation_space.shape)
         self._dtype = self.single_observation_space.dtype
         for guard in guards[1:]:
-            if (guard.observation_space, guard.action_space) != (guards[0].observation_space, guards[0].action_space):
+            if (guard.observation_space, guard.action_space) != (
+                guards[0].observation_space,
+                guards[0].action_space,
+            ):
                 raise EnvError(
                     f"{guard.place()}: its spaces are {guard.observation_space} -> {guard.action_space}, those of "
                     f"environment 0 {guards[0].observation_space} -> {guards[0].action_space}; they must be equal"
@@ -142,12 +145,16 @@ class AsyncLoop:
         if lost:
             dead = [i for i, code in exit_codes.items() if code is not None]
             how = ", ".join(_how(exit_codes[i]) for i in dead) or "closed its pipe"
-            raise EnvError(f"{self._places(dead)}: the environment's process died in {call} ({how})") from None
+            raise EnvError(
+                f"{self._places(dead)}: the environment's process died in {call} ({how})"
+            ) from None
         raise error
 
     def _places(self, indices: list[int]) -> str:
         which = ", ".join(map(str, indices)) or "?"
-        action = "" if self._actions is None or not indices else f", action {brief(self._actions[indices[0]])}"
+        action = (
+            "" if self._actions is None or not indices else f", action {brief(self._actions[indices[0]])}"
+        )
         return f"{self._name} (environment {which} of 0..{self.num_envs - 1}), step {self._num_steps}{action}"
 
 

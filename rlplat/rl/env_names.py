@@ -108,7 +108,9 @@ def _require_extras(name: str, entry_point: str) -> None:
 
 def _not_found(name: str, registered: list[str]) -> str:
     games = [atari_game(rom) for rom in ATARI_ROMS]
-    bases = {env_id.rsplit("-v", 1)[0]: env_id for env_id in registered}  # the last registered version of each
+    bases = {
+        env_id.rsplit("-v", 1)[0]: env_id for env_id in registered
+    }  # the last registered version of each
     stem = name.rsplit("-v", 1)[0]
     hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games])
     return (
@@ -127,8 +129,12 @@ def _resolve_import(name: str) -> EnvSource:
     for part in attribute.split("."):
         factory = getattr(factory, part, None)  # type: ignore[assignment]
     if factory is None:
-        candidates = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise EnvNotFound(f"{module_name} has no '{attribute}'{closest(attribute, candidates)} (environment '{name}')")
+        candidates = [
+            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+        ]
+        raise EnvNotFound(
+            f"{module_name} has no '{attribute}'{closest(attribute, candidates)} (environment '{name}')"
+        )
     if not callable(factory):
         raise EnvNotFound(
             f"'{name}' is a {type(factory).__name__}; give a class, or a function that returns an environment"
@@ -156,7 +162,11 @@ def _import_module(name: str, module_name: str) -> ModuleType:
 def _import_file(name: str, path_text: str) -> ModuleType:
     path = Path(path_text).expanduser().resolve()
     if not path.is_file():
-        near = closest(path.name, [other.name for other in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
+        near = (
+            closest(path.name, [other.name for other in path.parent.glob("*.py")])
+            if path.parent.is_dir()
+            else ""
+        )
         raise EnvNotFound(f"no file {path}{near} (environment '{name}')")
     # One module per file: a second resolve gives the same classes, and pickles of them find their module.
     module_name = f"rlplat_env_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
@@ -178,4 +188,6 @@ def _import_file(name: str, path_text: str) -> ModuleType:
 
 
 def _import_failed(name: str, error: Exception) -> EnvError:
-    return EnvError(f"environment '{name}': importing it raised {type(error).__name__}: {error}; fix the module")
+    return EnvError(
+        f"environment '{name}': importing it raised {type(error).__name__}: {error}; fix the module"
+    )

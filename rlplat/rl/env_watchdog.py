@@ -92,7 +92,9 @@ class StepWatchdog:
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             if self._stop.wait(self._grace_s) or self.deadline != hung_deadline:
                 return
-        self._end_process(f"{message} and cannot be interrupted, so the process ends; fix it or raise the limit")
+        self._end_process(
+            f"{message} and cannot be interrupted, so the process ends; fix it or raise the limit"
+        )
 
 
 _tripped: weakref.ref[StepWatchdog] | None = None
@@ -113,7 +115,9 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     watchdog = _tripped() if _tripped is not None else None
     _tripped = None
     if watchdog is not None and monotonic() > watchdog.deadline:
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
+        where = (
+            f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
+        )
         raise EnvHung(where)
     if callable(_previous_handler):
         _previous_handler(signum, frame)

@@ -1,9 +1,9 @@
 """Environments by name, many side by side.
 
-    env = make_vector_env("Pong", 8, seed=1, num_threads=2)
-    obs = env.reset()
-    step = env.step(actions)            # interfaces.Step
-    episodes = env.pop_episodes()       # raw returns and lengths of those that finished since the last call
+env = make_vector_env("Pong", 8, seed=1, num_threads=2)
+obs = env.reset()
+step = env.step(actions)            # interfaces.Step
+episodes = env.pop_episodes()       # raw returns and lengths of those that finished since the last call
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
-from rlplat.rl.atari import atari_settings
+from rlplat.rl.atari import ale_arguments, atari_settings
 from rlplat.rl.env_guard import GuardedEnv, where
 from rlplat.rl.env_loops import AsyncLoop, SyncLoop, process_makers
 from rlplat.rl.env_names import EnvSource, resolve_env
@@ -51,11 +51,16 @@ def make_vector_env(
     facts: dict[str, Any] = {"env": source.name, "num_envs": num_envs, "env_kwargs": kwargs}
     if source.kind == "atari":
         if vectorization not in ("auto", "native"):
-            raise UsageError(f"{source.name} steps in C++ only: leave vectorization at 'auto', not '{vectorization}'")
+            raise UsageError(
+                f"{source.name} steps in C++ only: leave vectorization at 'auto', not '{vectorization}'"
+            )
         settings = atari_settings(source, kwargs)
-        raw = _make_atari(source, num_envs, settings, num_threads)
+        raw = _make_atari(source, num_envs, ale_arguments(settings), num_threads)
         facts |= {"vectorization": "native", **settings}
-        return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
+        lives = settings["episodic_life"]
+        return VectorEnv(
+            raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts, ends_at_lost_life=lives
+        )
     if source.kind == "registered":
         import gymnasium
 
@@ -66,7 +71,9 @@ def make_vector_env(
             facts["vectorization"] = "native"
             return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
     elif vectorization == "native":
-        raise UsageError(f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'")
+        raise UsageError(
+            f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
+        )
 
     def make_guard(index: int) -> GuardedEnv:
         single = make_single_env(source, kwargs)
@@ -126,7 +133,7 @@ def _log_mujoco_warnings(source: EnvSource) -> None:
         mujoco.set_mju_user_warning(lambda message: logging.getLogger("rlplat.mujoco").info("%s", message))
 
 
-def _make_atari(source: EnvSource, num_envs: int, settings: dict[str, Any], num_threads: int) -> Any:
+def _make_atari(source: EnvSource, num_envs: int, arguments: dict[str, Any], num_threads: int) -> Any:
     """`num_threads` threads of C++ step the games."""
     import ale_py
     import gymnasium
@@ -138,15 +145,18 @@ def _make_atari(source: EnvSource, num_envs: int, settings: dict[str, Any], num_
         num_envs,
         num_threads=num_threads,
         autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-        **settings,
+        **arguments,
     )
 
 
 def _make_async(
     source: EnvSource, make_guard: Callable[[int], GuardedEnv], num_envs: int, timeout_s: float
 ) -> AsyncLoop:
+    import gymnasium
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+    # It prints the traceback of every environment that fails; ours travels in the EnvError.
+    gymnasium.logger.min_level = 50
     # fork: this process's threads do not matter to an environment, and nothing needs importing again.
     envs = AsyncVectorEnv(
         process_makers(make_guard, num_envs),

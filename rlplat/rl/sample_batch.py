@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,19 @@ class SampleBatch:
         assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
 
 
-def join_envs(arrays: Sequence[Array]) -> Array:
-    """[T, B1, ...], [T, B2, ...] of several workers side by side: [T, B1 + B2, ...]; one alone is not copied."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
+    """[T, B1, ...], [T, B2, ...] of several workers side by side: [T, B1 + B2, ...]; one alone is not copied.
+
+    Episodes are joined, seconds are those of the slowest; other metadata are of the first.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(batch, name) for batch in batches], axis=1) for name in COLUMNS
+    }
+    return replace(
+        batches[0],
+        **columns,
+        episodes=[episode for batch in batches for episode in batch.episodes],
+        timing={name: max(batch.timing[name] for batch in batches) for name in batches[0].timing},
+    )

@@ -1,8 +1,8 @@
 """What policies, manifests and messages need to know of an environment's spaces, without gymnasium.
 
-    spec = space_spec(env.observation_space, env.action_space)       # raises UsageError: names what is supported
-    manifest["spaces"] = spec.describe()
-    SpaceSpec.from_description(manifest["spaces"]).require_same(spec, "the checkpoint", "Pong")
+spec = space_spec(env.observation_space, env.action_space)       # raises UsageError: names what is supported
+manifest["spaces"] = spec.describe()
+SpaceSpec.from_description(manifest["spaces"]).require_same(spec, "the checkpoint", "Pong")
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class ActionSpec:
     def __str__(self) -> str:
         if self.kind == "discrete":
             return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
-        return f"Box({', '.join(map(str, self.shape))}) {self.dtype} in [{_span(self.low)}, {_span(self.high)}]"
+        return (
+            f"Box({', '.join(map(str, self.shape))}) {self.dtype} in [{_span(self.low)}, {_span(self.high)}]"
+        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def action_converter(space: Any) -> Any:
     is_bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
 
     def convert(actions: Array) -> Array:
-        actions = np.asarray(actions, dtype)
+        actions = np.array(actions, dtype)  # a copy: environments may write into what they get
         if actions.shape[1:] != shape:
             actions = actions.reshape((len(actions), *shape))
         return np.minimum(np.maximum(actions, low), high) if is_bounded else actions
@@ -192,7 +194,9 @@ def _obs_spec(space: Any) -> ObsSpec:
 
 def _action_spec(space: Any) -> ActionSpec:
     if hasattr(space, "n"):
-        return ActionSpec("discrete", n=int(space.n), start=int(space.start), dtype=np.dtype(space.dtype).name)
+        return ActionSpec(
+            "discrete", n=int(space.n), start=int(space.start), dtype=np.dtype(space.dtype).name
+        )
     return ActionSpec(
         "box",
         shape=tuple(map(int, space.shape)),
@@ -208,4 +212,6 @@ def _to_json(bound: float) -> float | str:
 
 def _span(bounds: tuple[float, ...]) -> str:
     """The one bound of all axes, or a list of them."""
-    return f"{bounds[0]:g}" if len(set(bounds)) == 1 else "(" + ", ".join(f"{bound:g}" for bound in bounds) + ")"
+    return (
+        f"{bounds[0]:g}" if len(set(bounds)) == 1 else "(" + ", ".join(f"{bound:g}" for bound in bounds) + ")"
+    )

@@ -36,7 +36,10 @@ class VectorEnv:
         seed: int | np.random.SeedSequence = 0,
         step_timeout_s: float = 60.0,
         facts: dict[str, Any] | None = None,
+        ends_at_lost_life: bool = False,
     ) -> None:
+        """`ends_at_lost_life`: `terminated` may mean a lost life (`info["lives"]` fell) in a game that goes on;
+        `Episode`s are whole games all the same."""
         self.name = name
         self.num_envs: int = raw.num_envs
         self.observation_space = raw.single_observation_space
@@ -61,8 +64,12 @@ class VectorEnv:
         self._episodes: list[Episode] = []
         self._actions: Array | None = None
         self._is_closed = False
+        self._ends_at_lost_life = ends_at_lost_life
+        self._lives: Array = np.zeros(self.num_envs, np.int32)
         self._watchdog: StepWatchdog | NullWatchdog = (
-            StepWatchdog(step_timeout_s, self._describe_now) if math.isfinite(step_timeout_s) else NullWatchdog()
+            StepWatchdog(step_timeout_s, self._describe_now)
+            if math.isfinite(step_timeout_s)
+            else NullWatchdog()
         )
 
     def reset(self, seed: int | np.random.SeedSequence | None = None) -> Array:
@@ -77,9 +84,11 @@ class VectorEnv:
         self._returns[:] = 0.0
         self._episode_start[:] = self._num_steps
         kwargs = {} if sequence is None else {"seed": _raw_seed(self._raw, sequence)}
-        obs = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")[0]
+        obs, info = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")
         obs = self._check_obs(obs)
         self._require_finite(obs, "observation")
+        if self._ends_at_lost_life:
+            self._lives = info["lives"]
         return obs
 
     def step(self, actions: Array) -> Step:
@@ -112,12 +121,20 @@ class VectorEnv:
         if not np.isfinite(rewards).all():
             self._require_finite(rewards, "reward")
         self._returns += rewards
+        lives_before = self._lives
+        if self._ends_at_lost_life:
+            self._lives = info["lives"]
         if not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
             return Step(obs, rewards, terminated, truncated, valid, None)
         truncated = truncated & ~terminated
         done = terminated | truncated
-        self._count_episodes(done)
         obs, final_obs = self._restart(obs, done, info)
+        if self._ends_at_lost_life:
+            goes_on = terminated & (self._lives < lives_before)
+            # ale-py 0.12 gives frames of long ago as the final observation there.
+            final_obs = np.where(_along_rows(goes_on, obs), obs, final_obs)
+            done = done & ~goes_on
+        self._count_episodes(done)
         return Step(obs, rewards, terminated, truncated, valid, final_obs)
 
     def pop_episodes(self) -> list[Episode]:
@@ -180,7 +197,11 @@ class VectorEnv:
                 ),
                 "step()",
             )
-        if isinstance(found, np.ndarray) and found.dtype == self._obs_dtype and found.shape == self._obs_shape:
+        if (
+            isinstance(found, np.ndarray)
+            and found.dtype == self._obs_dtype
+            and found.shape == self._obs_shape
+        ):
             return found
         final_obs = np.zeros_like(obs)  # gymnasium's own: an object array, None where nothing ended
         for b in np.flatnonzero(done):
@@ -234,7 +255,11 @@ class VectorEnv:
             return
         is_bad = ~np.isfinite(values).reshape(self.num_envs, -1)
         b = int(np.flatnonzero(is_bad.any(axis=1))[0])
-        at = "" if values.ndim == 1 else f" at index {tuple(map(int, np.argwhere(~np.isfinite(values[b]))[0]))}"
+        at = (
+            ""
+            if values.ndim == 1
+            else f" at index {tuple(map(int, np.argwhere(~np.isfinite(values[b]))[0]))}"
+        )
         raise EnvError(
             f"{self._place(b)}: NaN or infinity in the {what}{at}: {brief(values[b])}; find where the environment "
             "divides by zero or overflows (rewards are float32)"
@@ -282,7 +307,9 @@ def _raw_seed(raw: Any, sequence: np.random.SeedSequence) -> Any:
     Children are derived by hand: `sequence.spawn` counts, and a second call would give other ones.
     """
     children = [
-        np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, i), pool_size=sequence.pool_size)
+        np.random.SeedSequence(
+            sequence.entropy, spawn_key=(*sequence.spawn_key, i), pool_size=sequence.pool_size
+        )
         for i in range(raw.num_envs)
     ]
     seeds = [int(child.generate_state(1, np.uint32)[0] >> 1) for child in children]

@@ -114,8 +114,8 @@ class Lane:
         lease = self.leases.get(worker)
         if lease is None:
             return
-        lease.is_stalled = True
         records = [record for id in ids if (record := lease.in_flight.pop(id, None)) is not None]
+        lease.is_stalled = bool(lease.in_flight)
         self.ready.extendleft(reversed(records))
 
     def idle_leases(self, now: float, idle_s: float) -> list[Lease]:

@@ -23,7 +23,9 @@ class ScriptedEnv(gym.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(4)
 
-    def __init__(self, endings: tuple[Ending, ...] = ((3, True, False), (2, False, True), (1, True, True))) -> None:
+    def __init__(
+        self, endings: tuple[Ending, ...] = ((3, True, False), (2, False, True), (1, True, True))
+    ) -> None:
         self._endings = endings
         self._episode = -1
         self._step = 0
@@ -171,12 +173,14 @@ class FaultyEnv(gym.Env):
         while not self.release.is_set():
             try:
                 self.release.wait()
-            except BaseException:  # noqa: S112
+            except BaseException:
                 continue
 
 
 class UnsupportedEnv(FaultyEnv):
-    observation_space = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4), np.uint8), "speed": spaces.Discrete(3)})
+    observation_space = spaces.Dict(
+        {"camera": spaces.Box(0, 255, (4, 4), np.uint8), "speed": spaces.Discrete(3)}
+    )
     action_space = spaces.MultiDiscrete([2, 2])
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:

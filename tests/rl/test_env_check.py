@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -13,7 +15,9 @@ FIXTURES = "tests.rl.fixture_envs"
 FAULTY = f"{FIXTURES}:FaultyEnv"
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", f"{FIXTURES}:ScriptedEnv", f"{FIXTURES}:SeededEnv"])
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "Pendulum-v1", f"{FIXTURES}:ScriptedEnv", f"{FIXTURES}:SeededEnv"]
+)
 def test_sound_environments_pass(name: str) -> None:
     report = check_env(name, steps=30)
     assert report.is_sound and report.spaces is not None
@@ -101,6 +105,12 @@ def test_an_environment_that_never_ends_is_a_warning() -> None:
 def test_a_hang_ends_the_check() -> None:
     [line] = check_env(FAULTY, {"fault": "hang"}, steps=5, step_timeout_s=0.2).lines
     assert "step() took longer than step_timeout_s=0.2" in line and "fixture_envs.py" in line
+
+
+def test_a_module_that_raises_is_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "broken_env.py").write_text("1 / 0\n")
+    [line] = check_env(f"{tmp_path}/broken_env.py:Env").lines
+    assert "importing it raised ZeroDivisionError" in line
 
 
 def test_something_else_than_an_environment() -> None:

@@ -29,7 +29,16 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["Pong", "pong", "Pong-v5", "Pong-v4", "ALE/Pong-v5", "ALE/Pong", "PongNoFrameskip-v4", "PongDeterministic-v4"],
+    [
+        "Pong",
+        "pong",
+        "Pong-v5",
+        "Pong-v4",
+        "ALE/Pong-v5",
+        "ALE/Pong",
+        "PongNoFrameskip-v4",
+        "PongDeterministic-v4",
+    ],
 )
 def test_every_spelling_of_a_game_is_the_same_environment(name: str) -> None:
     source = resolve_env(name)
@@ -75,7 +84,9 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(wrong: str, meant: 
 
 
 def test_a_name_like_no_other_is_answered_with_the_kinds_of_names() -> None:
-    with pytest.raises(EnvNotFound, match=r"'qqqqqqqq'; a name is .*CartPole-v1.*Pong.*pkg\.mod:MakeEnv.*file\.py"):
+    with pytest.raises(
+        EnvNotFound, match=r"'qqqqqqqq'; a name is .*CartPole-v1.*Pong.*pkg\.mod:MakeEnv.*file\.py"
+    ):
         resolve_env("qqqqqqqq")
 
 
@@ -152,5 +163,5 @@ def test_a_file_that_raises(tmp_path: Path) -> None:
 
 def test_a_missing_import_within_a_module_is_not_mistaken_for_a_missing_module(tmp_path: Path) -> None:
     (tmp_path / "wants_more.py").write_text("import no_such_dependency\n")
-    with pytest.raises(EnvError, match="ModuleNotFoundError.*no_such_dependency"):
+    with pytest.raises(EnvError, match=r"ModuleNotFoundError.*no_such_dependency"):
         resolve_env(f"{tmp_path}/wants_more.py:Env")

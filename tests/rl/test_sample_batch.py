@@ -74,7 +74,14 @@ def test_arrays_travel_out_of_band() -> None:
 
 
 def test_workers_are_joined_side_by_side() -> None:
-    one, two = np.zeros((3, 2)), np.ones((3, 4))
+    one, two = make_batch(3, 2), make_batch(3, 4)
+    one.episodes, two.episodes = [Episode(1.0, 1)], [Episode(2.0, 2)]
+    one.timing, two.timing = {"act_s": 1.0, "env_s": 5.0}, {"act_s": 2.0, "env_s": 4.0}
     assert join_envs([one]) is one
     joined = join_envs([one, two])
-    assert joined.shape == (3, 6) and joined[:, :2].sum() == 0 and joined[:, 2:].all()
+    assert joined.shape == (3, 6)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(joined, name)[:, :2], getattr(one, name))
+        np.testing.assert_array_equal(getattr(joined, name)[:, 2:], getattr(two, name))
+    assert joined.episodes == [Episode(1.0, 1), Episode(2.0, 2)]
+    assert joined.timing == {"act_s": 2.0, "env_s": 5.0}
