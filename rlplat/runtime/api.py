@@ -85,9 +85,13 @@ def is_initialized() -> bool:
 
 def _connected() -> Any:
     """The backend; starts a private cluster on first use, as Ray does."""
-    if not connection.is_connected() and connection._backend is None:
+    current = connection._backend
+    if current is None:
+        if connection._forked_from:
+            return backend()  # raises, and says why
         init()
-    return backend()
+        current = connection._backend
+    return current
 
 
 # ---------------------------------------------------------------- values

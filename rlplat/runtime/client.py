@@ -243,26 +243,39 @@ class Client:
     # ---------------------------------------------------------------- submitting
 
     def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
-        key = self._code_key(code)
-        num_returns = options.num_returns
+        key = code.key if code.key in self._codes else self._code_key(code)
+        assert key is not None
         name = options.name or code.name
-        message, deps, refs = self._pack_call(args, kwargs, name, num_returns, key, "")
+        num_returns = options.num_returns
+        data = codec.pack_scalars(args) if not kwargs and num_returns == 1 else None
+        deps: list[tuple[int | str, ObjectRef]] = []
+        refs: list[ObjectRef] | None = None
+        if data is None:
+            message, deps, refs = self._pack_call(args, kwargs, name, num_returns, key, "")
+        else:
+            message = messages.Run(0, key, data)
         with self._lock:
             self._check_open()
+            lane = self._lane(options, name)
             record, out = self._record(message, key, name, num_returns, refs)
             record.retries_left = options.max_retries
-            record.lane = self._lane(options, name)
+            record.lane = lane
             if deps and not self._resolve_deps(record, deps):
                 return out
-            record.lane.ready.append(record)
-            self._dispatch(record.lane)
+            lane.ready.append(record)
+            if len(lane.ready) == 1 or lane.has_idle():
+                self._dispatch(lane)
             self._send_soon()
         return out
 
     def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int) -> Any:
         name = f"{handle._class_name}.{method}"
-        message, deps, refs = self._pack_call(args, kwargs, name, num_returns, "", method)
-        refs.append(handle._creation)
+        data = codec.pack_scalars(args) if not kwargs and num_returns == 1 else None
+        if data is None:
+            message, deps, refs = self._pack_call(args, kwargs, name, num_returns, "", method)
+            refs.append(handle._creation)
+        else:
+            message, deps, refs = messages.Call(0, method, data), [], [handle._creation]
         with self._lock:
             self._check_open()
             record, out = self._record(message, "", name, num_returns, refs)
@@ -344,9 +357,10 @@ class Client:
         return message, deps, [*refs, *(ref for _, ref in deps)]
 
     def _record(
-        self, message: Any, code_key: str, name: str, num_returns: int, refs: list[ObjectRef]
+        self, message: Any, code_key: str, name: str, num_returns: int, refs: list[ObjectRef] | None
     ) -> tuple[TaskRecord, Any]:
-        self._collect()
+        if self._dropped:
+            self._collect()
         id = next(self._ids)
         message.task = id
         ids = (id,) if num_returns == 1 else (id, *(next(self._ids) for _ in range(num_returns - 1)))
@@ -538,7 +552,22 @@ class Client:
             self._touched[lane] = True
 
     def _on_done(self, sender: str, message: messages.Done) -> None:
-        self._finish(sender, message.task, (Value(message.data),))
+        """`_finish` for the common case: one small value of a task."""
+        id = message.task
+        record = self._tasks.get(id)
+        lane = None if record is None else record.lane
+        lease = None if lane is None else lane.leases.get(sender)
+        entry = self._book.find(id)
+        if lease is None or entry is None or not entry.num_refs or entry.callbacks is not None:
+            self._finish(sender, id, (Value(message.data),))
+            return
+        del self._tasks[id]
+        record.refs = None  # type: ignore[union-attr]
+        lease.in_flight.pop(id, None)
+        lease.is_stalled = lease.was_asked_back = False
+        if self._touched is None or lane not in self._touched:
+            self._touch(lane)
+        entry.value = Value(message.data)
 
     def _on_done_full(self, sender: str, message: messages.DoneFull) -> None:
         self._finish(sender, message.task, message.values)

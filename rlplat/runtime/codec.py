@@ -23,7 +23,9 @@ from rlplat.runtime.backend import RemoteCode
 from rlplat.runtime.refs import ObjectRef, collecting_refs
 
 OUT_OF_BAND_BYTES = 64 * 1024
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None), ObjectRef})
+_SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
+_PLAIN = _SCALARS | {ObjectRef}
+_NO_ARGS = pickle.dumps(((), {}), protocol=5)
 
 
 @dataclass(slots=True)
@@ -43,6 +45,25 @@ def _is_plain(value: Any) -> bool:
     if kind is dict:
         return len(value) <= 16 and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     return kind.__name__ == "ndarray" and kind.__module__ == "numpy" and not value.dtype.hasobject
+
+
+def pack_scalars(args: tuple) -> bytes | None:
+    """`(args, {})` pickled when all of `args` are small scalars (the common case, at a tenth of the cost), else None."""
+    if not args:
+        return _NO_ARGS
+    for arg in args:
+        if type(arg) not in _SCALARS:
+            return None
+    data = pickle.dumps((args, {}), protocol=5)
+    return data if len(data) <= OUT_OF_BAND_BYTES else None
+
+
+def pack_scalar(value: Any) -> bytes | None:
+    """A result pickled when it is a small scalar, else None."""
+    if type(value) not in _SCALARS:
+        return None
+    data = pickle.dumps(value, protocol=5)
+    return data if len(data) <= OUT_OF_BAND_BYTES else None
 
 
 def pack(value: Any, what: str = "the value") -> Packed:

@@ -14,22 +14,21 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 
-class Entry:
+
+class Entry(msgspec.Struct, eq=False):
     """An object of this process."""
 
-    __slots__ = ("borrowers", "callbacks", "id", "inner", "num_refs", "value")
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-        self.value: Any = None
-        """`messages.Value`, or None while the task runs."""
-        self.num_refs = 1
-        self.borrowers: dict[str, int] | None = None
-        self.inner: Any = None
-        """Refs inside the value: they live as long as it does."""
-        self.callbacks: list[Any] | None = None
-        """Called with the value once it is here (by Fetch, futures)."""
+    id: int
+    num_refs: int = 1
+    value: Any = None
+    """`messages.Value`, or None while the task runs."""
+    borrowers: dict[str, int] | None = None
+    inner: Any = None
+    """Refs inside the value: they live as long as it does."""
+    callbacks: list[Any] | None = None
+    """Called with the value once it is here (by Fetch, futures)."""
 
 
 class Book:

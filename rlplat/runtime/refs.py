@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend
 
 _backend: Backend | None = None
-_backend_pid = 0
+_forked_from = 0
+"""Set in a child that user code forked: the pid of the process whose connections it must not touch."""
 _collecting = threading.local()
 
 
@@ -84,19 +85,30 @@ def _rebuild_ref(owner: str, id: int) -> ObjectRef:
 def backend() -> Backend:
     """The runtime of this process; `NotInitialized` names what to do when there is none."""
     if _backend is None:
+        if _forked_from:
+            raise NotInitialized(
+                f"this process (pid {os.getpid()}) was forked from one that uses the runtime (pid {_forked_from}); "
+                "a forked child cannot use its connections: start work with rlplat tasks or actors instead of os.fork"
+            )
         raise NotInitialized("the runtime is not running: call rlplat.init() first")
-    if _backend_pid != os.getpid():
-        raise NotInitialized(
-            f"this process (pid {os.getpid()}) was forked from one that uses the runtime (pid {_backend_pid}); "
-            "a forked child cannot use its connections: start work with rlplat tasks or actors instead of os.fork"
-        )
     return _backend
 
 
 def set_backend(new: Backend | None) -> None:
-    global _backend, _backend_pid
-    _backend, _backend_pid = new, os.getpid()
+    global _backend, _forked_from
+    _backend, _forked_from = new, 0
 
 
 def is_connected() -> bool:
-    return _backend is not None and _backend_pid == os.getpid()
+    return _backend is not None
+
+
+def _after_fork_in_child() -> None:
+    global _backend, _forked_from
+    if _backend is not None:
+        _kept.append(_backend)  # its destructors must not run here: they would close the parent's connections
+        _backend, _forked_from = None, os.getppid()
+
+
+_kept: list[Any] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -207,6 +207,11 @@ class Worker(Client):
     # ---------------------------------------------------------------- replies
 
     def _reply(self, owner: str, task: int, what: str, num_returns: int, result: Any) -> None:
+        data = codec.pack_scalar(result) if num_returns == 1 else None
+        if data is not None:
+            with self._lock:
+                self._transport.post(owner, messages.Done(task, data))
+            return
         if num_returns == 1:
             values = [self._make_value(result, f"the result of {what}", owner)]
         else:
