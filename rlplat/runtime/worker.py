@@ -33,6 +33,8 @@ class Worker(Client):
         """(owner, message) in order of arrival."""
         self._code: dict[str, Any] = {}
         self._code_name: dict[str, str] = {}
+        self._is_actor = False
+        """From the constructor's message on: what comes now is never given back."""
         self._instance: Any = None
         self._actor_name = ""
         self._held_calls: list[tuple[str, Any]] = []
@@ -61,7 +63,9 @@ class Worker(Client):
 
     def _on_work(self, sender: str, message: Any) -> None:
         self._work.append((sender, message))
-        if self._is_blocked and not self._actor_name:
+        if type(message) is messages.CreateActor:
+            self._is_actor = True
+        if self._is_blocked and not self._is_actor:
             self._give_back()
 
     def _on_exit(self, sender: str, message: messages.Exit) -> None:
@@ -276,7 +280,7 @@ class _BlockedNotice:
         worker = self._worker
         self._is_told = worker._is_blocked = True
         worker._transport.post(_NODE, messages.Blocked())
-        if worker._actor_name:
+        if worker._is_actor:
             worker._transport.flush()
         else:
             worker._give_back()

@@ -1,0 +1,52 @@
+"""Fixtures for every test: the leak meter around it, stacks of all processes when it runs out of time, and clusters."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rlplat
+from tests.leak_meter import MARK, LeakMeter, marked_processes
+
+
+@pytest.fixture(autouse=True)
+def leak_meter() -> Iterator[LeakMeter]:
+    """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
+    meter = LeakMeter.start()
+    yield meter
+    leaks = meter.finish()
+    if leaks:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """After pytest-timeout has dumped the stacks of this process, have the workers dump theirs (faulthandler)."""
+    report = yield
+    if report.when == "call" and report.failed and "Timeout" in str(call.excinfo and call.excinfo.value):
+        for pid in marked_processes(os.environ.get(MARK, "-")):
+            try:
+                os.kill(pid, signal.SIGABRT)  # the node prints their last words on stderr
+            except ProcessLookupError:
+                pass
+    return report
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """A cluster of worker processes with 2 CPUs."""
+    rlplat.init(num_cpus=2, num_gpus=0)
+    yield
+    rlplat.shutdown()
+
+
+@pytest.fixture(params=["inproc", "zmq"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every backend in turn, with 2 CPUs: for what must be the same on all."""
+    rlplat.init(num_cpus=2, num_gpus=0, backend=request.param)
+    yield request.param
+    rlplat.shutdown()
