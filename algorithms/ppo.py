@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -34,7 +34,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import make_vector_env
 from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluator
-from rlplat.rl.interfaces import Array, Episode, Result
+from rlplat.rl.interfaces import Array, Episode, Result, UpdateReport
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RewardNormalizer, RunningMeanVar
 from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.policy_spec import PolicySpec, policy_spec
@@ -140,15 +140,6 @@ def ppo_loss(
         clip_fraction = ((ratios - 1.0).abs() > clip_range).float().mean()
         stats = torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
     return loss, stats
-
-
-class UpdateReport(NamedTuple):
-    """What comes home from `PPOLearner.update`."""
-
-    env_steps: int
-    """Decisions in the batches that were learnt from."""
-    episodes: list[Episode]
-    metrics: dict[str, float]
 
 
 class PPOLearner:

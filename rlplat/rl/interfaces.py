@@ -83,13 +83,24 @@ class Policy(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
+class UpdateReport(NamedTuple):
+    """What comes home from a learner's `update`: never arrays."""
+
+    env_steps: int
+    """Agent decisions in the batches that were learnt from: what the run counts."""
+    episodes: list[Episode]
+    """Episodes that finished in these batches."""
+    metrics: dict[str, float]
+    """Grouped names: `learner/...`, `rollout/...`, `time/...`."""
+
+
 class Learner(Protocol):
     """Holds the network and the optimizer; an actor with a CPU or a GPU.
 
-        metrics = get(learner.update.remote(*sample_batch_refs))
+        report = get(learner.update.remote(*sample_batch_refs))
     """
 
-    def update(self, *batches: Any) -> dict[str, float]:
+    def update(self, *batches: Any) -> UpdateReport:
         """One learning step on the batches of one round; publishes weights `version + 1`."""
         ...
 

@@ -75,8 +75,8 @@ def shutdown() -> None:
     """End the cluster: every worker, actor and object of it. Does nothing when there is none."""
     if connection.is_connected():
         atexit.unregister(shutdown)
-        current, _ = backend(), connection.set_backend(None)
-        current.shutdown()
+        backend().shutdown()
+        connection.set_backend(None)
 
 
 def is_initialized() -> bool:
@@ -146,7 +146,9 @@ def remote(*args: Any, **options: Any) -> Any:
     if len(args) == 1 and not options and callable(args[0]):
         return _make_remote(args[0], Options())
     if args:
-        raise TypeError("use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)")
+        raise TypeError(
+            "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
+        )
     checked = _merge(Options(), options)
     return lambda target: _make_remote(target, checked)
 
@@ -267,13 +269,13 @@ class ActorMethod:
         raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")
 
 
-def methods_of(actor_class: type) -> dict[str, int]:
+def methods_of(actor_class: Any) -> dict[str, int]:
     """Public methods and their number of returns."""
     members = inspect.getmembers(actor_class, callable)
     return {
         name: getattr(member, "__rlplat_num_returns__", 1)
         for name, member in members
-        if not name.startswith("_") or name == "__call__" and "__call__" in vars(actor_class)
+        if not name.startswith("_") or (name == "__call__" and "__call__" in vars(actor_class))
     }
 
 

@@ -35,6 +35,10 @@ class Packed:
     refs: list[ObjectRef]
     """Every ref that the value contains, once for each occurrence."""
 
+    def is_large(self) -> bool:
+        """Whether it belongs into shared memory."""
+        return bool(self.buffers) or len(self.data) > OUT_OF_BAND_BYTES
+
 
 def _is_plain(value: Any) -> bool:
     kind = type(value)
@@ -48,7 +52,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def pack_scalars(args: tuple) -> bytes | None:
-    """`(args, {})` pickled when all of `args` are small scalars (the common case, at a tenth of the cost), else None."""
+    """`(args, {})` pickled when all of `args` are small scalars (the common case, at little cost), else None."""
     if not args:
         return _NO_ARGS
     for arg in args:
@@ -131,7 +135,10 @@ def _culprit(value: Any, path: str = "", depth: int = 4) -> str:
         parts = [(f"{path}[{index}]", item) for index, item in enumerate(value[:200])]
     elif callable(value) and getattr(value, "__closure__", None):
         names = value.__code__.co_freevars
-        parts = [(f"closure variable {n!r}", c.cell_contents) for n, c in zip(names, value.__closure__, strict=True)]
+        parts = [
+            (f"closure variable {n!r}", c.cell_contents)
+            for n, c in zip(names, value.__closure__, strict=True)
+        ]
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         parts = [(f"{path}.{key}", item) for key, item in list(vars(value).items())[:200]]
     if callable(value) and hasattr(value, "__globals__"):
@@ -170,7 +177,9 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
         del frames.stack[0]
     text = "".join(frames.format())
-    return ErrorInfo("TaskError", f"{where} raised {type(error).__name__}\n{text.rstrip()}", _pickled_exception(error))
+    return ErrorInfo(
+        "TaskError", f"{where} raised {type(error).__name__}\n{text.rstrip()}", _pickled_exception(error)
+    )
 
 
 def _pickled_exception(error: BaseException) -> bytes:
@@ -212,10 +221,14 @@ def _both_classes(user_class: type) -> type[TaskError]:
     """A class that is both TaskError and the user's exception class, so that either `except` catches it."""
     if user_class not in _classes:
 
-        def __init__(self: Any, message: str) -> None:
+        def init(self: Any, message: str) -> None:
             self.args = (message,)
 
-        body = {"__init__": __init__, "__str__": lambda self: self.args[0], "__module__": user_class.__module__}
+        body = {
+            "__init__": init,
+            "__str__": lambda self: self.args[0],
+            "__module__": user_class.__module__,
+        }
         try:
             made = type(user_class.__name__, (TaskError, user_class), body)
             made.__new__(made, "")
@@ -223,8 +236,6 @@ def _both_classes(user_class: type) -> type[TaskError]:
             made = TaskError
         _classes[user_class] = made
     return _classes[user_class]
-
-
 
 
 def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:

@@ -125,8 +125,9 @@ class Lane:
         for lease in self.leases.values():
             if lease.in_flight or self.ready:
                 lease.idle_since = None
-            elif lease.idle_since is None:
+                continue
+            if lease.idle_since is None:
                 lease.idle_since = now
-            elif now - lease.idle_since >= idle_s:
+            if now - lease.idle_since >= idle_s:
                 out.append(lease)
         return out

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RuntimeFault
+from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RuntimeFault, SerializationError
 from rlplat.runtime import codec
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
@@ -89,7 +89,9 @@ class InprocBackend:
     def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
         what = f"task {options.name or code.name}"
-        return self._refs(self._run(code.target, args, kwargs, what, options.num_returns), options.num_returns)
+        return self._refs(
+            self._run(code.target, args, kwargs, what, options.num_returns), options.num_returns
+        )
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         demand = options.demand(default_cpus=0)
@@ -100,7 +102,9 @@ class InprocBackend:
                 f"actor {code.name} needs {lacking} and other actors hold it; the inproc backend cannot wait"
             )
         if options.name is not None and options.name in self._actor_by_name:
-            raise ConfigError(f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})")
+            raise ConfigError(
+                f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
+            )
         actor = _LocalActor(code.name, demand, options.name)
         ref = self._store(codec.pack(None))
         self._actors[ref.id] = actor
@@ -109,15 +113,21 @@ class InprocBackend:
         handle = ActorHandle(f"{ref.owner}:{ref.id}", code.name, methods_of(code.target), ref)
         if options.name is not None:
             self._actor_by_name[options.name] = handle
-        made = self._run(lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1)[0]
+        made = self._run(
+            lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1
+        )[0]
         if isinstance(made, codec.ErrorInfo):
-            actor.death = codec.ErrorInfo("ActorDied", f"actor {code.name} could not be created: {made.message}")
+            actor.death = codec.ErrorInfo(
+                "ActorDied", f"actor {code.name} could not be created: {made.message}"
+            )
             self._end(actor)
         else:
             actor.instance = made.instance
         return handle
 
-    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int) -> Any:
+    def submit_call(
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int
+    ) -> Any:
         actor = self._actors[handle._creation.id]
         if actor.death is not None:
             return self._refs([actor.death] * num_returns, num_returns)
@@ -142,7 +152,9 @@ class InprocBackend:
 
     def get_actor(self, name: str) -> ActorHandle:
         if name not in self._actor_by_name:
-            raise ActorDied(f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})")
+            raise ActorDied(
+                f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})"
+            )
         return self._actor_by_name[name]
 
     def resources(self, available: bool) -> dict[str, float]:
@@ -164,7 +176,7 @@ class InprocBackend:
             args, kwargs = codec.unpack(packed.data, [memoryview(b).toreadonly() for b in packed.buffers])
             args = tuple(self._read(a) if isinstance(a, ObjectRef) else a for a in args)
             kwargs = {k: self._read(v) if isinstance(v, ObjectRef) else v for k, v in kwargs.items()}
-        except codec.SerializationError:
+        except SerializationError:
             raise
         except Exception as error:
             return [codec.describe_error(error, what)] * num_returns

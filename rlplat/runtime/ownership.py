@@ -102,4 +102,6 @@ class Book:
         for id, entry in self._entries.items():
             assert entry.id == id
             assert entry.num_refs >= 0
-            assert entry.num_refs or entry.borrowers or entry.value is None, f"object {id} is needed by nobody"
+            assert entry.num_refs or entry.borrowers or entry.value is None, (
+                f"object {id} is needed by nobody"
+            )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NotInitialized, SerializationError
@@ -65,17 +66,16 @@ class ObjectRef:
         return asyncio.wrap_future(self.future()).__await__()
 
 
-class collecting_refs:
+@contextmanager
+def collecting_refs() -> Iterator[list[ObjectRef]]:
     """`with collecting_refs() as refs: pickle.dumps(...)` lists the refs that the value contains."""
-
-    def __enter__(self) -> list[ObjectRef]:
-        self._outer = getattr(_collecting, "refs", None)
-        refs: list[ObjectRef] = []
-        _collecting.refs = refs
-        return refs
-
-    def __exit__(self, *exc_info: object) -> None:
-        _collecting.refs = self._outer
+    outer = getattr(_collecting, "refs", None)
+    refs: list[ObjectRef] = []
+    _collecting.refs = refs
+    try:
+        yield refs
+    finally:
+        _collecting.refs = outer
 
 
 def _rebuild_ref(owner: str, id: int) -> ObjectRef:

@@ -13,12 +13,12 @@ Rules
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.resources import Resources
-
 
 # ---------------------------------------------------------------- events
 
@@ -179,11 +179,21 @@ class Scheduler:
         self.actors: dict[str, ActorEntry] = {}
         self.actor_by_name: dict[str, str] = {}
         self._next_worker = 1
+        self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
+            LeasesRequested: self._on_leases_requested,
+            ActorRequested: self._on_actor_requested,
+            ActorSought: self._on_actor_sought,
+            WorkerReady: self._on_worker_ready,
+            LeaseReturned: self._on_lease_returned,
+            WorkerBlocked: self._on_worker_blocked,
+            WorkerUnblocked: self._on_worker_unblocked,
+            ActorEnded: self._on_actor_ended,
+            WorkerLost: self._on_worker_lost,
+        }
 
     def handle(self, event: Any, now: float) -> list[Action]:
         actions: list[Action] = []
-        handler = getattr(self, f"_on_{type(event).__name__}")
-        handler(event, actions)
+        self._handlers[type(event)](event, actions)
         self._grant(actions)
         self._keep_spares(actions)
         return actions
@@ -202,11 +212,11 @@ class Scheduler:
 
     # -- demands
 
-    def _on_LeasesRequested(self, event: LeasesRequested, actions: list[Action]) -> None:
+    def _on_leases_requested(self, event: LeasesRequested, actions: list[Action]) -> None:
         for _ in range(event.count):
             self._queue[_Demand(event.client, event.demand)] = None
 
-    def _on_ActorRequested(self, event: ActorRequested, actions: list[Action]) -> None:
+    def _on_actor_requested(self, event: ActorRequested, actions: list[Action]) -> None:
         entry = ActorEntry(event.client, event.class_name, event.demand, event.name, event.methods)
         if event.name:
             if event.name in self.actor_by_name:
@@ -218,7 +228,7 @@ class Scheduler:
         entry.seekers.add(event.client)
         self._queue[_Demand(event.client, event.demand, event.actor)] = None
 
-    def _on_ActorSought(self, event: ActorSought, actions: list[Action]) -> None:
+    def _on_actor_sought(self, event: ActorSought, actions: list[Action]) -> None:
         entry = self.actors.get(event.actor)
         if entry is None:
             error = ErrorInfo("ActorDied", f"actor {event.actor} is not known here: it ended long ago")
@@ -302,7 +312,7 @@ class Scheduler:
 
     # -- workers
 
-    def _on_WorkerReady(self, event: WorkerReady, actions: list[Action]) -> None:
+    def _on_worker_ready(self, event: WorkerReady, actions: list[Action]) -> None:
         entry = self._workers.get(event.worker)
         if entry is None or entry.state != "starting":
             return
@@ -325,7 +335,7 @@ class Scheduler:
             self._return_gpus(entry.gpu_ids, demand.get("GPU", 0))
         entry.demand, entry.is_blocked, entry.for_demand, entry.gpu_ids = {}, False, None, ()
 
-    def _on_LeaseReturned(self, event: LeaseReturned, actions: list[Action]) -> None:
+    def _on_lease_returned(self, event: LeaseReturned, actions: list[Action]) -> None:
         entry = self._workers.get(event.worker)
         if entry is None or entry.state != "leased" or entry.client != event.client:
             return
@@ -338,19 +348,19 @@ class Scheduler:
         else:
             entry.state, entry.client = "idle", ""
 
-    def _on_WorkerBlocked(self, event: WorkerBlocked, actions: list[Action]) -> None:
+    def _on_worker_blocked(self, event: WorkerBlocked, actions: list[Action]) -> None:
         entry = self._workers.get(event.worker)
         if entry is not None and entry.state in ("leased", "actor") and not entry.is_blocked:
             entry.is_blocked = True
             self.available["CPU"] += entry.demand.get("CPU", 0)
 
-    def _on_WorkerUnblocked(self, event: WorkerUnblocked, actions: list[Action]) -> None:
+    def _on_worker_unblocked(self, event: WorkerUnblocked, actions: list[Action]) -> None:
         entry = self._workers.get(event.worker)
         if entry is not None and entry.is_blocked:
             entry.is_blocked = False
             self.available["CPU"] -= entry.demand.get("CPU", 0)
 
-    def _on_ActorEnded(self, event: ActorEnded, actions: list[Action]) -> None:
+    def _on_actor_ended(self, event: ActorEnded, actions: list[Action]) -> None:
         entry = self.actors.get(event.actor)
         if entry is None or entry.error is not None:
             return
@@ -377,7 +387,7 @@ class Scheduler:
         for id in gone[:-1000]:
             del self.actors[id]
 
-    def _on_WorkerLost(self, event: WorkerLost, actions: list[Action]) -> None:
+    def _on_worker_lost(self, event: WorkerLost, actions: list[Action]) -> None:
         entry = self._workers.pop(event.worker, None)
         if entry is None:
             return
@@ -388,12 +398,14 @@ class Scheduler:
         if entry.actor:
             actor = self.actors[entry.actor]
             why = actor.end_reason or f"its process {event.worker} died: {event.reason}"
-            self._bury(entry.actor, ErrorInfo("ActorDied", f"actor {actor.class_name} is gone: {why}"), actions)
+            self._bury(
+                entry.actor, ErrorInfo("ActorDied", f"actor {actor.class_name} is gone: {why}"), actions
+            )
         for demand in [d for d in self._queue if d.client == event.worker]:
             del self._queue[demand]
         for id, actor in list(self.actors.items()):
             if actor.client == event.worker and actor.error is None:
-                self._on_ActorEnded(
+                self._on_actor_ended(
                     ActorEnded(id, f"its creator {event.worker} died ({event.reason})", at_once=True), actions
                 )
         for id, other in self._workers.items():

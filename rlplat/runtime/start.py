@@ -25,8 +25,10 @@ class Driver(Client):
     """The client of the process that called `init()`; it holds the pipe that keeps the node alive."""
 
     def __init__(self, session: str, node: subprocess.Popen[bytes]) -> None:
-        super().__init__(session, "driver", spin=True, on_node_lost=lambda: None)
+        super().__init__(session, "driver", spin=True)
         self._node = node
+        assert node.stdout is not None
+        self._loop.watch(node.stdout.fileno())
 
     def shutdown(self) -> None:
         self.close()
@@ -59,9 +61,11 @@ def start_private_cluster(
     assert node.stdout is not None
     try:
         if node.stdout.readline() != b"ready\n":
-            raise NodeLost(f"the node process could not start (exit code {node.wait()}); see its message above")
+            raise NodeLost(
+                f"the node process could not start (exit code {node.wait()}); see its message above"
+            )
         driver = Driver(session, node)
-        driver.start(lifeline=node.stdout.fileno())
+        driver.start()
     except BaseException:
         node.kill()
         node.wait()
@@ -115,5 +119,3 @@ def _remove_dead_sessions(root: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
         except (ValueError, OSError):
             continue
-
-

@@ -130,19 +130,20 @@ class Store:
             written = os.pwrite(descriptor, part, offset)
             part, offset = part[written:], offset + written
 
-    def free(self, name: str) -> None:
-        """The owner is done with a segment of ours."""
-        own = self._in_use.pop(name, None)
-        if own is None:
-            return
-        if self._spare_bytes + own.capacity > _SPARE_BYTES:
-            self._remove(own)
-            return
-        self._spare_bytes += own.capacity
-        spares = self._spare.setdefault(own.capacity, [])
-        spares.append(own)
-        if len(spares) > 1 and spares[-2].filled > own.filled:  # the fullest last: it fits most values
-            spares[-1], spares[-2] = spares[-2], spares[-1]
+    def free(self, *names: str) -> None:
+        """The owners are done with these segments of ours."""
+        for name in names:
+            own = self._in_use.pop(name, None)
+            if own is None:
+                continue
+            if self._spare_bytes + own.capacity > _SPARE_BYTES:
+                self._remove(own)
+                continue
+            self._spare_bytes += own.capacity
+            spares = self._spare.setdefault(own.capacity, [])
+            spares.append(own)
+            if len(spares) > 1 and spares[-2].filled > own.filled:  # the fullest last: it fits most values
+                spares[-1], spares[-2] = spares[-2], spares[-1]
 
     def _remove(self, own: _Own) -> None:
         """Give the pages back although readers may still have the file mapped."""

@@ -40,7 +40,7 @@ class Transport:
         self._callers: set[bytes] = set()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
-        self.fd: int = self._socket.getsockopt(zmq.FD)
+        self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def _endpoint(self, client_id: str) -> str:
         return "ipc://" + os.path.join(self._session, client_id)
@@ -85,7 +85,7 @@ class Transport:
         self.num_unsent = 0
 
     def has_input(self) -> bool:
-        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Iterator[tuple[str, list[Any]]]:
         """(sender's client id, messages) of each frame that is here; ends when there is none."""

@@ -15,19 +15,21 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlplat.errors import RuntimeFault, SerializationError
+from rlplat.errors import RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import codec, messages, refs
-from rlplat.runtime.client import _BLOCKED_AFTER_S, _NODE, Client
+from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.io_loop import Patience
 from rlplat.runtime.messages import Value
 
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 64
+_BLOCKED_AFTER_S = 0.002
 
 
 class Worker(Client):
     def __init__(self, session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
-        super().__init__(session, client_id, spin=False, on_node_lost=lambda: os._exit(1))
+        super().__init__(session, client_id, spin=False)
         self.gpu_ids = gpu_ids
         self._work: deque[tuple[str, Any]] = deque()
         """(owner, message) in order of arrival."""
@@ -45,7 +47,7 @@ class Worker(Client):
         self._main_thread = threading.main_thread()
         self._exits = False
         self._running = ""
-        self._handlers |= {
+        self._loop.handlers |= {
             messages.Code: self._on_code,
             messages.Run: self._on_work,
             messages.RunFull: self._on_work,
@@ -91,16 +93,16 @@ class Worker(Client):
         while True:
             with self._lock:
                 while not self._work:
-                    self._collect()
+                    self._objects.collect()
                     self._transport.flush()
                     num_results, flushed_at = 0, time.monotonic()
                     if self._exits:
                         return
-                    self._enter()
+                    self._loop.enter()
                     try:
-                        self._pump(None)
+                        self._loop.pump(None)
                     finally:
-                        self._leave()
+                        self._loop.leave()
                 owner, message = self._work.popleft()
                 self._running = owner
             self._execute(owner, message)
@@ -108,8 +110,7 @@ class Worker(Client):
             now = time.monotonic()
             if num_results >= _FLUSH_RESULTS or now - flushed_at > _FLUSH_S:
                 with self._lock:
-                    self._transport.flush()
-                    self._drain_if_unread()
+                    self._loop.send_now()
                 num_results, flushed_at = 0, now
             self._running = ""
 
@@ -153,23 +154,15 @@ class Worker(Client):
 
     def _open_args(self, owner: str, message: Any) -> tuple[tuple, dict]:
         """Arguments of a full call, refs among them replaced by their values."""
-        args, kwargs = self._read(message.args)
+        read = self._objects.open_argument
+        args, kwargs = read(message.args)
         args = list(args)
         for place, value in message.deps:
             if isinstance(place, int):
-                args[place] = self._read(value)
+                args[place] = read(value)
             else:
-                kwargs[place] = self._read(value)
+                kwargs[place] = read(value)
         return tuple(args), kwargs
-
-    def _read(self, value: Value) -> Any:
-        """A value that came with a call; views of shared memory borrow the object that holds it."""
-        with self._lock:
-            lent = self._receive_refs(value.keys())
-        if value.segment is None:
-            return codec.unpack(value.data)
-        assert lent is not None
-        return self._store.read(value.segment, lent[-1])
 
     def _call(self, owner: str, message: Any) -> None:
         if type(message) is messages.Call:
@@ -189,8 +182,7 @@ class Worker(Client):
             self._reply_error(owner, message.task, what, num_returns, error)
         if self._pool is not None:
             with self._lock:
-                self._transport.flush()
-                self._drain_if_unread()
+                self._loop.send_now()
 
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
@@ -216,19 +208,16 @@ class Worker(Client):
             with self._lock:
                 self._transport.post(owner, messages.Done(task, data))
             return
-        if num_returns == 1:
-            values = [self._make_value(result, f"the result of {what}", owner)]
-        else:
-            parts = codec.split_returns(result, num_returns, what)
-            values = [self._make_value(part, f"the result of {what}", owner) for part in parts]
-        first = values[0][0]
+        parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
+        packed = [codec.pack(part, f"the result of {what}") for part in parts]
+        values = [self._objects.make_value(each, owner) for each in packed]
         with self._lock:
-            if num_returns == 1 and first.segment is None and not first.refs:
-                self._transport.post(owner, messages.Done(task, first.data))
+            if num_returns == 1 and values[0].segment is None and not values[0].refs:
+                self._transport.post(owner, messages.Done(task, values[0].data))
             else:
-                for value, _ in values:
-                    self._hand_over(value.refs, owner)
-                self._transport.post(owner, messages.DoneFull(task, [value for value, _ in values]))
+                for value in values:
+                    self._objects.hand_over(value.refs, owner)
+                self._transport.post(owner, messages.DoneFull(task, values))
 
     def _reply_error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
         where = f"{what} (worker {self.client_id}, pid {os.getpid()})"
@@ -236,7 +225,9 @@ class Worker(Client):
             info = ErrorInfo("SerializationError", str(error))
         else:
             if isinstance(error, (SystemExit, KeyboardInterrupt)):
-                error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(error.__traceback__)
+                error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
+                    error.__traceback__
+                )
             info = codec.describe_error(error, where)
         with self._lock:
             self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * num_returns))
@@ -254,9 +245,14 @@ class Worker(Client):
             with self._lock:
                 self._transport.post(owner, messages.Pace(code, told / 2))
 
+    def shutdown(self) -> None:
+        raise UsageError(
+            "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
+        )
+
     # ---------------------------------------------------------------- waiting for others
 
-    def _blocked_notice(self) -> Any:
+    def _patience(self) -> Patience | None:
         if self._running and threading.current_thread() is self._main_thread:
             return _BlockedNotice(self)
         return None
@@ -270,27 +266,25 @@ class _BlockedNotice:
         self._since = time.monotonic()
         self._is_told = False
 
-    def patience(self, left: float | None) -> float | None:
-        """How long to wait for input before looking again (lock held)."""
+    def patience(self, left_s: float | None) -> float | None:
         if self._is_told:
-            return left
+            return left_s
         until = self._since + _BLOCKED_AFTER_S - time.monotonic()
         if until > 0:
-            return until if left is None else min(left, until)
+            return until if left_s is None else min(left_s, until)
         worker = self._worker
         self._is_told = worker._is_blocked = True
-        worker._transport.post(_NODE, messages.Blocked())
+        worker._transport.post(NODE, messages.Blocked())
         if worker._is_actor:
             worker._transport.flush()
         else:
             worker._give_back()
-        return left
+        return left_s
 
     def finish(self) -> None:
         if self._is_told:
             self._worker._is_blocked = False
-            self._worker._transport.post(_NODE, messages.Unblocked())
-
+            self._worker._transport.post(NODE, messages.Unblocked())
 
 
 def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """The zygote: a process with one thread and no sockets of ZeroMQ that has imported what workers need and forks them.
 
-It is forked from the node before that opens its sockets. Orders come over a socketpair: a msgpack line and the write
-end of the worker's log pipe. When the node dies (the socketpair ends) it kills its children and removes the session's folder.
+It is forked from the node before that opens its sockets. Orders come over a socketpair: a msgpack map and the write end of
+the worker's log pipe. When the node dies (the socketpair ends) it kills its children and removes the session's folder.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
     children: dict[int, str] = {}
     while True:
         try:
-            readable, _, _ = select.select([orders, wake_read], [], [])
+            readable, _, _ = select.select([orders.fileno(), wake_read], [], [])
             if wake_read in readable:
                 os.read(wake_read, 4096)
                 _report_dead(orders, children)
-            if orders in readable:
+            if orders.fileno() in readable:
                 data, fds, _, _ = socket.recv_fds(orders, 65536, 1)
                 if not data:
                     break
@@ -70,7 +70,13 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
 
 
 def _fork(
-    orders: socket.socket, wake_read: int, wake_write: int, session: str, order: Any, log: int, children: dict[int, str]
+    orders: socket.socket,
+    wake_read: int,
+    wake_write: int,
+    session: str,
+    order: Any,
+    log: int,
+    children: dict[int, str],
 ) -> None:
     parent = os.getpid()
     pid = os.fork()

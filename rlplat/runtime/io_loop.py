@@ -1,0 +1,252 @@
+"""Who reads the socket, and when things are sent: the threads of a process, around one lock.
+
+Only one thread at a time, the leader, waits for input, and it does so without the lock:
+  - a thread that waits in `get` or `wait` leads itself: no hand-over on the way of a reply;
+  - when nobody waits, the background thread leads: it answers fetches, fails over, retries;
+  - for a while after a user thread was here the background thread only ticks, so that a loop of calls and gets never
+    meets it.
+Sending never waits for the leader: whoever has something to send takes the lock and sends it. When little is under
+way it leaves at once; when much is, messages gather into larger frames until the next tick, wait or full frame.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rlplat.errors import GetTimeout
+from rlplat.runtime.transport import Transport
+
+_SPIN_S = 60e-6
+_TICK_S = 0.005
+_STANDBY_S = 0.02
+_FRAME_MESSAGES = 64
+
+
+class Patience(Protocol):
+    """Told how a wait goes on (a worker lends its CPU meanwhile)."""
+
+    def patience(self, left_s: float | None) -> float | None:
+        """Seconds to wait for input before asking again."""
+        ...
+
+    def finish(self) -> None: ...
+
+
+class IoLoop:
+    """`handlers[type(message)](sender, message)` is called with the lock held, `after_frame()` once per frame.
+
+    `on_tick` does what comes round every few milliseconds while there is life, and every `idle_tick_s` else; `on_lifeline` hears that the pipe given to `start` has ended.
+    """
+
+    def __init__(self, transport: Transport, *, spin: bool) -> None:
+        self.transport = transport
+        self.lock = threading.Lock()
+        self.handlers: dict[type, Callable[[str, Any], object]] = {}
+        self.after_frame: Callable[[], None] = lambda: None
+        self.on_tick: Callable[[], None] = lambda: None
+        self.idle_tick_s: Callable[[], float | None] = lambda: None
+        self.on_lifeline: Callable[[], None] = lambda: None
+        self.is_closed = False
+        self._changed = threading.Condition(self.lock)
+        self._background_wakes = threading.Condition(self.lock)
+        self._spin_s = _SPIN_S if spin else 0.0
+        self._has_leader = False
+        self._num_users = 0
+        self._last_use = 0.0
+        self._background_leads = False
+        self._background_sleeps = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lifeline: int | None = None
+        self._poller = select.poll()
+        self._poller.register(transport.fd, select.POLLIN)
+        self._poller.register(self._wake_fd, select.POLLIN)
+        self._background = threading.Thread(target=self._run_background, name="rlplat-io", daemon=True)
+
+    def watch(self, lifeline: int) -> None:
+        """`on_lifeline` is called when this pipe ends."""
+        self._lifeline = lifeline
+        self._poller.register(lifeline, select.POLLIN)
+
+    def start(self) -> None:
+        self._background.start()
+
+    # ---------------------------------------------------------------- sending (lock held)
+
+    def send_now(self) -> None:
+        self.transport.flush()
+        self._drain_if_unread()
+
+    def send_soon(self, num_under_way: int) -> None:
+        """Send at once when little is under way, else let messages gather."""
+        self._last_use = time.monotonic()
+        num_unsent = self.transport.num_unsent
+        if num_unsent:
+            if num_unsent >= _FRAME_MESSAGES or num_under_way <= 2:
+                self.send_now()
+            elif self._background_leads:
+                self._background_leads = False
+                os.eventfd_write(self._wake_fd, 1)
+            elif self._background_sleeps:
+                self._background_sleeps = False
+                self._background_wakes.notify()
+
+    def _drain_if_unread(self) -> None:
+        """ZeroMQ signals new input on its descriptor once only, and a send may swallow the signal."""
+        if self._has_leader and self.transport.has_input():
+            self.drain()
+
+    def notify(self) -> None:
+        """Something that a waiting thread may wait for has changed."""
+        if self._num_users:
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------- receiving (lock held)
+
+    def drain(self) -> bool:
+        """Handle whatever input is here."""
+        handlers, did = self.handlers, False
+        for sender, batch in self.transport.receive():
+            did = True
+            for message in batch:
+                handler = handlers.get(type(message))
+                if handler is not None:  # else: a message that nobody may send us
+                    handler(sender, message)
+            self.after_frame()
+        if did and self._num_users > 1:
+            self._changed.notify_all()
+        return did
+
+    def wait_until(
+        self,
+        is_done: Callable[[], bool],
+        timeout_s: float | None,
+        what: str,
+        check: Callable[[], None] = lambda: None,
+        patience: Patience | None = None,
+    ) -> None:
+        """Wait (lock held, given up while this sleeps); GetTimeout after `timeout_s`. `check` may raise."""
+        if is_done():
+            return
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self.enter()
+        spin_s = self._spin_s
+        try:
+            while not is_done():
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise GetTimeout(f"timed out after {timeout_s:g} s waiting for {what}")
+                check()
+                if patience is not None:
+                    left_s = patience.patience(left_s)
+                self.pump(left_s, spin_s)
+                spin_s = 0.0
+        finally:
+            self.leave()
+            if patience is not None:
+                patience.finish()
+
+    def enter(self) -> None:
+        """This thread is about to wait for input."""
+        self._num_users += 1
+        if self._background_leads:
+            self._background_leads = False
+            os.eventfd_write(self._wake_fd, 1)
+
+    def leave(self) -> None:
+        self._num_users -= 1
+        self._last_use = time.monotonic()
+        if self._num_users:
+            self._changed.notify_all()
+
+    def pump(self, timeout_s: float | None, spin_s: float = 0.0) -> None:
+        """One step of waiting for input."""
+        transport = self.transport
+        transport.flush()
+        if self._has_leader:
+            self._changed.wait(0.1 if timeout_s is None else min(timeout_s, 0.1))
+            return
+        if self.drain():
+            return
+        if spin_s:
+            end = time.perf_counter() + spin_s
+            while time.perf_counter() < end:
+                if transport.has_input():
+                    self.drain()
+                    return
+        tick_s = self.idle_tick_s()
+        if tick_s is None:
+            self._lead(timeout_s)
+        else:
+            self._lead(tick_s if timeout_s is None else min(tick_s, timeout_s))
+            self.on_tick()
+
+    def _lead(self, timeout_s: float | None) -> None:
+        self._has_leader = True
+        self.lock.release()
+        try:
+            ready = self._poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        finally:
+            self.lock.acquire()
+            self._has_leader = False
+        for descriptor, _ in ready:
+            if descriptor == self._wake_fd:
+                try:
+                    os.eventfd_read(self._wake_fd)
+                except BlockingIOError:
+                    pass
+            elif descriptor == self._lifeline:
+                self._poller.unregister(self._lifeline)
+                self._lifeline = None
+                if not self.is_closed:
+                    self.on_lifeline()
+        if self._background_sleeps:
+            self._background_sleeps = False
+            self._background_wakes.notify()
+        if not self.is_closed:
+            self.drain()
+        if self._num_users > 1:
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------- the background thread
+
+    def _run_background(self) -> None:
+        with self.lock:
+            while not self.is_closed:
+                if self._num_users and self._has_leader:
+                    # A user thread waits for input: it serves everybody, and wakes us when it has some.
+                    self._background_sleeps = True
+                    self._background_wakes.wait()
+                    self._background_sleeps = False
+                elif self._num_users or time.monotonic() < self._last_use + _STANDBY_S:
+                    self.lock.release()
+                    time.sleep(_TICK_S)
+                    self.lock.acquire()
+                    if not self.is_closed and not self._has_leader:
+                        self.transport.flush()
+                        self.drain()
+                else:
+                    self._background_leads = True
+                    self._lead(self.idle_tick_s())
+                    self._background_leads = False
+                    self.notify()
+                if not self.is_closed:
+                    self.on_tick()
+                    self.transport.flush()
+
+    def close(self) -> None:
+        """End the background thread, then the sockets."""
+        with self.lock:
+            self.is_closed = True
+            os.eventfd_write(self._wake_fd, 1)
+            self._changed.notify_all()
+            self._background_wakes.notify_all()
+        if self._background.is_alive():
+            self._background.join(5)
+        with self.lock:
+            self.transport.close()
+            os.close(self._wake_fd)

@@ -1,0 +1,211 @@
+"""Errors: the user's class and TaskError at once, remote tracebacks, culprits by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import rlplat
+from rlplat.errors import GetTimeout, SerializationError, TaskError
+
+
+def test_the_users_class_and_task_error_both_catch_it(backend: str) -> None:
+    class MyError(LookupError):
+        pass
+
+    @rlplat.remote
+    def fail() -> None:
+        raise MyError("what")
+
+    for kind in (MyError, LookupError, TaskError):
+        with pytest.raises(kind, match="what"):
+            rlplat.get(fail.remote())
+
+
+def test_the_message_holds_the_remote_traceback(backend: str) -> None:
+    def inner_function() -> float:
+        return 1 / 0
+
+    @rlplat.remote
+    def outer_function() -> float:
+        return inner_function()
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        rlplat.get(outer_function.remote())
+    text = str(caught.value)
+    assert "outer_function" in text
+    assert "in inner_function" in text
+    assert "test_errors.py" in text
+    assert "division by zero" in text
+    assert isinstance(caught.value.cause, ZeroDivisionError)  # type: ignore[attr-defined]
+
+
+def test_attributes_of_the_users_exception_survive(backend: str) -> None:
+    class CodeError(Exception):
+        def __init__(self, message: str, code: int = 0) -> None:
+            super().__init__(message)
+            self.code = code
+
+    @rlplat.remote
+    def fail() -> None:
+        raise CodeError("bad", code=7)
+
+    with pytest.raises(CodeError) as caught:
+        rlplat.get(fail.remote())
+    assert caught.value.code == 7
+
+
+def test_an_exception_that_cannot_be_unpickled_arrives_as_text(backend: str) -> None:
+    class TwoArguments(Exception):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__(f"{first} and {second}")
+
+    @rlplat.remote
+    def fail() -> None:
+        raise TwoArguments("this", "that")
+
+    with pytest.raises(TaskError, match=r"TwoArguments(.|\n)*this and that"):
+        rlplat.get(fail.remote())
+    with pytest.raises(TaskError, match="this and that"):  # the worker is none the worse
+        rlplat.get(fail.remote())
+
+
+def test_an_exception_that_cannot_be_pickled_arrives_as_text(backend: str) -> None:
+    @rlplat.remote
+    def fail() -> None:
+        error = ValueError("holds a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+
+    with pytest.raises(TaskError, match="holds a lock"):
+        rlplat.get(fail.remote())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("k"),
+        StopIteration(1),
+        FileNotFoundError(2, "no such file", "/x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"),
+        AssertionError(),
+        TimeoutError("late"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_builtin_exceptions_arrive_as_themselves(backend: str, error: BaseException) -> None:
+    @rlplat.remote
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        rlplat.get(fail.remote())
+    assert isinstance(caught.value, TaskError)
+    assert type(caught.value.cause) is type(error)
+
+
+def test_an_error_travels_through_dependent_tasks(backend: str) -> None:
+    @rlplat.remote
+    def fail() -> int:
+        raise ValueError("at the root")
+
+    @rlplat.remote
+    def use(x: int) -> int:
+        return x
+
+    with pytest.raises(ValueError, match="at the root"):
+        rlplat.get(use.remote(use.remote(fail.remote())))
+
+
+def test_an_error_travels_through_nested_tasks(backend: str) -> None:
+    @rlplat.remote
+    def inner() -> None:
+        raise ValueError("deep down")
+
+    @rlplat.remote
+    def outer() -> None:
+        rlplat.get(inner.remote())
+
+    with pytest.raises(ValueError, match="deep down"):
+        rlplat.get(outer.remote())
+
+
+def test_get_of_a_list_raises_the_first_error(backend: str) -> None:
+    @rlplat.remote
+    def maybe(x: int) -> int:
+        if x % 2:
+            raise ValueError(f"odd {x}")
+        return x
+
+    with pytest.raises(ValueError, match="odd 1"):
+        rlplat.get([maybe.remote(i) for i in range(4)])
+
+
+def test_rlplats_own_errors_keep_their_class(backend: str) -> None:
+    @rlplat.remote
+    def fail() -> None:
+        raise GetTimeout("it took too long")
+
+    with pytest.raises(GetTimeout, match="it took too long"):
+        rlplat.get(fail.remote())
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.ok = 1
+        self.env = {"inner": [1, threading.Lock()]}
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (threading.Lock, r"lock"),
+        (lambda: [1, {"a": threading.Lock()}], r"\[1\]\['a'\] of type _thread\.lock"),
+        (Holder, r"env\['inner'\]\[1\] of type _thread\.lock"),
+        (lambda: (x for x in ()), "generator"),
+    ],
+    ids=["lock", "nested", "attribute", "generator"],
+)
+def test_an_argument_that_cannot_be_pickled_is_named_by_its_path(backend: str, make: Any, path: str) -> None:
+    @rlplat.remote
+    def f(x: Any) -> None: ...
+
+    with pytest.raises(SerializationError, match=rf"argument of .*f .*{path}"):
+        f.remote(make())
+    with pytest.raises(SerializationError, match=path):
+        rlplat.put(make())
+
+
+def test_a_closure_that_cannot_be_pickled_is_named(backend: str) -> None:
+    lock = threading.Lock()
+
+    @rlplat.remote
+    def f() -> bool:
+        return lock.locked()
+
+    with pytest.raises(SerializationError, match=r"f cannot be sent.*closure variable 'lock'.*Create it inside"):
+        f.remote()
+
+
+def test_a_result_that_cannot_be_pickled_is_named(backend: str) -> None:
+    @rlplat.remote
+    def f() -> Any:
+        return {"handle": threading.Lock()}
+
+    with pytest.raises((SerializationError, TaskError), match=r"the result of .*f.*\['handle'\]"):
+        rlplat.get(f.remote())
+    with pytest.raises((SerializationError, TaskError), match="handle"):  # the worker is none the worse
+        rlplat.get(f.remote())
+
+
+def test_an_actors_argument_that_cannot_be_pickled_leaves_it_alive(backend: str) -> None:
+    class Echo:
+        def echo(self, x: Any) -> Any:
+            return x
+
+    actor = rlplat.remote(Echo).remote()
+    with pytest.raises(SerializationError, match=r"Echo\.echo"):
+        actor.echo.remote(threading.Lock())
+    assert rlplat.get(actor.echo.remote(1)) == 1
