@@ -40,7 +40,8 @@ class Patience(Protocol):
 class IoLoop:
     """`handlers[type(message)](sender, message)` is called with the lock held, `after_frame()` once per frame.
 
-    `on_tick` does what comes round every few milliseconds while there is life, and every `idle_tick_s` else; `on_lifeline` hears that the pipe given to `start` has ended.
+    `on_tick` does what comes round every few milliseconds while there is life, and every `idle_tick_s` else.
+    `on_lifeline` hears that the pipe given to `watch` has ended.
     """
 
     def __init__(self, transport: Transport, *, spin: bool) -> None:

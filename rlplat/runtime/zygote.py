@@ -1,7 +1,7 @@
 """The zygote: a process with one thread and no sockets of ZeroMQ that has imported what workers need and forks them.
 
-It is forked from the node before that opens its sockets. Orders come over a socketpair: a msgpack map and the write end of
-the worker's log pipe. When the node dies (the socketpair ends) it kills its children and removes the session's folder.
+It is forked from the node before that opens its sockets. Orders come over a socketpair: a msgpack map and the write
+end of the worker's log pipe. When the node dies (the socketpair ends) it kills its children and removes the folder.
 """
 
 from __future__ import annotations
