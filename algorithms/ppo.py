@@ -148,6 +148,7 @@ class PPOLearner:
     def __init__(self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
         import torch
 
+        from rlplat.rl.torch.adam import Adam
         from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
         from rlplat.rl.torch.networks import ActorCritic
 
@@ -163,9 +164,7 @@ class PPOLearner:
             torch.manual_seed(int(network_seed.generate_state(1)[0]))
             precision = resolve_precision(self.config.learner.precision, spec, self._device)
             self._network = ActorCritic(spec, precision).to(self._device)
-        self._optimizer = torch.optim.Adam(
-            self._network.parameters(), eps=self.config.adam_epsilon, fused=True
-        )
+        self._optimizer = Adam(self._network, epsilon=self.config.adam_epsilon)
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
         self._obs_statistics = RunningMeanVar(spec.obs_shape) if self.config.normalize_observations else None
         self._normalize_obs = ObsNormalizer()
@@ -191,8 +190,6 @@ class PPOLearner:
         )
         rows, order = self._rows(batch, advantages, returns), batch.valid_rows()
         learning_rate = schedule_value(config.learning_rate, progress)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
         loss_arguments = {
             "clip_range": schedule_value(config.clip_range, progress),
             "value_coef": config.value_coef,
@@ -201,7 +198,7 @@ class PPOLearner:
             "normalize_advantages": config.normalize_advantages,
         }
         prepared = perf_counter()
-        metrics = self._train(rows, order, loss_arguments)
+        metrics = self._train(rows, order, learning_rate, loss_arguments)
         trained = perf_counter()
 
         if self._obs_statistics is not None:
@@ -222,12 +219,13 @@ class PPOLearner:
         }
         return UpdateReport(batch.env_steps, batch.episodes, metrics)
 
-    def _train(self, rows: TensorRows, order: Array, loss_arguments: dict[str, Any]) -> dict[str, float]:
+    def _train(
+        self, rows: TensorRows, order: Array, learning_rate: float, loss_arguments: dict[str, Any]
+    ) -> dict[str, float]:
         """`num_epochs` passes over the rows in `order`; means of the statistics over all gradient steps."""
         import torch
 
         config = self.config
-        parameters = list(self._network.parameters())
         max_norm = config.max_gradient_norm or math.inf
         num_minibatches = max(1, round(len(order) / config.minibatch_size))
         stats: list[Tensor] = []
@@ -241,15 +239,14 @@ class PPOLearner:
                 loss, minibatch_stats = ppo_loss(
                     *self._network.evaluate_actions(obs, actions), columns, **loss_arguments
                 )
-                self._optimizer.zero_grad(set_to_none=True)
+                self._optimizer.zero_grad()
                 loss.backward()
-                norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True))
+                norm = self._optimizer.step(learning_rate, max_norm)
                 if not math.isfinite(norm):
                     if config.non_finite == "stop":
                         raise NonFiniteError(self._non_finite_report(loss, minibatch_stats, columns))
                     skipped += 1
                     continue
-                self._optimizer.step()
                 stats.append(minibatch_stats)
                 norms.append(norm)
             if config.target_kl is not None and len(stats) > first:
@@ -344,13 +341,13 @@ class PPOLearner:
         return self._version
 
     def get_state(self) -> dict[str, Any]:
-        from rlplat.rl.torch.weights import optimizer_state_of, weights_of
+        from rlplat.rl.torch.weights import weights_of
 
         return {
             "version": self._version,
             "env_steps": self._env_steps,
             "weights": weights_of(self._network),
-            "optimizer": optimizer_state_of(self._network, self._optimizer),
+            "optimizer": self._optimizer.get_state(),
             "rng": self._rng.bit_generator.state,
             "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics is not None else None,
             "reward_normalizer": self._reward_normalizer.get_state(),
@@ -358,10 +355,10 @@ class PPOLearner:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called; the weights are published under the next version."""
-        from rlplat.rl.torch.weights import load_optimizer_state, load_weights
+        from rlplat.rl.torch.weights import load_weights
 
         load_weights(self._network, state["weights"])
-        load_optimizer_state(self._network, self._optimizer, state["optimizer"])
+        self._optimizer.set_state(state["optimizer"])
         self._rng.bit_generator.state = state["rng"]
         if self._obs_statistics is not None and state["obs_statistics"] is not None:
             self._obs_statistics.set_state(state["obs_statistics"])

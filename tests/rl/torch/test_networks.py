@@ -11,9 +11,7 @@ from rlplat.errors import CheckpointError  # noqa: E402
 from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic  # noqa: E402
 from rlplat.rl.torch.weights import (  # noqa: E402
-    load_optimizer_state,
     load_weights,
-    optimizer_state_of,
     weights_of,
 )
 
@@ -95,34 +93,3 @@ def test_weights_are_copies_in_plain_order_and_load_again() -> None:
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         assert p.any() or p.ndim == 1
         torch.testing.assert_close(p, q, atol=0, rtol=0)
-
-
-def test_weights_of_another_network_are_refused_by_name() -> None:
-    weights = weights_of(ActorCritic(VECTOR))
-    with pytest.raises(CheckpointError, match=r"actor_head\.weight"):
-        load_weights(ActorCritic(replace(VECTOR, action_size=3)), weights)
-    with pytest.raises(CheckpointError, match="log_std"):
-        load_weights(ActorCritic(replace(VECTOR, action_kind="gaussian")), weights)
-
-
-@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
-def test_training_goes_on_identically_from_a_copied_optimizer(spec: PolicySpec) -> None:
-    torch.manual_seed(0)
-    obs = images(4) if spec is IMAGE else torch.randn(4, 4)
-
-    def train(network: ActorCritic, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            (network(obs)[1] - 1.0).square().mean().backward()
-            optimizer.step()
-
-    one, two = ActorCritic(spec), ActorCritic(spec)
-    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-3, fused=True) for network in (one, two)]
-    assert optimizer_state_of(one, optimizers[0]) == {}
-    train(one, optimizers[0], 2)
-    load_weights(two, weights_of(one))
-    load_optimizer_state(two, optimizers[1], optimizer_state_of(one, optimizers[0]))
-    train(one, optimizers[0], 2)
-    train(two, optimizers[1], 2)
-    for p, q in zip(one.parameters(), two.parameters(), strict=True):
-        assert torch.equal(p, q)

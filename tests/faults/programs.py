@@ -1,0 +1,105 @@
+"""Driver scripts for the fault tests, and what runs and watches them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.leak_meter import MARK, SHM_PREFIX, marked_processes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BUSY_DRIVER = '''
+"""A driver in mid-run: actors, one with a child in a session of its own, large objects, tasks under way."""
+import os, subprocess, sys, time
+import numpy as np
+import rlplat
+
+rlplat.init(num_cpus=2, num_gpus=0)
+
+class Actor:
+    def start_child(self):
+        self.child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        return self.child.pid
+    def make(self):
+        return np.ones(1_000_000)
+
+@rlplat.remote
+def busy():
+    time.sleep(600)
+
+actors = [rlplat.remote(Actor).remote() for _ in range(2)]
+child = rlplat.get(actors[0].start_child.remote())
+objects = [rlplat.put(np.zeros(1_000_000)), *[actor.make.remote() for actor in actors]]
+arrays = rlplat.get(objects)
+running = [busy.remote() for _ in range(3)]
+node = rlplat.runtime.refs.backend()._node.pid
+print("running", child, node, flush=True)
+'''
+
+
+def session_files(driver_pid: int) -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"{SHM_PREFIX}{driver_pid}-")]
+
+
+def eventually(condition: Callable[[], object], within_s: float) -> bool:
+    """Whether it came true in time; looks every 10 ms, because other processes cannot be awaited."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Program:
+    """A driver in a process of its own, which has printed that it is running."""
+
+    def __init__(self, script: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import rlplat.runtime.refs\n" + script],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        assert words[:1] == ["running"], f"the driver did not start: {self.process.communicate()[1]}"
+        self.numbers = [int(word) for word in words[1:]]
+        self.pid = self.process.pid
+
+    def kill(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def left_behind(self) -> list[str]:
+        mark = os.environ[MARK]
+        return [*(f"{pid} {command}" for pid, command in marked_processes(mark).items()), *session_files(self.pid)]
+
+    def is_all_gone(self, within_s: float = 5) -> bool:
+        return eventually(lambda: not self.left_behind(), within_s)
+
+    def finish(self, timeout_s: float = 60) -> tuple[int, str, str]:
+        """(exit code, the rest of its stdout, its stderr)"""
+        out, errors = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, errors
+
+
+@contextlib.contextmanager
+def program(script: str) -> Iterator[Program]:
+    made = Program(script)
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.kill(signal.SIGKILL)
+        made.process.communicate()

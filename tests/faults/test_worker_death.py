@@ -1,0 +1,336 @@
+"""Workers that die: tasks run again, poison ends, actors are reported, and others live on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat.errors import ActorDied, ObjectLost, OwnerDied, WorkerCrashed
+from tests.faults.programs import eventually, program
+
+
+def attempts(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_task_whose_worker_is_killed_runs_again(cluster: None, tmp_path: Path) -> None:
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    os.mkfifo(gate)
+
+    @rlplat.remote
+    def task(x: int) -> int:
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        if len(open(log).read().splitlines()) == 1:
+            open(gate).read()  # nobody opens the other end
+        return x * 2
+
+    ref = task.remote(21)
+    assert eventually(lambda: attempts(log) == 1, 30)
+    os.kill(int(log.read_text()), signal.SIGKILL)
+    assert rlplat.get(ref, timeout=60) == 42
+    pids = log.read_text().split()
+    assert len(pids) == 2
+    assert pids[0] != pids[1]
+
+
+def test_retries_can_be_turned_off(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote(max_retries=0)
+    def task() -> None:
+        with open(log, "a") as file:
+            file.write("x\n")
+        os.kill(os.getpid(), 9)
+
+    with pytest.raises(WorkerCrashed, match="task .*task.*SIGKILL"):
+        rlplat.get(task.remote(), timeout=60)
+    assert attempts(log) == 1
+
+
+def _segfault() -> None:
+    ctypes.string_at(0)
+
+
+@pytest.mark.parametrize(
+    ("die", "reason"),
+    [
+        (lambda: os._exit(0), "exited with code 0"),
+        (lambda: os._exit(9), "exited with code 9"),
+        (os.abort, "SIGABRT"),
+        (_segfault, "SIGSEGV"),
+    ],
+    ids=["exit 0", "exit 9", "abort", "segfault"],
+)
+def test_a_task_that_always_kills_its_worker_ends_after_its_retries(
+    cluster: None, tmp_path: Path, die: Any, reason: str
+) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote(max_retries=2)
+    def poison() -> None:
+        with open(log, "a") as file:
+            file.write("x\n")
+        die()
+
+    @rlplat.remote
+    def healthy(x: int) -> int:
+        return x
+
+    bad, good = poison.remote(), [healthy.remote(i) for i in range(100)]
+    with pytest.raises(WorkerCrashed, match=f"(?s)poison.*no retries are left.*{reason}"):
+        rlplat.get(bad, timeout=60)
+    assert attempts(log) == 3
+    assert rlplat.get(good, timeout=60) == list(range(100))
+
+
+def test_a_poison_task_takes_none_of_its_own_kind_with_it(cluster: None) -> None:
+    @rlplat.remote
+    def maybe(x: int) -> int:
+        if x == 150:
+            os._exit(1)
+        return x
+
+    assert rlplat.get([maybe.remote(i) for i in range(100)], timeout=60) == list(range(100))
+    refs = {x: maybe.remote(x) for x in range(100, 400)}  # the pace is known: many travel ahead to one worker
+    with pytest.raises(WorkerCrashed):
+        rlplat.get(refs.pop(150), timeout=60)
+    assert rlplat.get(list(refs.values()), timeout=60) == list(refs)
+
+
+class Bomb:
+    """Kills whoever unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+def test_an_argument_whose_unpickling_kills_the_worker_is_poison(cluster: None) -> None:
+    @rlplat.remote(max_retries=1)
+    def f(x: Any) -> None: ...
+
+    @rlplat.remote
+    def healthy() -> int:
+        return 1
+
+    with pytest.raises(WorkerCrashed, match="exited with code 1"):
+        rlplat.get(f.remote(Bomb()), timeout=60)
+    assert rlplat.get(healthy.remote(), timeout=60) == 1
+
+
+def test_an_actor_that_is_killed_in_a_call_is_reported_with_its_signal(cluster: None, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Actor:
+        def pid(self) -> int:
+            print("my last words", flush=True)
+            return os.getpid()
+
+        def hang(self) -> None:
+            open(gate).read()
+
+    actor, other = rlplat.remote(Actor).remote(), rlplat.remote(Actor).remote()
+    pid, other_pid = rlplat.get([actor.pid.remote(), other.pid.remote()])
+    hanging, queued = actor.hang.remote(), actor.pid.remote()
+    os.kill(pid, signal.SIGKILL)
+    for ref in (hanging, queued):
+        with pytest.raises(ActorDied, match="(?s)actor .*Actor.* died.*SIGKILL.*my last words"):
+            rlplat.get(ref, timeout=30)
+    with pytest.raises(ActorDied, match="SIGKILL"):
+        rlplat.get(actor.pid.remote(), timeout=1)  # known at once: nobody is asked
+    assert rlplat.get(other.pid.remote()) == other_pid
+
+
+def test_death_in_a_constructor_is_reported(cluster: None) -> None:
+    class Actor:
+        def __init__(self) -> None:
+            os.abort()
+
+        def f(self) -> None: ...
+
+    with pytest.raises(ActorDied, match="SIGABRT"):
+        rlplat.get(rlplat.remote(Actor).remote().f.remote(), timeout=60)
+
+
+def test_the_resources_of_the_dead_are_free(cluster: None) -> None:
+    class Actor:
+        def pid(self) -> int:
+            return os.getpid()
+
+    for _ in range(3):
+        actor = rlplat.remote(num_cpus=2)(Actor).remote()
+        os.kill(rlplat.get(actor.pid.remote(), timeout=60), signal.SIGKILL)
+    assert eventually(lambda: rlplat.available_resources() == {"CPU": 2.0, "GPU": 0.0}, 10)
+
+
+def test_a_large_result_outlives_the_worker_that_made_it(cluster: None) -> None:
+    @rlplat.remote
+    def make(value: int) -> tuple:
+        return os.getpid(), np.full(200_000, value, np.float64)
+
+    class Maker:
+        def make(self) -> np.ndarray:
+            return np.full(200_000, 5.0)
+
+    ref = make.remote(3)
+    (pid, view), unread = rlplat.get(ref), make.remote(4)
+    maker = rlplat.remote(Maker).remote()
+    from_actor = maker.make.remote()
+    rlplat.wait([unread, from_actor], num_returns=2)
+    os.kill(pid, signal.SIGKILL)
+    rlplat.kill(maker)
+    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"), 10)
+    assert rlplat.get(make.remote(5))[1][0] == 5
+    for value, array in [
+        (3, view), (3, rlplat.get(ref)[1]), (4, rlplat.get(unread)[1]), (5, rlplat.get(from_actor))
+    ]:  # fmt: skip
+        assert (array == value).all()
+
+
+def test_the_death_of_an_owner_is_an_error_and_no_hang(cluster: None, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    @rlplat.remote(num_cpus=0)
+    def never() -> None:
+        open(gate).read()
+
+    class Owner:
+        def make(self) -> list:
+            return [rlplat.put(np.ones(200_000)), rlplat.put(1), never.remote()]
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    owner = rlplat.remote(Owner).remote()
+    refs, pid = rlplat.get([owner.make.remote(), owner.pid.remote()])
+    os.kill(pid, signal.SIGKILL)
+    for ref in refs:
+        with pytest.raises((OwnerDied, ObjectLost), match="died"):
+            rlplat.get(ref, timeout=30)
+
+
+def test_views_stay_intact_when_their_owner_dies(cluster: None) -> None:
+    class Maker:
+        def make(self, value: int) -> np.ndarray:
+            return np.full(200_000, value, np.float64)
+
+    class Owner:
+        def ask(self, box: list) -> list:
+            ref = box[0].make.remote(7)
+            rlplat.wait([ref])
+            return [ref]
+
+    maker, owner = rlplat.remote(Maker).remote(), rlplat.remote(Owner).remote()
+    (inner,) = rlplat.get(owner.ask.remote([maker]))
+    view = rlplat.get(inner)
+    rlplat.kill(owner)
+    with pytest.raises(ActorDied):
+        rlplat.get(owner.ask.remote([maker]))
+    for i in range(50):
+        assert rlplat.get(maker.make.remote(i))[0] == i
+    assert (view == 7).all()
+
+
+def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
+    @rlplat.remote
+    def make() -> list:
+        return [rlplat.put("small"), rlplat.put(np.ones(200_000))]
+
+    small, large = rlplat.get(make.remote())
+    assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 10)
+
+    @rlplat.remote
+    def other() -> int:
+        return 1
+
+    for _ in range(3):  # let leases come and go
+        rlplat.get([other.remote(), other.remote()])
+        assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 10)
+    assert rlplat.get(small) == "small"
+    assert rlplat.get(large).sum() == 200_000
+
+
+def test_a_view_of_a_dead_actors_object_stays_readable() -> None:
+    """In a process of its own: where it goes wrong, the reader dies of SIGBUS."""
+    script = """
+import numpy as np, sys, time
+import rlplat, rlplat.runtime.node
+rlplat.init(num_cpus=1, num_gpus=0)
+
+class Actor:
+    def make(self):
+        return [rlplat.put(np.ones(200_000))]
+
+actor = rlplat.remote(Actor).remote()
+view = rlplat.get(rlplat.get(actor.make.remote())[0])
+rlplat.kill(actor)
+print("running", flush=True)
+time.sleep(rlplat.runtime.node._KEEP_FILES_S + 1)  # the files of the dead are removed after that
+
+@rlplat.remote
+def f():
+    return 1
+
+rlplat.get(f.remote())
+print(view.sum())
+rlplat.shutdown()
+"""
+    with program(script) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out) == (0, "200000.0\n"), errors
+
+
+def test_fork_in_a_task_is_refused_in_the_child(cluster: None) -> None:
+    @rlplat.remote
+    def fork() -> str:
+        read, write = os.pipe()
+        if not os.fork():
+            try:
+                rlplat.put(1)
+                text = "no error"
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(write, text.encode())
+            os._exit(0)
+        os.wait()
+        os.close(write)
+        return os.read(read, 4096).decode() + str(rlplat.get(rlplat.put(1)))
+
+    text = rlplat.get(fork.remote())
+    assert text.startswith("NotInitialized")
+    assert "os.fork" in text
+    assert text.endswith("1")
+
+
+def test_every_worker_at_once(cluster: None) -> None:
+    @rlplat.remote
+    def pid() -> int:
+        return os.getpid()
+
+    for _ in range(5):
+        for each in set(rlplat.get([pid.remote() for _ in range(10)], timeout=60)):
+            os.kill(each, signal.SIGKILL)
+        assert rlplat.get(pid.remote(), timeout=60)
+
+
+def test_a_killing_spree_loses_nothing(cluster: None, tmp_path: Path) -> None:
+    """A tenth of the tasks kill their worker on the first attempt; each result is right and there once."""
+
+    @rlplat.remote(max_retries=10)
+    def task(x: int) -> int:
+        marker = tmp_path / str(x)
+        if x % 10 == 0 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x * x
+
+    assert rlplat.get([task.remote(x) for x in range(100)], timeout=90) == [x * x for x in range(100)]
