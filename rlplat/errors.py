@@ -1,26 +1,26 @@
 """Every exception that rlplat raises on purpose.
 
-    RlplatError
-    ├── UsageError                 bad command, config, resources: exit code 2, one message, no traceback
-    │   ├── ConfigError            unknown key or bad value in a config, a flag or a Python call
-    │   ├── EnvNotFound            no environment of that name (with suggestions)
-    │   ├── MissingExtra           an optional package is not installed (names the extra)
-    │   ├── InfeasibleResources    no node could ever satisfy the demand
-    │   ├── CheckpointError        a checkpoint is damaged, or belongs to something else
-    │   └── NotInitialized         a verb was used before `rlplat.init()`, or after `shutdown()`
-    ├── EnvError                   an environment raised, hung or broke its contract
-    ├── NonFiniteError             NaN or infinity in observations, rewards, losses or gradients
-    └── RuntimeFault               the distributed runtime reports a failure
-        ├── TaskError              user code raised; also an instance of the user's own exception class
-        ├── SerializationError     a value cannot be pickled (names the attribute path)
-        ├── WorkerCrashed          the process that ran the task died, and retries are used up
-        ├── ActorDied              the actor's process ended, or its constructor raised
-        ├── OwnerDied              the process that owned the object is gone, and the object with it
-        ├── ObjectLost             the object's bytes are gone although its owner lives
-        ├── ObjectStoreFull        shared memory is full
-        ├── TaskCancelled          the task was cancelled
-        ├── NodeLost               the node process ended under the driver
-        └── GetTimeout             `get(timeout=)` ran out (also a builtin TimeoutError)
+RlplatError
+├── UsageError                 bad command, config, resources: exit code 2, one message, no traceback
+│   ├── ConfigError            unknown key or bad value in a config, a flag or a Python call
+│   ├── EnvNotFound            no environment of that name (with suggestions)
+│   ├── MissingExtra           an optional package is not installed (names the extra)
+│   ├── InfeasibleResources    no node could ever satisfy the demand
+│   ├── CheckpointError        a checkpoint is damaged, or belongs to something else
+│   └── NotInitialized         a verb was used before `rlplat.init()`, or after `shutdown()`
+├── EnvError                   an environment raised, hung or broke its contract
+├── NonFiniteError             NaN or infinity in observations, rewards, losses or gradients
+└── RuntimeFault               the distributed runtime reports a failure
+    ├── TaskError              user code raised; also an instance of the user's own exception class
+    ├── SerializationError     a value cannot be pickled (names the attribute path)
+    ├── WorkerCrashed          the process that ran the task died, and retries are used up
+    ├── ActorDied              the actor's process ended, or its constructor raised
+    ├── OwnerDied              the process that owned the object is gone, and the object with it
+    ├── ObjectLost             the object's bytes are gone although its owner lives
+    ├── ObjectStoreFull        shared memory is full
+    ├── TaskCancelled          the task was cancelled
+    ├── NodeLost               the node process ended under the driver
+    └── GetTimeout             `get(timeout=)` ran out (also a builtin TimeoutError)
 """
 
 from __future__ import annotations

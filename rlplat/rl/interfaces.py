@@ -58,12 +58,12 @@ class PolicyOutput(NamedTuple):
 class Policy(Protocol):
     """Acts. One lives in each rollout worker and evaluator; it owns its random generator.
 
-        policy.set_weights(weights)
-        for _ in range(T):
-            output = policy.act(obs)
-            step = vector_env.step(output.actions)
-            obs = step.obs
-        bootstrap = policy.values(obs)
+    policy.set_weights(weights)
+    for _ in range(T):
+        output = policy.act(obs)
+        step = vector_env.step(output.actions)
+        obs = step.obs
+    bootstrap = policy.values(obs)
     """
 
     def set_weights(self, weights: Weights) -> None: ...
@@ -97,7 +97,7 @@ class UpdateReport(NamedTuple):
 class Learner(Protocol):
     """Holds the network and the optimizer; an actor with a CPU or a GPU.
 
-        report = get(learner.update.remote(*sample_batch_refs))
+    report = get(learner.update.remote(*sample_batch_refs))
     """
 
     def update(self, *batches: Any) -> UpdateReport:
@@ -128,9 +128,9 @@ class Result:
 class Algorithm(Protocol):
     """A ring of actors and the one method that turns it.
 
-        with PPO(PPOConfig(env="CartPole-v1", seed=1)) as algorithm:
-            for result in rlplat.training_loop(algorithm, stop={"episode_return_mean": 475}):
-                print(result.env_steps, result.episode_return_mean)
+    with PPO(PPOConfig(env="CartPole-v1", seed=1)) as algorithm:
+        for result in rlplat.training_loop(algorithm, stop={"episode_return_mean": 475}):
+            print(result.env_steps, result.episode_return_mean)
     """
 
     name: str

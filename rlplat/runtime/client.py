@@ -447,20 +447,11 @@ class Client:
             return
         self._objects.peer_died(worker, reason)
         for lane in self._lanes.values():
-            lease = lane.leases.pop(worker, None)
-            if lease is not None:
-                for record in reversed(list(lease.in_flight.values())):
-                    self._retry(record, lane, reason)
-                self._touched[lane] = True
+            self._touched[lane] = True
+            for record in lane.lose(worker):
+                text = f"task {record.name}: its worker {worker} died and no retries are left: {reason}"
+                self._fail(record, ErrorInfo("WorkerCrashed", text))
         self._loop.notify()
-
-    def _retry(self, record: TaskRecord, lane: Lane, reason: str) -> None:
-        if record.retries_left > 0:
-            record.retries_left -= 1
-            lane.ready.appendleft(record)
-        else:
-            text = f"task {record.name}: its worker {record.target} died and no retries are left: {reason}"
-            self._fail(record, ErrorInfo("WorkerCrashed", text))
 
     def _on_node_lost(self) -> None:
         self._lost_node = ErrorInfo(

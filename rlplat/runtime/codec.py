@@ -126,7 +126,7 @@ def _picklable(value: Any) -> bool:
     return True
 
 
-def _culprit(value: Any, path: str = "", depth: int = 4) -> str:
+def _culprit(value: Any, path: str = "", depth: int = 8) -> str:
     """The deepest part that cannot be pickled, as an attribute path: `self.env._lock (_thread.lock)`."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, dict):
@@ -172,13 +172,15 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     if isinstance(error, RlplatError) and not isinstance(error, TaskError):
         exception = _pickled_exception(error)
         return ErrorInfo("TaskError" if exception else type(error).__name__, f"{where}: {error}", exception)
+    # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
+    own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
     # The first frame is the runtime's own call of the user's function: of no use to its author.
     if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
         del frames.stack[0]
     text = "".join(frames.format())
     return ErrorInfo(
-        "TaskError", f"{where} raised {type(error).__name__}\n{text.rstrip()}", _pickled_exception(error)
+        "TaskError", f"{where} raised {type(own).__name__}\n{text.rstrip()}", _pickled_exception(own)
     )
 
 

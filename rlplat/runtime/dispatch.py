@@ -6,7 +6,8 @@ Rules
    the pace is unknown. Short tasks so travel in large frames, and a long task never has others queued behind it.
 3. Leases asked for = tasks not yet covered by a lease, at most `max_leases`.
 4. A worker that gave tasks back (it waits for something) gets none until it finishes one.
-5. When nothing is queued and a worker is idle, the fullest other worker is asked to give back what it has not begun.
+5. When a worker dies only a task that ran alone there is charged with it; the others run again one by one.
+6. When nothing is queued and a worker is idle, the fullest other worker is asked to give back what it has not begun.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class TaskRecord(msgspec.Struct, eq=False):
     """The worker it was sent to, or the actor."""
     waits: int = 0
     """Arguments that are not there yet."""
+    is_suspect: bool = False
+    """It was in the company of others when their worker died: it runs alone next, to tell the guilty one."""
 
 
 @dataclass(slots=True)
@@ -81,6 +84,10 @@ class Lane:
             room = self._ahead(pace.get(ready[0].code_key)) - len(in_flight)
             room = min(room, -(-len(ready) // len(self.leases)))
             while room > 0 and ready:
+                if ready[0].is_suspect:
+                    if in_flight:
+                        break
+                    room = 1
                 record = ready.popleft()
                 record.target = lease.worker
                 in_flight[record.id] = record
@@ -102,7 +109,7 @@ class Lane:
         return False
 
     def to_ask_back(self) -> Lease | None:
-        """The worker to relieve (rule 5), once per filling."""
+        """The worker to relieve (rule 6), once per filling."""
         if self.ready or not any(not lease.in_flight for lease in self.leases.values()):
             return None
         fullest = max(self.leases.values(), key=lambda lease: len(lease.in_flight))
@@ -118,6 +125,22 @@ class Lane:
         records = [record for id in ids if (record := lease.in_flight.pop(id, None)) is not None]
         lease.is_stalled = bool(lease.in_flight)
         self.ready.extendleft(reversed(records))
+
+    def lose(self, worker: str) -> list[TaskRecord]:
+        """The worker died. Tasks to be tried again are queued; the one that is out of retries is returned."""
+        lease = self.leases.pop(worker, None)
+        if lease is None:
+            return []
+        records = list(lease.in_flight.values())
+        if len(records) == 1:
+            if records[0].retries_left == 0:
+                return records
+            records[0].retries_left -= 1
+        else:
+            for record in records:
+                record.is_suspect = True
+        self.ready.extendleft(reversed(records))
+        return []
 
     def idle_leases(self, now: float, idle_s: float) -> list[Lease]:
         """Leases to return: nothing to run for `idle_s`."""

@@ -12,12 +12,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RuntimeFault, SerializationError
+from rlplat.errors import (
+    ActorDied,
+    ConfigError,
+    InfeasibleResources,
+    NotInitialized,
+    RuntimeFault,
+    SerializationError,
+)
 from rlplat.runtime import codec
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.resources import check_feasible, machine_resources
+
+_ids = itertools.count(1)
+"""Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
 
 
 class InprocBackend:
@@ -28,12 +38,12 @@ class InprocBackend:
     ) -> None:
         self._total = machine_resources(num_cpus, num_gpus, resources)
         self._available = dict(self._total)
-        self._ids = itertools.count(1)
+        self._ids = _ids
         self._values: dict[int, codec.Packed | codec.ErrorInfo] = {}
         self._num_refs: dict[int, int] = {}
         self._dropped: deque[tuple[str, int]] = deque()
         self._actors: dict[int, _LocalActor] = {}
-        self._actor_by_name: dict[str, ActorHandle] = {}
+        self._actor_by_name: dict[str, tuple[int, str, dict[str, int]]] = {}
 
     # -- refs
 
@@ -58,8 +68,13 @@ class InprocBackend:
                 if actor is not None:
                     self._end(actor)
 
+    def _value(self, ref: ObjectRef) -> codec.Packed | codec.ErrorInfo:
+        if ref.id not in self._values:
+            raise NotInitialized(f"{ref!r} belongs to a cluster that was shut down")
+        return self._values[ref.id]
+
     def _read(self, ref: ObjectRef) -> Any:
-        value = self._values[ref.id]
+        value = self._value(ref)
         if isinstance(value, codec.ErrorInfo):
             raise codec.to_exception(value)
         # Out-of-band buffers are handed out read-only, as shared memory would be.
@@ -88,12 +103,14 @@ class InprocBackend:
 
     def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
+        codec.dump_code(code)
         what = f"task {options.name or code.name}"
         return self._refs(
             self._run(code.target, args, kwargs, what, options.num_returns), options.num_returns
         )
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
+        codec.dump_code(code)
         demand = options.demand(default_cpus=0)
         check_feasible(demand, self._total, f"actor {code.name}")
         lacking = {k: v for k, v in demand.items() if self._available.get(k, 0) < v}
@@ -112,7 +129,7 @@ class InprocBackend:
             self._available[key] -= amount
         handle = ActorHandle(f"{ref.owner}:{ref.id}", code.name, methods_of(code.target), ref)
         if options.name is not None:
-            self._actor_by_name[options.name] = handle
+            self._actor_by_name[options.name] = (ref.id, code.name, handle._methods)
         made = self._run(
             lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1
         )[0]
@@ -155,7 +172,8 @@ class InprocBackend:
             raise ActorDied(
                 f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})"
             )
-        return self._actor_by_name[name]
+        id, class_name, methods = self._actor_by_name[name]
+        return ActorHandle(f"{self.client_id}:{id}", class_name, methods, self.adopt(self.client_id, id))
 
     def resources(self, available: bool) -> dict[str, float]:
         return dict(self._available if available else self._total)
@@ -171,6 +189,9 @@ class InprocBackend:
 
     def _run(self, target: Any, args: tuple, kwargs: dict, what: str, num_returns: int) -> list[Any]:
         """Results as they would arrive: packed, or one error for each return."""
+        for arg in (*args, *kwargs.values()):
+            if isinstance(arg, ObjectRef) and isinstance(failed := self._value(arg), codec.ErrorInfo):
+                return [failed] * num_returns
         try:
             packed = codec.pack((args, kwargs), f"an argument of {what}")
             args, kwargs = codec.unpack(packed.data, [memoryview(b).toreadonly() for b in packed.buffers])

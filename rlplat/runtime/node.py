@@ -139,8 +139,8 @@ class Node:
             match action:
                 case scheduler.StartWorker(worker, gpu_ids):
                     self._start(worker, gpu_ids)
-                case scheduler.StopWorker(worker, at_once):
-                    self._stop(worker, at_once)
+                case scheduler.StopWorker(worker, at_once, is_surplus):
+                    self._stop(worker, at_once, is_surplus)
                 case scheduler.GrantLease(client, demand, worker):
                     self._post(client, messages.Granted(demand, worker))
                 case scheduler.TellPlaced(client, actor, worker):
@@ -165,7 +165,7 @@ class Node:
         self._worker_by_log[read] = worker
         self._poller.register(read, select.POLLIN)
 
-    def _stop(self, worker: str, at_once: bool) -> None:
+    def _stop(self, worker: str, at_once: bool, is_surplus: bool) -> None:
         process = self._processes.get(worker)
         if process is None or process.is_ended:
             return
@@ -173,7 +173,8 @@ class Node:
             self._kill(process)
         else:
             self._post(worker, messages.Exit())
-            process.kill_at = time.monotonic() + _CLOSE_S
+            if not is_surplus:
+                process.kill_at = time.monotonic() + _CLOSE_S
 
     def _kill(self, process: _Process) -> None:
         process.kill_at = 0.0
@@ -245,10 +246,8 @@ class Node:
             _, worker = self._removals.popleft()
             for name in os.listdir(self._session):
                 if name == worker or name.startswith(f"s-{worker}-"):
-                    path = os.path.join(self._session, name)
-                    if name != worker:
-                        os.truncate(path, 0) if os.stat(path).st_nlink == 1 else None
-                    os.unlink(path)
+                    # Unlinked, not truncated: other processes may look at the pages still.
+                    os.unlink(os.path.join(self._session, name))
 
     def close(self) -> None:
         self._orders.close()

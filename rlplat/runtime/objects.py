@@ -21,6 +21,9 @@ from rlplat.runtime.ownership import Book, Entry
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.store import Store
 
+_ids = itertools.count(1)
+"""Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
+
 
 class Borrow(msgspec.Struct, eq=False):
     """An object of another process, of which this one has copies of the ref."""
@@ -38,7 +41,7 @@ class Objects:
     def __init__(self, client_id: str, session: str, loop: IoLoop) -> None:
         self.client_id = client_id
         self.book = Book()
-        self.ids = itertools.count(1)
+        self.ids = _ids
         self.dead: dict[str, str] = {}
         """Processes that died, with the reason."""
         self.on_freed: Callable[[Entry], None] = lambda entry: None
@@ -251,6 +254,7 @@ class Objects:
             if value is not None and value.segment is not None and value.segment.creator == peer:
                 value.segment = self._store.take_over(value.segment)
         self._transport.forget(peer)
+        self._store.forget(peer)
         self.book.peer_died(peer)
         self._store.owner_died(peer)
         for (owner, id), borrow in list(self._borrows.items()):

@@ -93,10 +93,11 @@ class StartWorker:
 
 @dataclass(frozen=True)
 class StopWorker:
-    """Kill it, or ask it to close itself."""
+    """Kill it, or ask it to close itself; a surplus one may first wait until nobody needs what it owns."""
 
     worker: str
     at_once: bool
+    is_surplus: bool = False
 
 
 @dataclass(frozen=True)
@@ -342,9 +343,9 @@ class Scheduler:
         has_gpu = bool(entry.gpu_ids)
         self._release(entry)
         idle = sum(e.state == "idle" for e in self._workers.values())
-        if has_gpu or idle >= max(self._num_spares, self.total.get("CPU", 1)):
+        if has_gpu or idle >= self._num_spares + self.total.get("CPU", 1):
             entry.state = "dying"
-            actions.append(StopWorker(event.worker, False))
+            actions.append(StopWorker(event.worker, at_once=False, is_surplus=True))
         else:
             entry.state, entry.client = "idle", ""
 

@@ -155,9 +155,10 @@ class Store:
             pass
 
     def owner_died(self, owner: str) -> None:
-        """Nobody will free what a dead process owned."""
+        """Nobody will free what a dead process owned. Others may still look at it: its pages go with their views."""
         for name in [name for name, own in self._in_use.items() if own.owner == owner]:
-            self.free(name)
+            del self._in_use[name]
+            os.unlink(self._path(name))
 
     # -- readers
 
@@ -208,6 +209,11 @@ class Store:
         size = os.path.getsize(self._path(name))
         self._in_use[name] = _Own(name, _class_bytes(sum(map(_aligned, segment.sizes))), size)
         return Segment(self._client_id, name, segment.sizes)
+
+    def forget(self, creator: str) -> None:
+        """It is dead and makes no more: views keep what they map, the rest of its pages can go."""
+        for name in [name for name in self._mappings if name.startswith(f"s-{creator}-")]:
+            del self._mappings[name]
 
     def close(self) -> None:
         """Forget the mappings; the session's folder is removed by the node."""

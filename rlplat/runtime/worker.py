@@ -72,7 +72,7 @@ class Worker(Client):
 
     def _on_exit(self, sender: str, message: messages.Exit) -> None:
         self._exits = True
-        if self._running:  # the actor's handles are all gone, so nobody waits for this call
+        if self._is_actor and self._running:  # its handles are all gone, so nobody waits for this call
             os._exit(0)
 
     def _give_back(self) -> None:
@@ -96,7 +96,7 @@ class Worker(Client):
                     self._objects.collect()
                     self._transport.flush()
                     num_results, flushed_at = 0, time.monotonic()
-                    if self._exits:
+                    if self._exits and (self._is_actor or not len(self._objects.book)):
                         return
                     self._loop.enter()
                     try:

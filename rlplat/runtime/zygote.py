@@ -60,11 +60,9 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
                 _fork(orders, wake_read, wake_write, session, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):
             break
-    for pid in children:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    from rlplat.runtime.node import MARK, kill_marked
+
+    kill_marked(os.environ[MARK])
     shutil.rmtree(session, ignore_errors=True)
     os._exit(0)
 

@@ -17,9 +17,11 @@ from torch import nn
 class Adam:
     """Kingma & Ba 2015, algorithm 1 (no weight decay), for the parameters of one module."""
 
-    def __init__(self, module: nn.Module, *, epsilon: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(
+        self, module: nn.Module, *, epsilon: float, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
         self._names = [name for name, _ in module.named_parameters()]
-        self._parameters = list(module.parameters())
+        self._parameters: list[torch.Tensor] = list(module.parameters())
         self._epsilon, self._betas = epsilon, betas
         # empty_like keeps a parameter's memory order (channels_last): the kernel reads both side by side.
         self._means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self._parameters]
@@ -35,7 +37,8 @@ class Adam:
 
         Returns the norm before clipping; when that is not finite nothing is changed.
         """
-        gradients = [p.grad for p in self._parameters]
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        assert len(gradients) == len(self._parameters), "a parameter took no part in the loss"
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if not bool(norm.isfinite()):
             return float(norm)
@@ -69,7 +72,9 @@ class Adam:
         }
 
     def set_state(self, state: dict[str, dict[str, Any]]) -> None:
-        for name, step, mean, square in zip(self._names, self._steps, self._means, self._squares, strict=True):
+        for name, step, mean, square in zip(
+            self._names, self._steps, self._means, self._squares, strict=True
+        ):
             kept = state[name]
             for tensor, key in ((step, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
                 tensor.copy_(torch.from_numpy(np.array(kept[key])))

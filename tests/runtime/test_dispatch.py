@@ -1,0 +1,118 @@
+"""Which task goes to which leased worker: the rules at the head of `dispatch`."""
+
+from __future__ import annotations
+
+from rlplat.runtime.dispatch import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
+
+FAST = {"code": 10e-6}
+SLOW = {"code": 1.0}
+
+
+def lane(*workers: str, num_ready: int = 0, max_leases: int = 4) -> Lane:
+    made = Lane({"CPU": 1}, max_leases)
+    for worker in workers:
+        made.leases[worker] = Lease(worker)
+    made.ready.extend(task(i) for i in range(num_ready))
+    return made
+
+
+def task(id: int, code: str = "code") -> TaskRecord:
+    return TaskRecord(id, None, code, f"task {id}", (id,), None)
+
+
+def counts(made: Lane) -> dict[str, int]:
+    return {worker: len(lease.in_flight) for worker, lease in made.leases.items()}
+
+
+def test_a_worker_of_unknown_pace_gets_one_task() -> None:
+    made = lane("w1", "w2", num_ready=10)
+    assigned = made.assign({})
+    assert [(lease.worker, record.id) for lease, record in assigned] == [("w1", 0), ("w2", 1)]
+    assert len(made.ready) == 8
+    assert made.assign({}) == []
+
+
+def test_a_long_task_never_has_another_behind_it() -> None:
+    made = lane("w1", num_ready=10)
+    made.assign(SLOW)
+    assert counts(made) == {"w1": 1}
+
+
+def test_short_tasks_travel_in_company_within_the_time_ahead() -> None:
+    made = lane("w1", num_ready=1000)
+    assert len(made.assign(FAST)) == int(AHEAD_S / 10e-6)
+    assert [record.id for record in made.leases["w1"].in_flight.values()] == list(range(300))
+    endless = lane("w1", num_ready=2 * MAX_AHEAD)
+    assert len(endless.assign({"code": 0.0})) == MAX_AHEAD
+
+
+def test_what_is_there_is_shared_evenly() -> None:
+    made = lane("w1", "w2", num_ready=10)
+    made.assign(FAST)
+    assert counts(made) == {"w1": 5, "w2": 5}
+
+
+def test_leases_are_requested_for_what_waits_and_no_more() -> None:
+    assert lane(num_ready=0).leases_to_request() == 0
+    made = lane(num_ready=3, max_leases=4)
+    assert made.leases_to_request() == 3
+    assert made.leases_to_request() == 0  # asked already
+    assert lane(num_ready=100, max_leases=4).leases_to_request() == 4
+    assert lane("w1", "w2", "w3", "w4", num_ready=100).leases_to_request() == 0
+
+
+def test_a_stalled_worker_is_replaced_by_another_lease() -> None:
+    made = lane("w1", num_ready=2, max_leases=1)
+    made.assign(FAST)
+    made.gave_back("w1", [1])
+    assert made.leases["w1"].is_stalled
+    assert [record.id for record in made.ready] == [1]
+    assert made.assign(FAST) == []  # it waits for something: nothing may queue behind that
+    assert made.leases_to_request() == 1
+
+
+def test_what_was_given_back_comes_first_and_in_order() -> None:
+    made = lane("w1", num_ready=4)
+    made.assign(FAST)
+    made.ready.append(task(9))
+    made.gave_back("w1", [2, 3])
+    assert [record.id for record in made.ready] == [2, 3, 9]
+    assert list(made.leases["w1"].in_flight) == [0, 1]
+
+
+def test_giving_back_everything_or_from_a_stranger_stalls_nobody() -> None:
+    made = lane("w1", num_ready=2)
+    made.assign(FAST)
+    made.gave_back("w1", [0, 1])
+    assert not made.leases["w1"].is_stalled
+    made.gave_back("w9", [5])
+    assert len(made.ready) == 2
+
+
+def test_the_fullest_worker_is_relieved_once_when_another_is_idle() -> None:
+    made = lane("w1", num_ready=6)
+    made.assign(FAST)
+    made.leases["w2"] = Lease("w2")
+    assert made.to_ask_back() is made.leases["w1"]
+    assert made.to_ask_back() is None
+    made.leases["w1"].was_asked_back = False
+    made.ready.append(task(7))
+    assert made.to_ask_back() is None  # something is queued: the idle one will get that
+
+
+def test_one_task_is_nothing_to_share() -> None:
+    made = lane("w1", "w2", num_ready=1)
+    made.assign(FAST)
+    assert made.to_ask_back() is None
+
+
+def test_only_leases_that_stay_idle_are_returned() -> None:
+    made = lane("w1", "w2", num_ready=1)
+    made.assign(FAST)
+    assert made.idle_leases(10.0, 0.1) == []
+    assert [lease.worker for lease in made.idle_leases(10.1, 0.1)] == ["w2"]
+    made.ready.append(task(5))
+    assert made.idle_leases(20.0, 0.1) == []  # there is work again
+    made.ready.clear()
+    assert made.idle_leases(30.0, 0.1) == []  # and the time starts anew
+    assert [lease.worker for lease in made.idle_leases(30.2, 0.1)] == ["w2"]
