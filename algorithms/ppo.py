@@ -29,9 +29,9 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 import rlplat
-from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
+from rlplat.errors import ConfigError, InfeasibleResources, NonFiniteError, NotInitialized, RlplatError
+from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.envs import make_vector_env
 from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluator
 from rlplat.rl.interfaces import Array, Episode, Result, UpdateReport
@@ -43,6 +43,7 @@ from rlplat.rl.rollout_worker import RolloutWorker
 from rlplat.rl.sample_batch import SampleBatch, join_envs
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.worker_group import RolloutWorkers
 
 if TYPE_CHECKING:
@@ -378,6 +379,7 @@ class PPO:
 
     name = "ppo"
     config_class = PPOConfig
+    not_saved = ("the states of the environments: after a resume new episodes start",)
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
@@ -392,7 +394,8 @@ class PPO:
             # Before the pre-flight: the first processes start while it looks at the environment.
             rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc", preload=("torch",))
         try:
-            self._start(preflight(config))
+            spec, self.spaces = preflight(config)
+            self._start(spec)
         except BaseException:
             self.close()
             raise
@@ -401,9 +404,14 @@ class PPO:
         """Parameter server, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         num_gpus = config.learner.num_gpus
+        has_gpus = rlplat.cluster_resources().get("GPU", 0)
         if num_gpus == "auto":
             wants_gpu = spec.encoder != "mlp" and config.learner.device != "cpu"
-            num_gpus = 1 if wants_gpu and rlplat.cluster_resources().get("GPU", 0) >= 1 else 0
+            num_gpus = 1 if wants_gpu and has_gpus >= 1 else 0
+        elif num_gpus > has_gpus:
+            raise InfeasibleResources(
+                f"learner.num_gpus is {num_gpus:g}, but there are {has_gpus:g} GPUs here: --set learner.num_gpus=auto"
+            )
         self._parameter_server = rlplat.remote(ParameterServer).remote()
         self._learner = (
             rlplat.remote(PPOLearner)
@@ -499,14 +507,15 @@ class PPO:
         self.close()
 
 
-def preflight(config: PPOConfig) -> PolicySpec:
-    """In the driver, before any actor starts: the environment exists, and a policy for its spaces can be built."""
-    with make_vector_env(config.env, 1, env_kwargs=config.env_kwargs) as env:
-        spec = policy_spec(config.policy.model_dump(), env.spec)
+def preflight(config: PPOConfig) -> tuple[PolicySpec, SpaceSpec]:
+    """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
+    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+    assert spaces is not None
+    spec = policy_spec(config.policy.model_dump(), spaces)
     if config.normalize_observations and spec.encoder != "mlp":
         raise ConfigError(
             "normalize_observations is for vectors; images are scaled by 1/255 as it is: set it to false"
         )
     if config.clip_rewards and config.normalize_rewards:
         raise ConfigError("clip_rewards and normalize_rewards exclude each other: set one of them to false")
-    return spec
+    return spec, spaces

@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     from rlplat.checkpoints import load
     from rlplat.config import layer_from_flags
-    from rlplat.rl.training_loop import evaluation_metrics
+    from rlplat.rl.training_loop import evaluation_metrics, restore
     from rlplat.rl.training_plan import plan_from_file
 
     directory: Path = options.run
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     )
     plan = plan_from_file(directory / "config.yaml", [layer_from_flags(flags)])
     with plan.algorithm_class(plan.config) as algorithm:
-        algorithm.set_state(checkpoint.state["algorithm"])
+        restore(algorithm, checkpoint)
         episodes = algorithm.evaluate(options.episodes)
     figures = evaluation_metrics(episodes)
     if options.json:

@@ -201,7 +201,7 @@ def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> 
     try:
         with Interruption(progress.say) as interruption, plan.algorithm_class(plan.config) as algorithm:
             if checkpoint:
-                algorithm.set_state(checkpoint.state["algorithm"])
+                restore(algorithm, checkpoint)
             run = RunDirectory(
                 directory,
                 config_yaml=plan.to_yaml(),
@@ -252,6 +252,21 @@ def _turn(plan: TrainingPlan, algorithm: Any, run: RunDirectory, interruption: I
         run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
     run.log("done")
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config)
+
+
+def restore(algorithm: Any, checkpoint: Checkpoint) -> None:
+    """Give the algorithm the checkpoint's state; CheckpointError, naming both sides, when it belongs to another one."""
+    saved = checkpoint.info
+    for what, theirs, ours in (
+        ("algorithm", saved.algorithm, algorithm.name),
+        ("spaces", saved.spaces, str(getattr(algorithm, "spaces", ""))),
+    ):
+        if theirs != ours:
+            raise CheckpointError(
+                f"{checkpoint.path} cannot be loaded: its {what} is {theirs!r}, and now it is {ours!r} "
+                f"({algorithm.config.env})"
+            )
+    algorithm.set_state(checkpoint.state["algorithm"])
 
 
 def _how_to_go_on(run: RunDirectory) -> str:

@@ -75,14 +75,14 @@ class Lane:
         """Take ready tasks for workers with room, evenly."""
         assigned: list[tuple[Lease, TaskRecord]] = []
         ready = self.ready
-        for lease in self.leases.values():
+        for index, lease in enumerate(self.leases.values()):
             if not ready:
                 break
             if lease.is_stalled:
                 continue
             in_flight = lease.in_flight
             room = self._ahead(pace.get(ready[0].code_key)) - len(in_flight)
-            room = min(room, -(-len(ready) // len(self.leases)))
+            room = min(room, -(-len(ready) // (len(self.leases) - index)))
             while room > 0 and ready:
                 if ready[0].is_suspect:
                     if in_flight:

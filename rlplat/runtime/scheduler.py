@@ -319,12 +319,13 @@ class Scheduler:
             return
         entry.state = "idle"
         if entry.for_demand is not None:
-            demand, entry.for_demand = entry.for_demand, None
+            demand = entry.for_demand
             if demand.actor and self.actors[demand.actor].error is not None:
                 self._release(entry)
                 entry.state = "dying"
-                actions.append(StopWorker(event.worker, True))
+                actions.append(StopWorker(event.worker, at_once=True))
             else:
+                entry.for_demand = None
                 self._give(event.worker, demand, actions)
 
     def _release(self, entry: _Worker) -> None:
