@@ -49,7 +49,7 @@ def resolve(model: type[Model], layers: Sequence[Layer]) -> Model:
     """Merge the layers over the model's defaults and validate; all complaints come in one ConfigError."""
     from pydantic import ValidationError
 
-    merged = merge(layers)
+    merged = merge([_with_field_names(model, layer) for layer in layers])
     complaints: list[tuple[KeyPath, str]] = []
     _drop_unknown(model, merged, merged.values, (), complaints)
     try:
@@ -105,10 +105,37 @@ def _fields_by_key(model: type[BaseModel]) -> dict[str, Any]:
     """Field infos by each name under which a value may be given (aliases included)."""
     fields: dict[str, Any] = {}
     for name, info in model.model_fields.items():
-        aliases = getattr(info.validation_alias, "choices", [info.validation_alias or info.alias])
-        for key in (name, *(alias for alias in aliases if isinstance(alias, str))):
+        for key in (name, *_aliases(info)):
             fields[key] = info
     return fields
+
+
+def _with_field_names(model: type[BaseModel], layer: Layer) -> Layer:
+    """The layer with aliases replaced by the names of their fields: else a flag could not override what a file calls
+    otherwise."""
+    names: dict[KeyPath, str] = {}
+
+    def rename(model: type[BaseModel], values: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
+        by_alias = {alias: name for name, info in model.model_fields.items() for alias in _aliases(info)}
+        renamed = {}
+        for key, value in values.items():
+            name = names[(*path, key)] = by_alias.get(key, key)
+            info = model.model_fields.get(name)
+            inner = nested_model(info.annotation) if info is not None else None
+            renamed[name] = rename(inner, value, (*path, key)) if inner and isinstance(value, dict) else value
+        return renamed
+
+    values = rename(model, layer.values, ())
+    origins = {
+        tuple(names.get(path[: depth + 1], key) for depth, key in enumerate(path)): origin
+        for path, origin in layer.origins.items()
+    }
+    return Layer(values, origins)
+
+
+def _aliases(info: Any) -> list[str]:
+    aliases = getattr(info.validation_alias, "choices", [info.validation_alias or info.alias])
+    return [alias for alias in aliases if isinstance(alias, str)]
 
 
 def _drop_unknown(

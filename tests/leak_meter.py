@@ -1,11 +1,11 @@
 """What a test left behind: processes, shared memory, files, sockets, threads.
 
-    meter = LeakMeter.start()         # puts a random mark into the environment, which every process started from here inherits
+    meter = LeakMeter.start()         # puts a random mark into the environment, which every child process inherits
     ...the test...
     leaks = meter.finish()            # waits up to 5 s for things to settle; [] when all is clean
 
-A process is found by the mark in `/proc/*/environ`, so neither a double fork nor `setsid` hides it; a bare `fork` (whose
-environ is this process's own) is found as a child of this process. When nothing leaked, all this costs a few milliseconds.
+A process is found by the mark in `/proc/*/environ`, so neither a double fork nor `setsid` hides it; a bare `fork`
+(whose environ is this process's own) is found as a child. When nothing leaked, all this costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LeakMeter:
         return cls(mark, outer_mark, before)
 
     def finish(self, settle_s: float = SETTLE_S) -> list[str]:
-        """What is left after at most `settle_s` seconds, a line each; ends what it can so that the next test starts clean."""
+        """What is left after at most `settle_s` seconds, a line each; ends what it can, for the next test's sake."""
         deadline, pause_s, has_collected = time.monotonic() + settle_s, 0.005, False
         try:
             while leaks := self.leaks():
@@ -94,7 +94,9 @@ class LeakMeter:
             for pid, command in now.children.items()
             if pid not in before.children and pid not in marked
         ]
-        found += [f"shared memory /dev/shm/{name}" for name in sorted(now.shared_memory - before.shared_memory)]
+        found += [
+            f"shared memory /dev/shm/{name}" for name in sorted(now.shared_memory - before.shared_memory)
+        ]
         found += [f"open {text}" for key, text in now.files.items() if key not in before.files]
         found += [f"thread {text}" for key, text in now.threads.items() if key not in before.threads]
         return found
@@ -130,7 +132,9 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 def _command(pid: int) -> str:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        command = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        )
     except OSError:
         return "(ended)"
     return command[:160] or "(zombie)"
@@ -152,7 +156,7 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
-    """Sessions on /dev/shm that are ours: not those of a driver that lives and is neither this process nor its child."""
+    """Sessions on /dev/shm, but for those of living drivers that are neither this process nor its children."""
     found = set()
     for name in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ():
         if name.startswith(SHM_PREFIX):

@@ -169,3 +169,11 @@ def test_a_dumped_config_reads_back_equal() -> None:
 def test_a_key_under_a_plain_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="'stop' was already set to 3"):
         layer_from_flags([("stop", "3"), ("stop.env-steps", "4")])
+
+
+def test_a_flag_under_an_alias_overrides_the_file_under_the_field_name() -> None:
+    from algorithms.ppo import PPOConfig
+
+    file = parse_yaml("env: CartPole-v1\nstop: {episode_return_mean: 475}\n", "run.yaml")
+    flag = layer_from_flags([("stop.episode-return", "10")])
+    assert resolve(PPOConfig, [file, flag]).stop.episode_return_mean == 10

@@ -29,6 +29,7 @@ from rlplat.runtime.transport import Transport
 
 NODE = "node"
 _IDLE_LEASE_S = 0.1
+_IDLE_OBJECTS_S = 1.0
 Deps = list[tuple[int | str, ObjectRef]]
 """Refs among the arguments of a call that stand for their values, by position or keyword."""
 
@@ -67,9 +68,7 @@ class Client:
         self._objects.on_freed = self._on_freed
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
-        self._loop.idle_tick_s = lambda: (
-            _IDLE_LEASE_S if any(lane.leases for lane in self._lanes.values()) else None
-        )
+        self._loop.idle_tick_s = self._idle_tick_s
         self._loop.on_lifeline = self._on_node_lost
         self._loop.handlers |= {
             messages.Done: self._on_done,
@@ -592,6 +591,12 @@ class Client:
             raise NotInitialized("the runtime was shut down")
         if self._lost_node is not None:
             raise codec.to_exception(self._lost_node)
+
+    def _idle_tick_s(self) -> float | None:
+        """How soon to look after the house when nothing comes in: leases and dropped refs must not lie about."""
+        if any(lane.leases for lane in self._lanes.values()):
+            return _IDLE_LEASE_S
+        return _IDLE_OBJECTS_S if self._objects.has_any() else None
 
     def _keep_house(self) -> None:
         """Every few milliseconds while there is life, else when an idle lease may be due."""

@@ -253,4 +253,12 @@ AnyMessage = (
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
+_decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
+
+
+def decode(frame: bytes) -> list[AnyMessage]:
+    """The messages of a frame; msgspec.MsgspecError when it is not one of ours."""
+    try:
+        return _decode(frame)
+    except (ValueError, RecursionError) as error:  # text that is not UTF-8; absurd nesting
+        raise msgspec.DecodeError(str(error)) from None

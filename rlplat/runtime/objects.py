@@ -112,6 +112,9 @@ class Objects:
             self._borrows[(owner, id)].handed += 1
         return ref
 
+    def has_any(self) -> bool:
+        return bool(len(self.book) or self._borrows)
+
     def collect(self) -> None:
         """Act on refs that were garbage-collected and on objects that nobody needs."""
         dropped, me, book = self._dropped, self.client_id, self.book

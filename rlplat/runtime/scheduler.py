@@ -320,13 +320,19 @@ class Scheduler:
         entry.state = "idle"
         if entry.for_demand is not None:
             demand = entry.for_demand
-            if demand.actor and self.actors[demand.actor].error is not None:
+            if not self._is_wanted(demand):
                 self._release(entry)
                 entry.state = "dying"
                 actions.append(StopWorker(event.worker, at_once=True))
             else:
                 entry.for_demand = None
                 self._give(event.worker, demand, actions)
+
+    def _is_wanted(self, demand: _Demand) -> bool:
+        """Whether whoever asked lives still. Clients are the driver and workers."""
+        if demand.actor:
+            return self.actors[demand.actor].error is None
+        return not demand.client.startswith("w") or demand.client in self._workers
 
     def _release(self, entry: _Worker) -> None:
         demand = entry.for_demand.demand if entry.for_demand is not None else entry.demand
@@ -395,7 +401,7 @@ class Scheduler:
             return
         waiting = entry.for_demand
         self._release(entry)
-        if waiting is not None:
+        if waiting is not None and self._is_wanted(waiting):
             self._queue[waiting] = None
         if entry.actor:
             actor = self.actors[entry.actor]
@@ -412,7 +418,8 @@ class Scheduler:
                 )
         for id, other in self._workers.items():
             if other.state == "leased" and other.client == event.worker:
-                actions.append(StopWorker(id, True))
+                other.state = "dying"  # it holds its resources until it is gone
+                actions.append(StopWorker(id, at_once=True))
         actions.append(TellDied(event.worker, event.reason))
 
     def check_valid(self) -> None:

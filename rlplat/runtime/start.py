@@ -15,7 +15,7 @@ from pathlib import Path
 from rlplat.errors import NodeLost, ObjectStoreFull
 from rlplat.runtime.client import Client
 from rlplat.runtime.node import MARK
-from rlplat.runtime.resources import machine_resources
+from rlplat.runtime.resources import machine_resources, raise_file_limit
 
 _PREFIX = "rlplat-"
 _MIN_STORE_BYTES = 32 << 20
@@ -46,6 +46,7 @@ class Driver(Client):
 def start_private_cluster(
     num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None, preload: Sequence[str]
 ) -> Driver:
+    raise_file_limit()  # the node and its workers inherit it
     total = machine_resources(num_cpus, num_gpus, resources)
     root = _shared_memory_root()
     _remove_dead_sessions(root)

@@ -109,7 +109,7 @@ class Store:
                 self._write_all(descriptor, memoryview(b"\0"), total - 1 + (-total) % mmap.PAGESIZE)
         except OSError as error:
             os.unlink(path)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
                 raise
             usage = shutil.disk_usage(self._session)
             raise ObjectStoreFull(
@@ -187,6 +187,13 @@ class Store:
                 raise ObjectLost(
                     f"the bytes of an object that {segment.creator} made are gone: its process died before they "
                     "were used"
+                ) from None
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                raise ObjectStoreFull(
+                    f"too many arrays from rlplat.get are alive ({len(self._mappings)} or more): each holds a file "
+                    "descriptor. Drop or copy some, or raise the limit (ulimit -n)"
                 ) from None
             try:
                 mapping = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)

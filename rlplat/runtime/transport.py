@@ -99,13 +99,13 @@ class Transport:
             while self._socket.getsockopt(zmq.RCVMORE):  # a frame more than the two is nobody's message
                 receive(zmq.NOBLOCK)
                 frame = b""
+            try:
+                sender, decoded = label.decode().rstrip(">"), messages.decode(frame)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue  # nothing that one of us has sent
             if label not in self._callers and label.endswith(b">"):
                 self._callers.add(label)
-            try:
-                decoded = messages.decode(frame)
-            except msgspec.MsgspecError:
-                continue
-            yield label.decode().rstrip(">"), decoded
+            yield sender, decoded
 
     def forget(self, peer: str) -> None:
         """The peer is dead: stop trying to reconnect."""

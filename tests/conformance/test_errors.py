@@ -185,7 +185,9 @@ def test_a_closure_that_cannot_be_pickled_is_named(backend: str) -> None:
     def f() -> bool:
         return lock.locked()
 
-    with pytest.raises(SerializationError, match=r"f cannot be sent.*closure variable 'lock'.*Create it inside"):
+    with pytest.raises(
+        SerializationError, match=r"f cannot be sent.*closure variable 'lock'.*Create it inside"
+    ):
         f.remote()
 
 

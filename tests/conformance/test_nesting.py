@@ -89,7 +89,8 @@ def test_the_cpus_are_all_given_back(few_cpus: None) -> None:
 
     assert rlplat.get([depth.remote(3) for _ in range(4)], timeout=90) == [3] * 4
     total = rlplat.cluster_resources()
-    while rlplat.available_resources() != total:  # idle leases go home soon; the test's time limit ends a leak
+    # Idle leases go home soon; the test's time limit ends a leak.
+    while rlplat.available_resources() != total:
         pass
 
 

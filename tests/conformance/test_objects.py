@@ -15,7 +15,19 @@ from rlplat.errors import GetTimeout, SerializationError, TaskError
 
 @pytest.mark.parametrize(
     "value",
-    [None, 0, "text", b"bytes", [1, [2]], {"a": (1, 2)}, {1, 2}, 1 + 2j, b"x" * 300_000, list(range(50_000)), range(3)],
+    [
+        None,
+        0,
+        "text",
+        b"bytes",
+        [1, [2]],
+        {"a": (1, 2)},
+        {1, 2},
+        1 + 2j,
+        b"x" * 300_000,
+        list(range(50_000)),
+        range(3),
+    ],
     ids=lambda value: f"{type(value).__name__}-{len(repr(value))}",
 )
 def test_what_is_put_is_got(backend: str, value: object) -> None:
@@ -167,7 +179,7 @@ def test_the_text_of_a_timeout_says_what_is_missing_and_why(cluster: None) -> No
     held = hold.options(num_cpus=2).remote()
     with pytest.raises(GetTimeout, match=r"timed out after 0\.2 s: 1 of 1 .*hold.* with worker w\d"):
         rlplat.get(held, timeout=0.2)
-    with pytest.raises(TimeoutError, match="waits for a worker with .*CPU"):
+    with pytest.raises(TimeoutError, match=r"waits for a worker with .*CPU"):
         rlplat.get(hold.options(num_cpus=1).remote(), timeout=0.1)
 
     @rlplat.remote

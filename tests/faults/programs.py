@@ -83,7 +83,10 @@ class Program:
 
     def left_behind(self) -> list[str]:
         mark = os.environ[MARK]
-        return [*(f"{pid} {command}" for pid, command in marked_processes(mark).items()), *session_files(self.pid)]
+        return [
+            *(f"{pid} {command}" for pid, command in marked_processes(mark).items()),
+            *session_files(self.pid),
+        ]
 
     def is_all_gone(self, within_s: float = 5) -> bool:
         return eventually(lambda: not self.left_behind(), within_s)

@@ -50,7 +50,7 @@ def test_retries_can_be_turned_off(cluster: None, tmp_path: Path) -> None:
             file.write("x\n")
         os.kill(os.getpid(), 9)
 
-    with pytest.raises(WorkerCrashed, match="task .*task.*SIGKILL"):
+    with pytest.raises(WorkerCrashed, match=r"task .*task.*SIGKILL"):
         rlplat.get(task.remote(), timeout=60)
     assert attempts(log) == 1
 
@@ -80,7 +80,7 @@ def test_a_task_that_always_kills_its_worker_ends_after_its_retries(
             file.write("x\n")
         die()
 
-    @rlplat.remote
+    @rlplat.remote(num_cpus=0.5)  # another demand: they share neither worker nor fate
     def healthy(x: int) -> int:
         return x
 
@@ -91,10 +91,14 @@ def test_a_task_that_always_kills_its_worker_ends_after_its_retries(
     assert rlplat.get(good, timeout=60) == list(range(100))
 
 
-def test_a_poison_task_takes_none_of_its_own_kind_with_it(cluster: None) -> None:
-    @rlplat.remote
+def test_a_poison_task_takes_none_of_its_own_kind_with_it(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote(max_retries=2)
     def maybe(x: int) -> int:
         if x == 150:
+            with open(log, "a") as file:
+                file.write("x\n")
             os._exit(1)
         return x
 
@@ -103,6 +107,7 @@ def test_a_poison_task_takes_none_of_its_own_kind_with_it(cluster: None) -> None
     with pytest.raises(WorkerCrashed):
         rlplat.get(refs.pop(150), timeout=60)
     assert rlplat.get(list(refs.values()), timeout=60) == list(refs)
+    assert 3 <= attempts(log) <= 4  # once in company, where nobody can tell who did it, and then alone
 
 
 class Bomb:
@@ -142,7 +147,7 @@ def test_an_actor_that_is_killed_in_a_call_is_reported_with_its_signal(cluster: 
     hanging, queued = actor.hang.remote(), actor.pid.remote()
     os.kill(pid, signal.SIGKILL)
     for ref in (hanging, queued):
-        with pytest.raises(ActorDied, match="(?s)actor .*Actor.* died.*SIGKILL.*my last words"):
+        with pytest.raises(ActorDied, match=r"(?s)actor .*Actor.* died.*SIGKILL.*my last words"):
             rlplat.get(ref, timeout=30)
     with pytest.raises(ActorDied, match="SIGKILL"):
         rlplat.get(actor.pid.remote(), timeout=1)  # known at once: nobody is asked
@@ -262,8 +267,18 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
 def test_a_view_of_a_dead_actors_object_stays_readable() -> None:
     """In a process of its own: where it goes wrong, the reader dies of SIGBUS."""
     script = """
-import numpy as np, sys, time
-import rlplat, rlplat.runtime.node
+import subprocess, time
+import numpy as np
+import rlplat, rlplat.runtime.start
+popen = subprocess.Popen
+
+def forgetful(command, **options):
+    # A node that removes the files of the dead after 0.2 s.
+    assert command[1] == "-c", command
+    code = "import rlplat.runtime.node as node; node._KEEP_FILES_S = 0.2; node.main()"
+    return popen([*command[:2], code, *command[3:]], **options)
+
+subprocess.Popen = forgetful
 rlplat.init(num_cpus=1, num_gpus=0)
 
 class Actor:
@@ -274,13 +289,14 @@ actor = rlplat.remote(Actor).remote()
 view = rlplat.get(rlplat.get(actor.make.remote())[0])
 rlplat.kill(actor)
 print("running", flush=True)
-time.sleep(rlplat.runtime.node._KEEP_FILES_S + 1)  # the files of the dead are removed after that
+time.sleep(0.5)
 
 @rlplat.remote
 def f():
     return 1
 
 rlplat.get(f.remote())
+time.sleep(0.2)
 print(view.sum())
 rlplat.shutdown()
 """

@@ -41,7 +41,11 @@ def test_only_plain_data_takes_the_short_way(value: Any, is_plain: bool) -> None
     assert codec._is_plain(value) is is_plain
 
 
-@pytest.mark.parametrize("value", [[1, {"a": (None, 2.5)}], "text", 10**30, {1, 2}, range(4), np.arange(5), [np.float32(1)]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [[1, {"a": (None, 2.5)}], "text", 10**30, {1, 2}, range(4), np.arange(5), [np.float32(1)]],
+    ids=repr,
+)
 def test_round_trip(value: Any) -> None:
     packed = codec.pack(value)
     np.testing.assert_equal(codec.unpack(packed.data, packed.buffers), value)
@@ -56,17 +60,19 @@ def test_classes_and_functions_of_a_script_travel_by_value() -> None:
     assert (f(1), local.answer) == (43, 42)
 
 
-@pytest.mark.parametrize(("num_bytes", "num_buffers"), [(codec.OUT_OF_BAND_BYTES - 1, 0), (codec.OUT_OF_BAND_BYTES, 1)])
+@pytest.mark.parametrize(
+    ("num_bytes", "num_buffers"), [(codec.OUT_OF_BAND_BYTES - 1, 0), (codec.OUT_OF_BAND_BYTES, 1)]
+)
 def test_large_buffers_stay_out_of_the_stream(num_bytes: int, num_buffers: int) -> None:
     packed = codec.pack({"a": np.zeros(num_bytes, np.uint8)})
     assert len(packed.buffers) == num_buffers
     assert (len(packed.data) < 1000) is (num_buffers == 1)
 
 
-def test_refs_inside_are_listed_once_for_each_occurrence() -> None:
-    ref = refs.ObjectRef("driver", 7, lambda key: None)
-    packed = codec.pack([ref, {"again": ref}, Point(1)])
-    assert packed.refs == [ref, ref]
+def test_refs_inside_are_listed_once_for_each_object() -> None:
+    ref, equal = (refs.ObjectRef("driver", 7, lambda key: None) for _ in range(2))
+    assert codec.pack([ref, {"another": equal}, Point(1)]).refs == [ref, equal]
+    assert codec.pack([ref, ref]).refs == [ref]  # pickle's memo: one object there, too
     assert codec.pack(1).refs == []
 
 
@@ -88,7 +94,10 @@ class Nested:
 
 
 def test_the_culprit_is_named_by_its_path() -> None:
-    with pytest.raises(SerializationError, match=r"argument 2 of f cannot be pickled: inner\['key'\]\[1\] of type _thread\.lock"):
+    with pytest.raises(
+        SerializationError,
+        match=r"argument 2 of f cannot be pickled: inner\['key'\]\[1\] of type _thread\.lock",
+    ):
         codec.pack(Nested(), "argument 2 of f")
 
 

@@ -142,3 +142,12 @@ def test_company_of_a_dead_worker_pays_nothing_and_runs_alone_next() -> None:
     made.assign(FAST)
     assert list(made.leases["w2"].in_flight) == [0]
     assert made.lose("w9") == []
+
+
+def test_a_suspect_stays_alone() -> None:
+    made = lane("w1", num_ready=1)
+    made.ready[0].is_suspect = True
+    made.assign(FAST)
+    made.ready.extend(task(i) for i in range(1, 5))
+    assert made.assign(FAST) == []
+    assert list(made.leases["w1"].in_flight) == [0]

@@ -56,9 +56,13 @@ class House:
 
     def lease(self, client: str = "driver", demand: dict[str, float] = CPU, count: int = 1) -> list[str]:
         actions = self.tell(LeasesRequested(client, demand, count))
-        return [action.worker for action in actions if isinstance(action, GrantLease) and action.client == client]
+        return [
+            action.worker for action in actions if isinstance(action, GrantLease) and action.client == client
+        ]
 
-    def actor(self, id: str, client: str = "driver", demand: dict[str, float] | None = None, name: str = "") -> list[Any]:
+    def actor(
+        self, id: str, client: str = "driver", demand: dict[str, float] | None = None, name: str = ""
+    ) -> list[Any]:
         return self.tell(ActorRequested(client, id, "Class", demand or {}, name, {}))
 
 
@@ -69,7 +73,9 @@ def test_the_first_spares_are_started_ahead_of_any_demand() -> None:
 def test_a_demand_waits_for_a_worker_to_be_ready() -> None:
     scheduler = Scheduler({"CPU": 1.0}, 1)
     scheduler.start()
-    assert not any(isinstance(a, GrantLease) for a in scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0))
+    assert not any(
+        isinstance(a, GrantLease) for a in scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0)
+    )
     assert GrantLease("driver", CPU, "w1") in scheduler.handle(WorkerReady("w1"), 0.0)
 
 
@@ -127,7 +133,8 @@ def test_every_gpu_goes_to_one_worker_and_comes_back() -> None:
     assert {house.gpus[one[0]], house.gpus[two[0]]} == {(0,), (1,)}
     assert house.lease("c", GPU) == []
     out = house.tell(LeaseReturned("a", one[0]))
-    assert [a.worker for a in out if isinstance(a, StopWorker)] == one  # CUDA_VISIBLE_DEVICES cannot change in a process
+    # CUDA_VISIBLE_DEVICES cannot change in a process, so the worker goes.
+    assert [a.worker for a in out if isinstance(a, StopWorker)] == one
     (granted,) = [a for a in out if isinstance(a, GrantLease)]
     assert house.gpus[granted.worker] == house.gpus[one[0]]
 
@@ -168,7 +175,9 @@ def test_an_actor_ends_at_once_or_closes_itself() -> None:
     house = House()
     for at_once in (True, False):
         (placed,) = house.actor(f"driver:{at_once}")
-        assert house.tell(ActorEnded(f"driver:{at_once}", "why", at_once)) == [StopWorker(placed.worker, at_once)]
+        assert house.tell(ActorEnded(f"driver:{at_once}", "why", at_once)) == [
+            StopWorker(placed.worker, at_once)
+        ]
 
 
 def test_an_actor_that_never_had_a_worker_can_end() -> None:
@@ -218,6 +227,20 @@ def test_an_actor_that_ends_while_its_gpu_worker_starts_gives_all_back() -> None
     assert scheduler.available == both
 
 
+def test_a_gpu_worker_that_starts_for_a_dead_client_gives_all_back() -> None:
+    scheduler = Scheduler({"CPU": 1.0, "GPU": 1.0}, 1)
+    scheduler.start()
+    scheduler.handle(WorkerReady("w1"), 0.0)
+    scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0)
+    (start,) = [a for a in scheduler.handle(LeasesRequested("w1", GPU, 1), 0.0) if isinstance(a, StartWorker)]
+    scheduler.handle(WorkerLost("w1", "SIGKILL"), 0.0)
+    out = scheduler.handle(WorkerReady(start.worker), 0.0)
+    assert not any(isinstance(a, GrantLease) for a in out)
+    scheduler.handle(WorkerLost(start.worker, "stopped"), 0.0)
+    scheduler.check_valid()
+    assert scheduler.available == {"CPU": 1.0, "GPU": 1.0}
+
+
 def test_unknown_workers_and_late_news_change_nothing() -> None:
     house = House()
     before = dict(house.scheduler.available)
@@ -248,7 +271,8 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
                     assert worker not in leases and worker not in placed.values()
                     leases[worker] = client
                 case TellPlaced(_, actor, worker):
-                    assert alive[worker] == "ready" or actor in placed  # a seeker hears of one that is to stop, too
+                    # A seeker hears of one that is to stop, too.
+                    assert alive[worker] == "ready" or actor in placed
                     assert placed.get(actor, worker) == worker
                     assert worker not in leases
                     placed[actor] = worker
@@ -269,12 +293,18 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
         clients = ["driver", *(w for w, state in alive.items() if state == "ready")]
         client = data.draw(st.sampled_from(clients))
         worker = data.draw(st.sampled_from(sorted(alive) or ["w0"]))
-        kind = data.draw(st.sampled_from("lease actor ready ready return block unblock end seek lost".split()))
+        kind = data.draw(
+            st.sampled_from("lease actor ready ready return block unblock end seek lost".split())
+        )
         if kind == "lease":
-            event: Any = LeasesRequested(client, data.draw(st.sampled_from(demands)), data.draw(st.integers(1, 4)))
+            event: Any = LeasesRequested(
+                client, data.draw(st.sampled_from(demands)), data.draw(st.integers(1, 4))
+            )
         elif kind == "actor":
             name = data.draw(st.sampled_from(["", "", "n"]))
-            event = ActorRequested(client, f"{client}:{step}", "C", data.draw(st.sampled_from(demands)), name, {})
+            event = ActorRequested(
+                client, f"{client}:{step}", "C", data.draw(st.sampled_from(demands)), name, {}
+            )
         elif kind == "ready":
             if alive.get(worker) == "starting":
                 alive[worker] = "ready"
@@ -299,7 +329,8 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
         perform(scheduler.handle(LeaseReturned(leases.pop(worker), worker), 0.0))
     for actor in list(scheduler.actors):
         perform(scheduler.handle(ActorEnded(actor, "the end", True), 0.0))
-    for _ in range(200):  # what is asked to stop stops; the rest becomes ready; leases still queued are granted, returned
+    # What is asked to stop stops; the rest becomes ready; leases still queued are granted and returned.
+    for _ in range(200):
         for worker in [w for w, state in alive.items() if state == "stopping"]:
             lose(worker)
         for worker in [w for w, state in alive.items() if state == "starting"]:

@@ -1,0 +1,88 @@
+"""Deaths in the middle of training: the run goes on, or leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from algorithms.ppo import PPO, PPOConfig
+
+ENV = '''
+import os, signal
+from pathlib import Path
+import gymnasium as gym
+
+class DeadlyCartPole(gym.Wrapper):
+    """Kills its own process with SIGKILL at the 100th step of whoever first gets there."""
+
+    def __init__(self, flag):
+        super().__init__(gym.make("CartPole-v1"))
+        self.flag, self.steps = Path(flag), 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100:
+            try:
+                os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+'''
+
+
+def test_a_killed_rollout_worker_is_replaced_and_no_step_counts_twice(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(ENV)
+    config = PPOConfig(
+        env=f"{tmp_path}/deadly.py:DeadlyCartPole",
+        env_kwargs={"flag": str(tmp_path / "killed")},
+        num_rollout_workers=2,
+        num_envs_per_worker=2,
+        rollout_length=32,
+        minibatch_size=64,
+        seed=1,
+    )
+    with PPO(config) as ppo:
+        results = [ppo.step() for _ in range(8)]
+    assert (tmp_path / "killed").exists()
+    assert [result.env_steps for result in results] == [2 * 2 * 32 * n for n in range(1, 9)]
+    assert results[-1].metrics["rollout/worker_restarts"] == 1
+    assert results[-1].metrics["learner/weights_version"] == 8
+
+
+def test_a_killed_driver_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlplat.cli", "train", "--algo", "ppo", "--env", "CartPole-v1"]
+    flags = ["--out", str(tmp_path / "run"), "--stop.env-steps", "100000000", "--stop.episode-return", "10000"]
+    driver = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        assert driver.poll() is None
+        time.sleep(0.05)
+    session = [name for name in os.listdir("/dev/shm") if name.startswith(f"rlplat-{driver.pid}-")]
+    assert len(session) == 1, "the run has a session folder while it lives"
+    assert _processes_of(session[0])
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 5
+    while (_processes_of(session[0]) or session[0] in os.listdir("/dev/shm")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _processes_of(session[0]) == []
+    assert session[0] not in os.listdir("/dev/shm")
+
+
+def _processes_of(session: str) -> list[str]:
+    """Processes that carry the cluster's mark."""
+    mark, found = f"RLPLAT_SESSION={session}".encode(), []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(name)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,196 @@
+"""How long objects live in a real cluster: as long as somebody needs them, and no longer."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat.runtime.refs import backend as current_backend
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def objects() -> Any:
+    """The driver's `Objects`: its book and its store."""
+    return current_backend()._objects  # type: ignore[attr-defined]
+
+
+def soon(condition: Callable[[], bool], within_s: float = 5) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_empty() -> bool:
+    gc.collect()
+    return len(objects().book) == 0 and not objects()._borrows and not objects()._store._in_use
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def keep(self, *things: Any) -> None:
+        self.kept += things
+
+    def look(self) -> list[Any]:
+        return [rlplat.get(t[0]).sum() if isinstance(t, list) else t.sum() for t in self.kept]
+
+    def drop(self) -> None:
+        self.kept.clear()
+
+    def make(self, value: float) -> np.ndarray:
+        return np.full(125_000, value)
+
+    def books(self) -> tuple[int, int]:
+        gc.collect()
+        mine = current_backend()._objects  # type: ignore[attr-defined]
+        mine.collect()
+        return len(mine._borrows), len(mine._store._in_use)
+
+
+def keeper() -> Any:
+    class Local(Keeper):
+        pass
+
+    return rlplat.remote(Local).remote()
+
+
+def test_refs_in_an_actors_state_survive_their_sender(cluster: None) -> None:
+    actor = keeper()
+    ref = rlplat.put(np.ones(125_000))
+    rlplat.get(actor.keep.remote([ref]))
+    del ref
+    gc.collect()
+    for i in range(100):
+        rlplat.get(rlplat.put(np.full(125_000, float(i))))
+    assert rlplat.get(actor.look.remote()) == [125_000]
+    rlplat.get(actor.drop.remote())
+    rlplat.kill(actor)
+    del actor
+    assert soon(is_empty)
+
+
+def test_an_array_that_an_actor_keeps_stays_intact(cluster: None) -> None:
+    actor = keeper()
+    by_value, by_ref = np.full(125_000, 3.0), rlplat.put(np.full(125_000, 4.0))
+    rlplat.get(actor.keep.remote(by_value, by_ref))
+    del by_value, by_ref
+    gc.collect()
+    for i in range(200):
+        rlplat.put(np.full(125_000, float(i)))
+    assert rlplat.get(actor.look.remote()) == [375_000, 500_000]
+
+
+def test_a_view_stays_true_while_hundreds_of_objects_come_and_go(cluster: None) -> None:
+    actor = keeper()
+    views = [rlplat.get(actor.make.remote(7.0)), rlplat.get(rlplat.put(np.full(125_000, 8.0)))]
+    piece = views.pop()[1000:1010]
+    for i in range(300):
+        assert rlplat.get(actor.make.remote(float(i)))[0] == i
+        rlplat.put(np.full(125_000, float(i)))
+    assert (views[0] == 7).all()
+    assert (piece == 8).all()
+
+
+def test_segments_are_recycled_and_not_piled_up(cluster: None) -> None:
+    actor = keeper()
+    for i in range(100):
+        rlplat.get(actor.make.remote(float(i)))
+        rlplat.get(rlplat.put(np.full(125_000, float(i))))
+    segments = [name for name in os.listdir(objects()._store._session) if name.startswith("s-")]
+    assert len(segments) < 30, segments
+
+
+def test_a_hundred_thousand_tiny_objects_are_forgotten(cluster: None) -> None:
+    refs = [rlplat.put(i) for i in range(100_000)]
+    assert rlplat.get(refs[-1]) == 99_999
+    assert len(objects().book) == 100_000
+    del refs
+    assert soon(is_empty)
+
+
+def test_results_and_arguments_are_forgotten(cluster: None) -> None:
+    @rlplat.remote
+    def f(x: Any) -> Any:
+        return x
+
+    refs = [f.remote(f.remote(i)) for i in range(200)] + [f.remote(np.ones(50_000)) for _ in range(20)]
+    rlplat.get(refs)
+    nested = rlplat.get(f.remote([rlplat.put([rlplat.put(1)])]))
+    assert rlplat.get(rlplat.get(nested[0])[0]) == 1
+    del refs, nested
+    assert soon(is_empty), (objects().book._entries, objects()._borrows)
+
+
+def test_failed_tasks_are_forgotten_with_their_arguments(cluster: None) -> None:
+    @rlplat.remote
+    def fail(x: Any) -> None:
+        raise ValueError
+
+    refs = [fail.remote(rlplat.put(np.ones(50_000))) for _ in range(10)]
+    for ref in refs:
+        try:
+            rlplat.get(ref)
+        except ValueError:
+            pass
+    del refs, ref
+    assert soon(is_empty), objects().book._entries
+
+
+def test_results_that_nobody_wants_are_forgotten(cluster: None) -> None:
+    actor = keeper()
+    for i in range(50):
+        actor.make.remote(float(i))  # the refs are dropped at once
+    assert soon(lambda handle=actor: rlplat.get(handle.books.remote())[1] == 0)
+    rlplat.kill(actor)
+    del actor
+    assert soon(is_empty)
+
+
+def test_a_worker_forgets_what_it_borrowed(cluster: None) -> None:
+    actor = keeper()
+    refs = [rlplat.put(np.full(20_000, float(i))) for i in range(20)]
+    rlplat.get(actor.keep.remote(*[[ref] for ref in refs], *refs))
+    del refs
+    gc.collect()
+    assert rlplat.get(actor.look.remote())[3] == 60_000
+    rlplat.get(actor.drop.remote())
+    assert soon(lambda handle=actor: rlplat.get(handle.books.remote())[0] == 0)
+    rlplat.kill(actor)
+    del actor
+    assert soon(is_empty)
+
+
+def test_more_live_arrays_than_file_descriptors() -> None:
+    """A process may commonly have 1,024 files open unless it asks for more."""
+    script = """
+import resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+import numpy as np, rlplat
+rlplat.init(num_cpus=1, num_gpus=0)
+refs = [rlplat.put(np.full(10_000, float(i))) for i in range(400)]
+views = [rlplat.get(ref) for ref in refs]
+assert all((view == i).all() for i, view in enumerate(views))
+rlplat.shutdown()
+"""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
+        pytest.skip("this machine's hard limit of open files is below 2,048")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr

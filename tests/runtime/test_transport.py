@@ -1,0 +1,153 @@
+"""The only door to ZeroMQ: order, coalescing, both directions, garbage and the dead."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from rlplat.runtime import messages
+from rlplat.runtime.transport import Transport
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str], Transport]]:
+    made: list[Transport] = []
+
+    def make_one(client_id: str) -> Transport:
+        made.append(Transport(str(tmp_path), client_id))
+        return made[-1]
+
+    yield make_one
+    for each in made:
+        each.close()
+
+
+def receive(transport: Transport, count: int) -> list[tuple[str, Any]]:
+    """Messages with their senders, as they come."""
+    out: list[tuple[str, Any]] = []
+    while len(out) < count:
+        for sender, batch in transport.receive():
+            out += [(sender, message) for message in batch]
+        if len(out) < count:
+            # libzmq's descriptor signals once for many messages: look again now and then.
+            select.select([transport.fd], [], [], 0.01)
+    return out
+
+
+def done(n: int) -> messages.Done:
+    return messages.Done(n, b"")
+
+
+def test_messages_to_a_peer_keep_their_order(make: Callable[[str], Transport]) -> None:
+    a, b = make("w1"), make("w2")
+    for n in range(1000):
+        a.post("w2", done(n))
+        if n % 7 == 0:
+            a.flush()
+    a.flush()
+    assert receive(b, 1000) == [("w1", done(n)) for n in range(1000)]
+
+
+def test_nothing_leaves_before_the_flush_and_then_as_one_frame(make: Callable[[str], Transport]) -> None:
+    a, b = make("w1"), make("w2")
+    assert [a.post("w2", done(n)) for n in range(3)] == [1, 2, 3]
+    assert a.num_unsent == 3
+    a.flush()
+    assert a.num_unsent == 0
+    batches: list[Any] = []
+    while not batches:
+        batches = list(b.receive())
+        select.select([b.fd], [], [], 0.01)
+    assert batches == [("w1", [done(0), done(1), done(2)])]
+
+
+def test_two_peers_may_connect_to_each_other_at_once(make: Callable[[str], Transport]) -> None:
+    a, b = make("w1"), make("w2")
+    for n in range(50):
+        a.post("w2", done(n))
+        b.post("w1", done(100 + n))
+        a.flush()
+        b.flush()
+    assert receive(b, 50) == [("w1", done(n)) for n in range(50)]
+    assert receive(a, 50) == [("w2", done(100 + n)) for n in range(50)]
+
+
+def test_a_reply_goes_back_on_the_connection_it_came_by(make: Callable[[str], Transport]) -> None:
+    a, b = make("driver"), make("w1")
+    a.post("w1", done(1))
+    a.flush()
+    receive(b, 1)
+    assert b.label("driver") == b"driver>"
+    b.post("driver", done(2))
+    b.flush()
+    assert receive(a, 1) == [("w1", done(2))]
+
+
+def test_a_peer_that_does_not_exist_yet_gets_its_messages_later(make: Callable[[str], Transport]) -> None:
+    a = make("driver")
+    a.post("w9", done(1))
+    a.flush()
+    assert receive(make("w9"), 1) == [("driver", done(1))]
+
+
+def test_a_dead_peer_is_forgotten_with_what_was_meant_for_it(make: Callable[[str], Transport]) -> None:
+    a, b = make("driver"), make("w1")
+    a.post("w1", done(1))
+    a.flush()
+    receive(b, 1)
+    b.close = lambda linger_s=0: None  # type: ignore[method-assign]
+    Transport.close(b)
+    a.post("w1", done(2))
+    a.forget("w1")
+    a.forget("w1")
+    assert a.num_unsent == 0
+    a.flush()
+
+
+def test_garbage_is_dropped_and_the_honest_are_heard(
+    make: Callable[[str], Transport], tmp_path: Path
+) -> None:
+    a, b = make("driver"), make("w1")
+    context = zmq.Context()
+    intruder = context.socket(zmq.DEALER)
+    intruder.setsockopt(zmq.LINGER, 0)
+    intruder.setsockopt(zmq.ROUTING_ID, b"intruder>")
+    intruder.connect(f"ipc://{tmp_path / 'driver'}")
+    for frames in (
+        [b"noise"],
+        [b"a", b"b", b"c"],
+        [b""],
+        [messages.encode([done(1)]), b"tail"],
+        [b"\x91" * 10_000],
+    ):
+        intruder.send_multipart(frames)
+    intruder.send(messages.encode([done(7)]))
+    assert receive(a, 1) == [("intruder", done(7))]
+    b.post("driver", done(8))
+    b.flush()
+    assert receive(a, 1) == [("w1", done(8))]
+    intruder.close()
+    context.term()
+
+
+def test_a_name_that_is_no_text_harms_nobody(make: Callable[[str], Transport], tmp_path: Path) -> None:
+    a = make("driver")
+    context = zmq.Context()
+    intruder = context.socket(zmq.DEALER)
+    intruder.setsockopt(zmq.LINGER, 0)
+    intruder.setsockopt(zmq.ROUTING_ID, b"\xff\xfe>")
+    intruder.connect(f"ipc://{tmp_path / 'driver'}")
+    intruder.send(messages.encode([done(1)]))
+    b = make("w1")
+    b.post("driver", done(8))
+    b.flush()
+    heard: list[Any] = []
+    while ("w1", done(8)) not in heard:
+        heard += receive(a, 1)
+    intruder.close()
+    context.term()
