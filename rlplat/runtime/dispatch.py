@@ -81,6 +81,8 @@ class Lane:
             if lease.is_stalled:
                 continue
             in_flight = lease.in_flight
+            if in_flight and next(iter(in_flight.values())).is_suspect:
+                continue
             room = self._ahead(pace.get(ready[0].code_key)) - len(in_flight)
             room = min(room, -(-len(ready) // (len(self.leases) - index)))
             while room > 0 and ready:

@@ -25,8 +25,8 @@ from rlplat.runtime import messages, scheduler
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
+from rlplat.runtime.session import MARK, kill_marked
 
-MARK = "RLPLAT_SESSION"
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_LINES = 20
 _KEEP_FILES_S = 10.0
@@ -262,36 +262,6 @@ def _describe(status: int) -> str:
         hint = ": it was killed from outside, or the kernel ran out of memory" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
     return f"exited with code {os.WEXITSTATUS(status)}"
-
-
-def kill_marked(mark: str) -> None:
-    """SIGKILL every process that inherited the cluster's mark, grandchildren in sessions of their own included."""
-    needle = f"{MARK}={mark}".encode()
-    for _ in range(10):
-        found = False
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid():
-                continue
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if needle not in file.read().split(b"\0"):
-                        continue
-                os.kill(int(name), signal.SIGKILL)
-                found = True
-            except (OSError, ValueError):
-                continue
-        _reap()
-        if not found:
-            return
-        time.sleep(0.005)
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def main() -> None:

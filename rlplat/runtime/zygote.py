@@ -60,7 +60,7 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
                 _fork(orders, wake_read, wake_write, session, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):
             break
-    from rlplat.runtime.node import MARK, kill_marked
+    from rlplat.runtime.session import MARK, kill_marked
 
     kill_marked(os.environ[MARK])
     shutil.rmtree(session, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""What a cluster leaves in the machine while it lives: a private folder in shared memory, and a mark on its processes.
+
+The folder (mode 0700, named after the driver's pid and start time) holds sockets and segments. The node removes it when
+the driver ends, the zygote when both are gone, and the next `init()` on this machine when all three were killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+
+from rlplat.errors import ObjectStoreFull
+
+MARK = "RLPLAT_SESSION"
+"""Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
+_PREFIX = "rlplat-"
+_MIN_STORE_BYTES = 32 << 20
+
+
+def make_session() -> str:
+    """A new folder for a cluster of this process."""
+    root = shared_memory_root()
+    remove_dead_sessions(root)
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=root)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL every process that inherited the cluster's mark, grandchildren in sessions of their own included."""
+    needle = f"{MARK}={mark}".encode()
+    for _ in range(10):
+        found = False
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if needle not in file.read().split(b"\0"):
+                        continue
+                os.kill(int(name), signal.SIGKILL)
+                found = True
+            except (OSError, ValueError):
+                continue
+        _reap()
+        if not found:
+            return
+        time.sleep(0.005)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def shared_memory_root() -> str:
+    root = "/dev/shm"
+    if not os.access(root, os.W_OK):
+        root = tempfile.gettempdir()
+    free = shutil.disk_usage(root).free
+    if free < _MIN_STORE_BYTES:
+        raise ObjectStoreFull(
+            f"{root} has only {free / 1e6:.0f} MB free, and objects live there: free some, or give the container "
+            "more shared memory (docker run --shm-size=2g)"
+        )
+    return root
+
+
+def _start_time(pid: int) -> str:
+    """The kernel's start time of a process: with the pid it names one process for good."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rsplit(b")", 1)[1].split()[19].decode()
+
+
+def remove_dead_sessions(root: str) -> None:
+    """Folders of drivers that are gone, whose node was killed as well (pid and start time prove it)."""
+    for name in os.listdir(root):
+        if not name.startswith(_PREFIX):
+            continue
+        path = os.path.join(root, name)
+        try:
+            _, pid, started, _ = name.split("-", 3)
+            if os.stat(path).st_uid != os.getuid():
+                continue
+            try:
+                if _start_time(int(pid)) == started:
+                    continue
+            except FileNotFoundError:
+                pass
+            if time.time() - os.stat(path).st_mtime > 10:  # its node may still be busy removing it
+                shutil.rmtree(path, ignore_errors=True)
+        except (ValueError, OSError):
+            continue
