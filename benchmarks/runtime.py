@@ -30,7 +30,7 @@ NOTES = (
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = build_parser().parse_args()
     if options.block:
         _run_block(options.block, options.rows, options.quick, options.samples)
         return
@@ -56,13 +56,18 @@ def main() -> None:
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.runtime", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.runtime",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_output_options(parser, [name for name in PEERS if name != "rlplat"])
     parser.add_argument(
-        "--rows", nargs="+", metavar="TEXT", help="only rows whose names contain one of these; start-up: the fresh ones"
+        "--rows",
+        nargs="+",
+        metavar="TEXT",
+        help="only rows whose names contain one of these; start-up: the fresh ones",
     )
     parser.add_argument("--block", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--samples", type=Path, help=argparse.SUPPRESS)
@@ -101,7 +106,13 @@ def _run_block(peer_name: str, wanted: list[str] | None, few: bool, file: Path) 
                 print(json.dumps({"failure": text}), file=out, flush=True)
                 continue
             for part, value in figures.items():
-                sample = {"peer": peer_name, "row": spec.name, "part": part, "unit": spec.unit, "value": value}
+                sample = {
+                    "peer": peer_name,
+                    "row": spec.name,
+                    "part": part,
+                    "unit": spec.unit,
+                    "value": value,
+                }
                 print(json.dumps(sample), file=out, flush=True)
     peer.stop()
 

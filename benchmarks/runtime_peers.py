@@ -109,7 +109,9 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("rlplat", _start_rlplat, _stop_rlplat, frozenset({"tasks", "refs", "actors", "retries"})),
-        Peer("ray", _start_ray, _stop_ray, frozenset({"tasks", "refs", "actors", "retries", "actor retries"})),
+        Peer(
+            "ray", _start_ray, _stop_ray, frozenset({"tasks", "refs", "actors", "retries", "actor retries"})
+        ),
         Peer("pool", _start_pool, _stop_pool, frozenset({"tasks"})),
     )
 }

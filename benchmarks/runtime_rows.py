@@ -324,8 +324,9 @@ def _kill_and_get(verbs: Any, ref: Any, file: Path, *, is_error: bool = False) -
         if time.monotonic() > deadline:
             raise TimeoutError(f"the call that should note its pid in {file} did not start within 60 s")
         time.sleep(0.005)
-    os.kill(int(file.read_text()), signal.SIGKILL)
+    pid = int(file.read_text())
     started = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
     try:
         answer = verbs.get(ref)
     except Exception:

@@ -29,6 +29,7 @@ _ALLOWED_THREAD_CLASSES = {
     "_RepeatTimer",  # gymnasium's and torch's housekeeping timers
 }
 _ALLOWED_FILES = (
+    "/dev/shm/pym-",  # multiprocessing's shared heap: one arena per process, unlinked, kept for its next array
     "/dev/urandom",  # libraries that keep it open after the first random number (torch, OpenSSL)
     "/dev/null",  # opened once by OpenMP and by pygame's dummy drivers
     "/sys/devices/system/",  # libraries that read the CPU topology once (hwloc, OpenMP)

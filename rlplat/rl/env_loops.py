@@ -121,6 +121,19 @@ class AsyncLoop:
     def close(self) -> None:
         if not self._envs.closed:
             self._envs.close(timeout=5)
+            self._release()
+
+    def _release(self) -> None:
+        """The descriptors that gymnasium leaves to the garbage collector."""
+        for pipe in self._envs.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        errors = self._envs.error_queue
+        errors.close()
+        for end in (errors._reader, errors._writer):  # close() ends only its thread
+            end.close()
+        for process in self._envs.processes:
+            process.close()
 
     def _fail(self, error: BaseException, call: str) -> NoReturn:
         waiting = [
@@ -137,6 +150,7 @@ class AsyncLoop:
         with suppress(Exception):  # its pipes may be broken in any way by now
             self._envs.close(terminate=True)
         self._envs.closed = True
+        self._release()
         if isinstance(error, ProcessTimeout):
             raise EnvError(
                 f"{self._places(waiting)}: {call} took longer than step_timeout_s={self._timeout_s:g}; fix the "

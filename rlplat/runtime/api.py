@@ -111,7 +111,7 @@ def get(refs: Sequence[ObjectRef], *, timeout: float | None = None) -> list[Any]
 def get(refs: Any, *, timeout: float | None = None) -> Any:
     """Wait for the values of one ref or of a list of refs.
 
-    Numpy arrays in them are read-only views of shared memory (copy them to write).
+    Numpy arrays of 64 KiB and more are read-only views of shared memory (copy them to write); smaller ones are copies.
     timeout: seconds; then `GetTimeout`, which says what is being waited for.
     Raises what the task raised: an exception that is both `TaskError` and the user's own class.
     """

@@ -57,7 +57,14 @@ def test_a_killed_rollout_worker_is_replaced_and_no_step_counts_twice(tmp_path: 
 
 def test_a_killed_driver_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rlplat.cli", "train", "--algo", "ppo", "--env", "CartPole-v1"]
-    flags = ["--out", str(tmp_path / "run"), "--stop.env-steps", "100000000", "--stop.episode-return", "10000"]
+    flags = [
+        "--out",
+        str(tmp_path / "run"),
+        "--stop.env-steps",
+        "100000000",
+        "--stop.episode-return",
+        "10000",
+    ]
     driver = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60

@@ -13,7 +13,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ObjectLost, OwnerDied, WorkerCrashed
-from tests.faults.programs import eventually, program
+from tests.faults.programs import FORGETFUL_NODE, eventually, program
 
 
 def attempts(path: Path) -> int:
@@ -176,28 +176,37 @@ def test_the_resources_of_the_dead_are_free(cluster: None) -> None:
     assert eventually(lambda: rlplat.available_resources() == {"CPU": 2.0, "GPU": 0.0}, 10)
 
 
-def test_a_large_result_outlives_the_worker_that_made_it(cluster: None) -> None:
-    @rlplat.remote
-    def make(value: int) -> tuple:
-        return os.getpid(), np.full(200_000, value, np.float64)
+def test_a_large_result_outlives_the_worker_that_made_it() -> None:
+    """Read and unread results of a task and an actor, after the node has removed what the dead had made."""
+    script = """
+import os, signal
+rlplat.init(num_cpus=2, num_gpus=0)
 
-    class Maker:
-        def make(self) -> np.ndarray:
-            return np.full(200_000, 5.0)
+@rlplat.remote
+def make(value):
+    return os.getpid(), np.full(200_000, value, np.float64)
 
-    ref = make.remote(3)
-    (pid, view), unread = rlplat.get(ref), make.remote(4)
-    maker = rlplat.remote(Maker).remote()
-    from_actor = maker.make.remote()
-    rlplat.wait([unread, from_actor], num_returns=2)
-    os.kill(pid, signal.SIGKILL)
-    rlplat.kill(maker)
-    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"), 10)
-    assert rlplat.get(make.remote(5))[1][0] == 5
-    for value, array in [
-        (3, view), (3, rlplat.get(ref)[1]), (4, rlplat.get(unread)[1]), (5, rlplat.get(from_actor))
-    ]:  # fmt: skip
-        assert (array == value).all()
+class Maker:
+    def make(self):
+        return os.getpid(), np.full(200_000, 5.0)
+
+ref, unread, from_actor = make.remote(3), make.remote(4), (maker := rlplat.remote(Maker).remote()).make.remote()
+rlplat.wait([ref, unread, from_actor], num_returns=3)
+pid, view = rlplat.get(ref)
+print("running", flush=True)
+os.kill(pid, signal.SIGKILL)
+rlplat.kill(maker)
+time.sleep(0.5)
+assert rlplat.get(make.remote(6))[1][0] == 6
+time.sleep(0.2)
+for value, array in [(3, view), (3, rlplat.get(ref)[1]), (4, rlplat.get(unread)[1]), (5, rlplat.get(from_actor)[1])]:
+    assert (array == value).all()
+print("intact")
+rlplat.shutdown()
+"""
+    with program(FORGETFUL_NODE + script) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out) == (0, "intact\n"), errors
 
 
 def test_the_death_of_an_owner_is_an_error_and_no_hang(cluster: None, tmp_path: Path) -> None:
@@ -267,18 +276,6 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
 def test_a_view_of_a_dead_actors_object_stays_readable() -> None:
     """In a process of its own: where it goes wrong, the reader dies of SIGBUS."""
     script = """
-import subprocess, time
-import numpy as np
-import rlplat, rlplat.runtime.start
-popen = subprocess.Popen
-
-def forgetful(command, **options):
-    # A node that removes the files of the dead after 0.2 s.
-    assert command[1] == "-c", command
-    code = "import rlplat.runtime.node as node; node._KEEP_FILES_S = 0.2; node.main()"
-    return popen([*command[:2], code, *command[3:]], **options)
-
-subprocess.Popen = forgetful
 rlplat.init(num_cpus=1, num_gpus=0)
 
 class Actor:
@@ -300,7 +297,7 @@ time.sleep(0.2)
 print(view.sum())
 rlplat.shutdown()
 """
-    with program(script) as driver:
+    with program(FORGETFUL_NODE + script) as driver:
         code, out, errors = driver.finish()
     assert (code, out) == (0, "200000.0\n"), errors
 

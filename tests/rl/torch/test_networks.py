@@ -7,7 +7,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlplat.errors import CheckpointError  # noqa: E402
 from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic  # noqa: E402
 from rlplat.rl.torch.weights import (  # noqa: E402

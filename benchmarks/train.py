@@ -1,0 +1,211 @@
+"""Training against its peers: env steps/s of PPO with learning, and the time from pressing Enter to a threshold.
+
+    ./scripts/bench train --peer sb3 --json train.jsonl --markdown benchmarks/results/train.md
+    ./scripts/bench train --rows threshold --peer sb3 --seeds 1 2 3
+
+Columns: rlplat (CartPole: one rollout worker; Pong: the tuned config), `--peer inproc` (rlplat with everything in one
+process) and `--peer sb3` (Stable-Baselines3). Each figure comes from a fresh process; the peers take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import ROOT, Report, Sample, add_output_options, hardware, number, summarize
+from benchmarks.train_peers import ROUND_STEPS, THRESHOLD, WINDOW
+
+PACKAGES = ("rlplat", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
+RATES = {
+    "cartpole": "PPO CartPole-v1, 8 x 128, 4 minibatches, 4 epochs, 64x64, env steps/s",
+    "pong": "PPO Pong, 8 x 128, minibatch 256, 4 epochs, Nature CNN, env steps/s",
+}
+STOP = "CartPole-v1 >= 475: from Enter to the stop, s"
+EXIT = "CartPole-v1 >= 475: from Enter to the prompt, s"
+REACHED = "CartPole-v1 >= 475: share of seeds that reached it"
+NOTES = (
+    "Rates are with learning, after a warm-up. One env step is one decision of the agent (4 frames of Pong).",
+    "`>= 475` is the mean return of the last 100 training episodes, looked at after every rollout. rlplat is the command "
+    "`rlplat train --algo ppo --env CartPole-v1` with its tuned config; SB3 has rl-zoo3's tuned hyper-parameters and "
+    "their 100,000 env steps.",
+    "From Enter to the prompt: rlplat also saves a checkpoint and plays the evaluation of 20 episodes; SB3 only ends.",
+)
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run to the threshold."""
+
+    stop_s: float | None
+    """Seconds from starting the process to the record that reached it; None where none did."""
+    exit_s: float
+    env_steps: int
+    last_mean: float
+    evaluation: float | None
+
+
+def main() -> None:
+    options = build_parser().parse_args()
+    peers = ["rlplat", *dict.fromkeys(options.peer)]
+    info = hardware(PACKAGES)
+    samples: list[Sample] = []
+    notes: list[str] = ["a --quick run: tiny budgets, the figures mean nothing"] if options.quick else []
+    for task in ("cartpole", "pong"):
+        if task in options.rows:
+            samples += _rates(task, peers, options)
+    if "threshold" in options.rows:
+        found, missed = _thresholds([peer for peer in peers if peer != "inproc"], options)
+        samples += found
+        notes += missed
+    report = Report("Training", peers, summarize(samples), {*RATES.values(), REACHED}, info, [*notes, *NOTES])
+    report.publish(options.json, options.markdown)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_output_options(parser, ["inproc", "sb3"])
+    rows = ["cartpole", "pong", "threshold"]
+    parser.add_argument("--rows", nargs="+", choices=rows, default=rows)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N")
+    parser.add_argument("--cartpole-env-steps", type=int, default=100 * ROUND_STEPS, metavar="N")
+    parser.add_argument("--pong-env-steps", type=int, default=20 * ROUND_STEPS, metavar="N")
+    return parser
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _rates(task: str, peers: list[str], options: argparse.Namespace) -> list[Sample]:
+    env_steps = options.cartpole_env_steps if task == "cartpole" else options.pong_env_steps
+    rounds = 2 if options.quick else max(1, env_steps // ROUND_STEPS)
+    warm_up = 1 if options.quick else 5 if task == "cartpole" else 2
+    samples = []
+    for repeat in range(options.repeats):
+        for peer in peers if repeat % 2 == 0 else peers[::-1]:
+            print(f"{task}, repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", "benchmarks.train_peers", "rate", peer, task]
+            command += ["--warm-up", str(warm_up), "--rounds", str(rounds)]
+            done = subprocess.run(
+                command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True
+            )
+            rate = float(done.stdout.split()[-1])
+            samples.append(Sample(peer, RATES[task], "", "env steps/s", rate))
+    return samples
+
+
+# ---------------------------------------------------------------- time to the threshold
+
+
+def _thresholds(peers: list[str], options: argparse.Namespace) -> tuple[list[Sample], list[str]]:
+    samples: list[Sample] = []
+    missed: list[str] = []
+    for index, seed in enumerate(options.seeds):
+        for peer in peers if index % 2 == 0 else peers[::-1]:
+            print(f"threshold, seed {seed}: {peer}", file=sys.stderr, flush=True)
+            attempt = _attempt(peer, seed, options.quick)
+            row = (
+                f"CartPole-v1 >= 475, seed {seed}: s to the stop / env steps / greedy evaluation, 20 episodes"
+            )
+            stop_s = attempt.exit_s if attempt.stop_s is None else attempt.stop_s
+            if attempt.stop_s is None:
+                missed.append(
+                    f"{peer}, seed {seed}: not reached; the mean was {attempt.last_mean:.0f} after "
+                    f"{attempt.env_steps:,} env steps, and its seconds are those of all of them"
+                )
+            samples += [
+                Sample(peer, STOP, "", "s", stop_s),
+                Sample(peer, EXIT, "", "s", attempt.exit_s),
+                Sample(peer, row, "stop", "s", stop_s),
+                Sample(peer, row, "env steps", "env steps", attempt.env_steps),
+            ]
+            if attempt.evaluation is not None:
+                samples.append(Sample(peer, row, "greedy evaluation", "return", attempt.evaluation))
+            samples.append(
+                Sample(peer, REACHED + f", seed {seed}", "", "", float(attempt.stop_s is not None))
+            )
+    return _with_shares(samples), missed
+
+
+def _with_shares(samples: list[Sample]) -> list[Sample]:
+    """The seeds' hits and misses as one figure per peer."""
+    kept = [sample for sample in samples if not sample.row.startswith(REACHED)]
+    for peer in dict.fromkeys(sample.peer for sample in samples):
+        hits = [sample.value for sample in samples if sample.peer == peer and sample.row.startswith(REACHED)]
+        kept.append(Sample(peer, REACHED, "", "share", sum(hits) / len(hits)))
+    return kept
+
+
+def _attempt(peer: str, seed: int, quick: bool) -> Attempt:
+    """Start the process, and watch its metrics file from outside for the record that reaches the threshold."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "run"
+        if peer == "rlplat":
+            command = ["rlplat.cli", "train", "--algo", "ppo", "--env", "CartPole-v1", "--seed", str(seed)]
+            command += ["--out", str(out), *(["--stop.env-steps", "4096"] if quick else [])]
+        else:
+            command = ["benchmarks.train_peers", "threshold", "--seed", str(seed), "--out", str(out)]
+            command += ["--env-steps", "2048" if quick else "100000"]
+        log = open(Path(directory) / "output", "w+", encoding="utf-8")
+        with log:
+            started = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=ROOT, env=_environment(), stdout=log, stderr=log
+            )
+            stop_s = _watch(process, out / "metrics.jsonl", started)
+            exit_s = time.perf_counter() - started
+            if process.returncode:
+                log.seek(0)
+                raise RuntimeError(f"{' '.join(command)} failed ({process.returncode}):\n{log.read()}")
+        records = _records(out / "metrics.jsonl")
+    last = records[-1]
+    mean, evaluation = last["episode_return_mean"], last.get("eval/return_mean")
+    print(
+        f"  {number(exit_s)} s, {last['env_steps']:,} env steps, mean {mean:.1f}", file=sys.stderr, flush=True
+    )
+    return Attempt(stop_s, exit_s, last["env_steps"], mean, evaluation)
+
+
+def _watch(process: subprocess.Popen[Any], metrics: Path, started: float) -> float | None:
+    """Seconds from `started` to the record that reached the threshold; returns when the process has ended."""
+    size, stop_s = 0, None
+    while process.poll() is None:
+        time.sleep(_POLL_S)
+        if stop_s is None and metrics.exists() and metrics.stat().st_size != size:
+            size = metrics.stat().st_size
+            if _is_reached(_records(metrics)):
+                stop_s = time.perf_counter() - started
+    if stop_s is None and _is_reached(_records(metrics)):
+        stop_s = time.perf_counter() - started
+    return stop_s
+
+
+def _is_reached(records: list[dict[str, Any]]) -> bool:
+    if not records or records[-1]["episodes"] < WINDOW:
+        return False
+    mean = records[-1]["episode_return_mean"]
+    return mean is not None and mean >= THRESHOLD
+
+
+def _records(metrics: Path) -> list[dict[str, Any]]:
+    """Whole lines only: the last one may be in the making."""
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""PPO by rlplat and by Stable-Baselines3 with the same hyper-parameters: how fast each goes through env steps.
+
+    python -m benchmarks.train_peers rate PEER {cartpole,pong} --warm-up 5 --rounds 100       prints env steps/s
+    python -m benchmarks.train_peers threshold --seed 1 --out DIR --env-steps 100000          SB3, to the threshold
+
+Run by benchmarks/train.py, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
+ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
+THRESHOLD, WINDOW = 475.0, 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_peers")
+    commands = parser.add_subparsers(dest="command", required=True)
+    rate = commands.add_parser("rate")
+    rate.add_argument("peer", choices=["rlplat", "inproc", "sb3"])
+    rate.add_argument("task", choices=["cartpole", "pong"])
+    rate.add_argument("--warm-up", type=int, required=True, help="rounds that are not timed")
+    rate.add_argument("--rounds", type=int, required=True, help="rounds that are timed")
+    threshold = commands.add_parser("threshold")
+    threshold.add_argument("--seed", type=int, required=True)
+    threshold.add_argument("--out", type=Path, required=True)
+    threshold.add_argument("--env-steps", type=int, required=True)
+    options = parser.parse_args()
+    if options.command == "threshold":
+        sb3_to_threshold(options.seed, options.out, options.env_steps)
+    elif options.peer == "sb3":
+        print(sb3_rate(options.task, options.warm_up, options.rounds))
+    else:
+        print(rlplat_rate(options.task, options.peer == "inproc", options.warm_up, options.rounds))
+
+
+# ---------------------------------------------------------------- rlplat
+
+
+def rlplat_rate(task: str, in_one_process: bool, warm_up: int, rounds: int) -> float:
+    """Env steps/s of `PPO.step()`: rollouts, updates and publishing, as in a run."""
+    from algorithms.ppo import PPO
+
+    with PPO(rlplat_config(task, in_one_process)) as ppo:
+        for _ in range(warm_up):
+            before = ppo.step().env_steps
+        started = time.perf_counter()
+        for _ in range(rounds):
+            after = ppo.step().env_steps
+        elapsed_s = time.perf_counter() - started
+    return (after - before) / elapsed_s
+
+
+def rlplat_config(task: str, in_one_process: bool) -> Any:
+    """Pong: the tuned config, whose rounds are these; CartPole: one rollout worker, 64x64 networks."""
+    from algorithms.ppo import PPOConfig
+    from rlplat.config import layer_from_arguments
+    from rlplat.rl.registry import tuned_config
+    from rlplat.rl.training_plan import plan_from_file
+
+    if task == "cartpole":
+        return PPOConfig(
+            env="CartPole-v1",
+            num_rollout_workers=0 if in_one_process else 1,
+            num_envs_per_worker=NUM_ENVS,
+            rollout_length=ROLLOUT_LENGTH,
+            num_epochs=NUM_EPOCHS,
+            minibatch_size=MINIBATCH_SIZE,
+        )
+    path = tuned_config("ppo", "Pong")
+    assert path is not None, "configs/ppo/Pong.yaml is part of rlplat"
+    changes = {"num_rollout_workers": 0, "num_envs_per_worker": NUM_ENVS} if in_one_process else {}
+    config = plan_from_file(path, [layer_from_arguments(changes)]).config
+    samples = max(1, config.num_rollout_workers) * config.num_envs_per_worker * config.rollout_length
+    found = (samples, config.minibatch_size, config.num_epochs)
+    assert found == (ROUND_STEPS, MINIBATCH_SIZE, NUM_EPOCHS), f"{path} is not this benchmark's PPO any more"
+    return config
+
+
+# ---------------------------------------------------------------- Stable-Baselines3
+
+
+def sb3_rate(task: str, warm_up: int, rounds: int) -> float:
+    """Env steps/s of `learn()` after a first call of it."""
+    model = sb3_cartpole() if task == "cartpole" else sb3_pong()
+    model.learn(warm_up * ROUND_STEPS)
+    before, started = model.num_timesteps, time.perf_counter()
+    model.learn(rounds * ROUND_STEPS, reset_num_timesteps=False)
+    return (model.num_timesteps - before) / (time.perf_counter() - started)
+
+
+def sb3_cartpole() -> Any:
+    """The settings of `rlplat_config("cartpole")`; one torch thread, which is its fastest."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    envs = make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=1)
+    rollout = {"n_steps": ROLLOUT_LENGTH, "batch_size": MINIBATCH_SIZE, "n_epochs": NUM_EPOCHS}
+    return PPO("MlpPolicy", envs, **rollout, seed=1, device="cpu")
+
+
+def sb3_pong() -> Any:
+    """rl-zoo3's values for Atari: AtariWrapper, DummyVecEnv, four frames stacked; torch's own number of threads."""
+    import ale_py
+    import gymnasium
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    gymnasium.register_envs(ale_py)
+    envs = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=1), n_stack=4)
+    return PPO(
+        "CnnPolicy",
+        envs,
+        n_steps=ROLLOUT_LENGTH,
+        batch_size=MINIBATCH_SIZE,
+        n_epochs=NUM_EPOCHS,
+        learning_rate=lambda left: 2.5e-4 * left,
+        clip_range=lambda left: 0.1 * left,
+        ent_coef=0.01,
+        vf_coef=0.5,
+        seed=1,
+        device="cpu",
+    )
+
+
+def sb3_to_threshold(seed: int, out: Path, env_steps: int) -> None:
+    """rl-zoo3's tuned CartPole-v1 until the mean of the last 100 episodes is 475; a line of metrics per rollout."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    out.mkdir(parents=True, exist_ok=True)
+
+    class UntilThreshold(BaseCallback):
+        """Looks after every rollout, as rlplat does after every round."""
+
+        def __init__(self, metrics: Any) -> None:
+            super().__init__()
+            self._metrics, self._episodes = metrics, 0
+
+        def _on_training_start(self) -> None:
+            self._started = time.perf_counter()
+
+        def _on_step(self) -> bool:
+            self._episodes += int(sum(self.locals["dones"]))
+            return True
+
+        def _on_rollout_end(self) -> None:
+            window = self.model.ep_info_buffer
+            assert window is not None
+            mean = sum(info["r"] for info in window) / len(window) if window else None
+            record = {
+                "env_steps": self.num_timesteps,
+                "wall_s": time.perf_counter() - self._started,
+                "episodes": self._episodes,
+                "episode_return_mean": mean,
+            }
+            print(json.dumps(record), file=self._metrics, flush=True)
+            if mean is not None and self._episodes >= WINDOW and mean >= THRESHOLD:
+                # At once: the update that would follow is not part of reaching it.
+                raise StopTraining
+
+    torch.set_num_threads(1)
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=8, seed=seed),
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gae_lambda=0.8,
+        gamma=0.98,
+        ent_coef=0.0,
+        learning_rate=lambda left: 1e-3 * left,
+        clip_range=lambda left: 0.2 * left,
+        stats_window_size=WINDOW,
+        seed=seed,
+        device="cpu",
+    )
+    with open(out / "metrics.jsonl", "a", encoding="utf-8") as metrics:
+        try:
+            model.learn(env_steps, callback=UntilThreshold(metrics))
+        except StopTraining:
+            sys.exit(0)
+
+
+class StopTraining(Exception):
+    """The threshold is reached."""
+
+
+if __name__ == "__main__":
+    main()

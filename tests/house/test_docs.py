@@ -1,0 +1,207 @@
+"""The pages tell the truth: links lead somewhere, named code exists, commands parse, the README's Python runs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from algorithms.ppo import PPOConfig
+from benchmarks import curves, runtime, train
+from rlplat.cli import COMMANDS
+from rlplat.cli import check_env as check_env_command
+from rlplat.cli import evaluate as evaluate_command
+from rlplat.cli import runs as runs_command
+from rlplat.cli import train as train_command
+from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "benchmarks").glob("**/*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BENCHMARKS = {"runtime": runtime, "train": train, "curves": curves}
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def links(page: Path) -> list[tuple[str, Path]]:
+    """(text, file) of every link that stays in the repository."""
+    targets = LINK.findall(BLOCK.sub("", page.read_text()))
+    return [
+        (text, page.parent / target.partition("#")[0])
+        for text, target in targets
+        if "://" not in target and not target.startswith("#")
+    ]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for found, body in BLOCK.findall(page.read_text()) if found == language]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every line of its sh blocks as words, comments left out."""
+    lines = "".join(blocks(page, "sh")).splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def defined_names(file: Path) -> set[str]:
+    """Classes and functions as `name` and `Class.name`, and assigned names, of a Python file."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{child.name}" for child in node.body if isinstance(child, ast.FunctionDef)
+            }
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [f"{text} -> {target}" for text, target in links(page) if not target.exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_linked_code_exists(page: Path) -> None:
+    missing = []
+    for text, target in links(page):
+        name = re.fullmatch(r"`([A-Za-z_][\w.]*)`", text)
+        if (
+            target.suffix == ".py"
+            and name
+            and not name[1].endswith(".py")
+            and name[1] not in defined_names(target)
+        ):
+            missing.append(f"{name[1]} is not in {target.resolve().relative_to(ROOT)}")
+    assert not missing
+
+
+@pytest.mark.parametrize("walk", ["journey-of-a-task.md", "journey-of-a-sample.md"])
+def test_the_walks_name_code_at_every_step(walk: str) -> None:
+    steps = re.split(r"^\*\*\d+\.", (ROOT / "docs" / walk).read_text(), flags=re.MULTILINE)[1:]
+    assert len(steps) >= 8
+    assert [number for number, step in enumerate(steps, 1) if ".py)" not in step] == []
+
+
+def check_train(arguments: list[str]) -> None:
+    known, flags = train_command.split_setting_flags(train_command.build_parser(), arguments)
+    options = train_command.build_parser().parse_args(known)
+    given = [("env", options.env or "CartPole-v1"), ("seed", options.seed or "0")]
+    given += [
+        ("num-rollout-workers", options.num_rollout_workers or "1"),
+        ("framework", options.framework or "torch"),
+    ]
+    resolve(PPOConfig, [layer_from_flags(given + flags), train_command.settings_layer(options.set)])
+    assert options.config is None or (ROOT / options.config).is_file(), f"there is no {options.config}"
+    assert options.resume or options.config or options.algo == "ppo"
+
+
+def check_check_env(arguments: list[str]) -> None:
+    known, flags = train_command.split_setting_flags(check_env_command.build_parser(), arguments)
+    check_env_command.build_parser().parse_args(known)
+    assert all(flag.startswith("env-kwargs.") for flag, _ in flags), flags
+
+
+CHECKS = {
+    "train": check_train,
+    "check-env": check_check_env,
+    "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
+    "runs": lambda arguments: runs_command.build_parser().parse_args(arguments),
+}
+
+
+def test_every_command_has_a_check_here() -> None:
+    assert CHECKS.keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_name)
+def test_commands_in_code_blocks_are_known(page: Path) -> None:
+    for program, *arguments in commands(page):
+        if program.startswith("./"):
+            assert os.access(ROOT / program, os.X_OK), f"{program} is not an executable file"
+        if program == "./scripts/bench":
+            BENCHMARKS[arguments[0]].build_parser().parse_args(arguments[1:])
+        elif program in ("rlplat", "./scripts/rlplat"):
+            CHECKS[arguments[0]](arguments[1:])
+        else:
+            assert program.startswith("./scripts/"), f"{program} is not ours to promise"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--algo", "ppo", "--env", "X", "--learning-rat", "1"], ["--algo", "ppo", "--set", "stop.steps=1"]],
+)
+def test_the_check_of_train_finds_unknown_settings(arguments: list[str]) -> None:
+    with pytest.raises(Exception, match="unknown key"):
+        check_train(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_python_and_yaml_blocks_are_valid(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, page_name(page), "exec")
+    for block in blocks(page, "yaml"):
+        layer = parse_yaml(block, page_name(page))
+        resolve(PPOConfig, [Layer({"env": "CartPole-v1"}), layer])
+
+
+def run(arguments: list[str], directory: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_block(block: str, directory: Path) -> str:
+    script = directory / "script.py"
+    script.write_text(block)
+    return run([str(script)], directory)
+
+
+def test_the_readmes_tasks_and_actors_print_what_they_say(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(ROOT / "README.md", "python") if "@rlplat.remote" in block)
+    said = re.search(r"print\(.*#\s*(.*)", block)
+    assert said is not None
+    assert run_block(block, tmp_path).strip() == said[1]
+
+
+def test_the_readmes_training_runs(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(ROOT / "README.md", "python") if "PPOConfig" in block)
+    for text, smaller in (("50_000", "2_000"), ("num_rollout_workers=2", "num_rollout_workers=0")):
+        assert text in block
+        block = block.replace(text, smaller)
+    lines = run_block(block, tmp_path).splitlines()
+    assert lines[-1].startswith("runs/demo ")
+    assert (tmp_path / "runs" / "demo" / "checkpoints" / "latest").exists()
+
+
+def test_the_environment_of_the_docs_is_sound_and_can_be_trained_on(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "custom-env.md"
+    (block,) = blocks(page, "python")
+    (tmp_path / "my_env.py").write_text(block)
+    (check, training) = (words for words in commands(page) if words[0] == "rlplat")
+    assert "no problems found" in run(["-m", "rlplat.cli", *check[1:]], tmp_path)
+    assert "evaluation" in run(["-m", "rlplat.cli", *training[1:], "--stop.env-steps", "3000"], tmp_path)
