@@ -92,7 +92,7 @@ def ratio(ours: Row | None, theirs: Row | None, higher_is_better: bool) -> str:
 
 
 def table_cells(rows: Sequence[Row], peers: Sequence[str], higher_is_better: set[str]) -> list[list[str]]:
-    """Header and one line per row name; parts are joined by ` / `. The ratios compare the first peer with the others."""
+    """Header and a line per row name, parts joined by ` / `. The ratios compare the first peer with the others."""
     first, *others = peers
     by_key = {(row.peer, row.row, row.part): row for row in rows}
     parts: dict[str, list[str]] = {}

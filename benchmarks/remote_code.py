@@ -1,4 +1,4 @@
-"""Functions and classes that the runtime benchmark runs in other processes; importable there, as a process pool needs."""
+"""Functions and classes that the runtime benchmark runs in other processes; a process pool needs to import them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 NUM_CPUS = max(2, len(os.sched_getaffinity(0)))
 
-RAY_OPTIONS = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+RAY_OPTIONS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 

@@ -1,7 +1,7 @@
 """The rows of the runtime benchmark: each a function of the verbs, which are the same for rlplat and Ray.
 
-A row returns {part: value}. It runs on a cluster that is up and warm, after the rows before it. `few` is true in a quick
-run, where the numbers mean nothing.
+A row returns {part: value}. It runs on a cluster that is up and warm, after the rows before it. `few` is true in a
+quick run, where the numbers mean nothing.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ EXIT = "CartPole-v1 >= 475: from Enter to the prompt, s"
 REACHED = "CartPole-v1 >= 475: share of seeds that reached it"
 NOTES = (
     "Rates are with learning, after a warm-up. One env step is one decision of the agent (4 frames of Pong).",
-    "`>= 475` is the mean return of the last 100 training episodes, looked at after every rollout. rlplat is the command "
+    "`>= 475` is the mean return of the last 100 training episodes, looked at after every rollout. rlplat is "
     "`rlplat train --algo ppo --env CartPole-v1` with its tuned config; SB3 has rl-zoo3's tuned hyper-parameters and "
     "their 100,000 env steps.",
     "From Enter to the prompt: rlplat also saves a checkpoint and plays the evaluation of 20 episodes; SB3 only ends.",

@@ -93,7 +93,8 @@ def sb3_rate(task: str, warm_up: int, rounds: int) -> float:
     model.learn(warm_up * ROUND_STEPS)
     before, started = model.num_timesteps, time.perf_counter()
     model.learn(rounds * ROUND_STEPS, reset_num_timesteps=False)
-    return (model.num_timesteps - before) / (time.perf_counter() - started)
+    elapsed_s = time.perf_counter() - started
+    return float(model.num_timesteps - before) / elapsed_s
 
 
 def sb3_cartpole() -> Any:
@@ -104,7 +105,11 @@ def sb3_cartpole() -> Any:
 
     torch.set_num_threads(1)
     envs = make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=1)
-    rollout = {"n_steps": ROLLOUT_LENGTH, "batch_size": MINIBATCH_SIZE, "n_epochs": NUM_EPOCHS}
+    rollout: dict[str, Any] = {
+        "n_steps": ROLLOUT_LENGTH,
+        "batch_size": MINIBATCH_SIZE,
+        "n_epochs": NUM_EPOCHS,
+    }
     return PPO("MlpPolicy", envs, **rollout, seed=1, device="cpu")
 
 

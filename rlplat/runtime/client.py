@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, GetTimeout, NotInitialized
+from rlplat.errors import ActorDied, GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec, messages
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
@@ -591,6 +591,11 @@ class Client:
             raise NotInitialized("the runtime was shut down")
         if self._lost_node is not None:
             raise codec.to_exception(self._lost_node)
+        if self._loop.failure is not None:
+            raise RuntimeFault(
+                f"the runtime's I/O thread in {self.client_id} failed (this is a bug of rlplat; its traceback is on "
+                f"stderr): {self._loop.failure!r}"
+            ) from self._loop.failure
 
     def _idle_tick_s(self) -> float | None:
         """How soon to look after the house when nothing comes in: leases and dropped refs must not lie about."""

@@ -53,6 +53,8 @@ class IoLoop:
         self.idle_tick_s: Callable[[], float | None] = lambda: None
         self.on_lifeline: Callable[[], None] = lambda: None
         self.is_closed = False
+        self.failure: BaseException | None = None
+        """What ended the background thread, when it should not have ended."""
         self._changed = threading.Condition(self.lock)
         self._background_wakes = threading.Condition(self.lock)
         self._spin_s = _SPIN_S if spin else 0.0
@@ -217,27 +219,35 @@ class IoLoop:
 
     def _run_background(self) -> None:
         with self.lock:
-            while not self.is_closed:
-                if self._num_users and self._has_leader:
-                    # A user thread waits for input: it serves everybody, and wakes us when it has some.
-                    self._background_sleeps = True
-                    self._background_wakes.wait()
-                    self._background_sleeps = False
-                elif self._num_users or time.monotonic() < self._last_use + _STANDBY_S:
-                    self.lock.release()
-                    time.sleep(_TICK_S)
-                    self.lock.acquire()
-                    if not self.is_closed and not self._has_leader:
-                        self.transport.flush()
-                        self.drain()
-                else:
-                    self._background_leads = True
-                    self._lead(self.idle_tick_s())
-                    self._background_leads = False
-                    self.notify()
-                if not self.is_closed:
-                    self.on_tick()
+            try:
+                self._serve()
+            except BaseException as error:  # never a silent hang: whoever waits, or asks next, hears of it
+                self.failure = error
+                self._changed.notify_all()
+                raise
+
+    def _serve(self) -> None:
+        while not self.is_closed:
+            if self._num_users and self._has_leader:
+                # A user thread waits for input: it serves everybody, and wakes us when it has some.
+                self._background_sleeps = True
+                self._background_wakes.wait()
+                self._background_sleeps = False
+            elif self._num_users or time.monotonic() < self._last_use + _STANDBY_S:
+                self.lock.release()
+                time.sleep(_TICK_S)
+                self.lock.acquire()
+                if not self.is_closed and not self._has_leader:
                     self.transport.flush()
+                    self.drain()
+            else:
+                self._background_leads = True
+                self._lead(self.idle_tick_s())
+                self._background_leads = False
+                self.notify()
+            if not self.is_closed:
+                self.on_tick()
+                self.transport.flush()
 
     def close(self) -> None:
         """End the background thread, then the sockets."""

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from typing import Any
 
@@ -291,6 +292,8 @@ def main() -> None:
     node = Node(config["session"], config["total"], ours, pid)
     try:
         node.run()
+    except BaseException:  # the driver says that its node is gone; here is why
+        traceback.print_exc()
     finally:
         node.close()
         os._exit(0)

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def check_check_env(arguments: list[str]) -> None:
     assert all(flag.startswith("env-kwargs.") for flag, _ in flags), flags
 
 
-CHECKS = {
+CHECKS: dict[str, Callable[[list[str]], object]] = {
     "train": check_train,
     "check-env": check_check_env,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import rlplat
+from rlplat.errors import RuntimeFault
+from rlplat.runtime.client import Client
 from rlplat.runtime.refs import backend as current_backend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,3 +196,18 @@ rlplat.shutdown()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failed_io_thread_is_an_error_and_never_a_silent_hang(cluster: None) -> None:
+    client = current_backend()
+    assert isinstance(client, Client)
+
+    def explode() -> None:
+        raise ZeroDivisionError("planted")
+
+    client._loop.on_tick = explode
+    rlplat.available_resources()  # wakes the thread
+    client._loop._background.join(10)
+    with pytest.raises(RuntimeFault, match=r"I/O thread in driver failed.*planted"):
+        rlplat.put(1)
