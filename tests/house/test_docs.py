@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
 import os
 import re
 import shlex
@@ -206,3 +208,37 @@ def test_the_environment_of_the_docs_is_sound_and_can_be_trained_on(tmp_path: Pa
     (check, training) = (words for words in commands(page) if words[0] == "rlplat")
     assert "no problems found" in run(["-m", "rlplat.cli", *check[1:]], tmp_path)
     assert "evaluation" in run(["-m", "rlplat.cli", *training[1:], "--stop.env-steps", "3000"], tmp_path)
+
+
+def figures(file: Path) -> dict[str, float]:
+    """Row (with its part) -> value, of what a benchmark wrote with --json."""
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    return {f"{record['row']} {record['part']}".strip(): record["value"] for record in records}
+
+
+def test_the_runtime_benchmark_measures_every_row(tmp_path: Path) -> None:
+    options = [
+        "--quick",
+        "--repeats",
+        "1",
+        "--json",
+        str(tmp_path / "rows"),
+        "--markdown",
+        str(tmp_path / "page"),
+    ]
+    run(["-m", "benchmarks.runtime", *options], tmp_path)
+    measured = figures(tmp_path / "rows")
+    for row in runtime.ROWS:
+        assert any(name.startswith(row.name) for name in measured), f"{row.name} is missing"
+    assert all(math.isfinite(value) for value in measured.values())
+    page = (tmp_path / "page").read_text()
+    assert "| row | rlplat |" in page and "| cpu |" in page and "--quick run" in page
+
+
+def test_the_training_benchmark_measures_rates_and_the_time_to_the_threshold(tmp_path: Path) -> None:
+    options = ["--quick", "--repeats", "1", "--rows", "cartpole", "threshold", "--seeds", "1"]
+    said = run(["-m", "benchmarks.train", *options, "--json", str(tmp_path / "rows")], tmp_path)
+    measured = figures(tmp_path / "rows")
+    assert measured[train.RATES["cartpole"]] > 0
+    assert measured[train.STOP] > 0 and measured[train.REACHED] == 0
+    assert "seed 1: not reached" in said, "4,096 env steps are too few to reach 475"
