@@ -84,15 +84,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_linked_code_exists(page: Path) -> None:
     missing = []
     for text, target in links(page):
-        name = re.fullmatch(r"`([A-Za-z_][\w.]*)`", text)
-        if (
-            target.suffix == ".py"
-            and name
-            and not name[1].endswith(".py")
-            and name[1] not in defined_names(target)
-        ):
-            missing.append(f"{name[1]} is not in {target.resolve().relative_to(ROOT)}")
+        match = re.fullmatch(r"`([A-Za-z_][\w.]*)`", text)
+        if target.suffix == ".py" and match and not match[1].endswith(".py"):
+            file = target.resolve().relative_to(ROOT)
+            name = match[1].removeprefix(".".join(file.with_suffix("").parts) + ".")
+            if name not in defined_names(target):
+                missing.append(f"{name} is not in {file}")
     assert not missing
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = {target.resolve() for _, target in links(ROOT / "docs" / "index.md")}
+    assert [page_name(page) for page in (ROOT / "docs").glob("**/*.md") if page.resolve() not in listed] == [
+        "docs/index.md"
+    ]
 
 
 @pytest.mark.parametrize("walk", ["journey-of-a-task.md", "journey-of-a-sample.md"])
