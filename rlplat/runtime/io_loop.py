@@ -190,8 +190,9 @@ class IoLoop:
 
     def _lead(self, timeout_s: float | None) -> None:
         self._has_leader = True
-        self.lock.release()
         try:
+            # Inside the try: a Ctrl-C may strike as soon as the lock is free, and callers rely on getting it back.
+            self.lock.release()
             ready = self._poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
         finally:
             self.lock.acquire()

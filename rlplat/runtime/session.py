@@ -18,6 +18,7 @@ MARK = "RLPLAT_SESSION"
 """Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
 _PREFIX = "rlplat-"
 _MIN_STORE_BYTES = 32 << 20
+_KILL_S = 2.0
 
 
 def make_session() -> str:
@@ -28,33 +29,53 @@ def make_session() -> str:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL every process that inherited the cluster's mark, grandchildren in sessions of their own included."""
+    """SIGKILL every process that inherited the cluster's mark, and every child of this one, until none is left.
+
+    The mark finds grandchildren in sessions of their own, but not a process that is just being executed: its
+    environment reads as empty. Orphans of a cluster become children of its node or zygote (sub-reapers): the rest.
+    """
     needle = f"{MARK}={mark}".encode()
-    for _ in range(10):
-        found = False
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid():
-                continue
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        found = _marked(needle) | _children()
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not _has_children_after_reaping() and not found:
+            return
+        time.sleep(0.003)
+
+
+def _marked(needle: bytes) -> set[int]:
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
-                    if needle not in file.read().split(b"\0"):
-                        continue
-                os.kill(int(name), signal.SIGKILL)
-                found = True
-            except (OSError, ValueError):
+                    if needle in file.read().split(b"\0"):
+                        found.add(int(name))
+            except OSError:
                 continue
-        _reap()
-        if not found:
-            return
-        time.sleep(0.005)
+    return found
 
 
-def _reap() -> None:
+def _children() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            return set(map(int, file.read().split()))
+    except OSError:  # a kernel without that file: the mark has to do
+        return set()
+
+
+def _has_children_after_reaping() -> bool:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def shared_memory_root() -> str:

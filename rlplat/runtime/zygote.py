@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -32,6 +33,9 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
     """Serve orders until the node closes its end. Never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None, use_errno=True).prctl(
+        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+    )  # what workers leave behind comes here
     import cloudpickle  # noqa: F401  (what every worker needs: shared by fork)
     import numpy  # noqa: F401
 
