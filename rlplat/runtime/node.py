@@ -8,7 +8,6 @@ this process kills every process that carries the cluster's mark in its environm
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import shutil
@@ -26,9 +25,8 @@ from rlplat.runtime import messages, scheduler
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
-from rlplat.runtime.session import MARK, kill_marked
+from rlplat.runtime.session import MARK, adopt_orphans, kill_marked
 
-_PR_SET_CHILD_SUBREAPER = 36
 _LOG_LINES = 20
 _KEEP_FILES_S = 10.0
 _CLOSE_S = 5.0
@@ -47,11 +45,11 @@ class _Process:
 
 
 class Node:
-    def __init__(self, session: str, total: dict[str, float], orders: socket.socket, zygote_pid: int) -> None:
+    def __init__(self, session: str, total: dict[str, float], orders: socket.socket) -> None:
         from rlplat.runtime.transport import Transport
 
         self._session, self._total = session, total
-        self._orders, self._zygote_pid = orders, zygote_pid
+        self._orders = orders
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
         self._scheduler = scheduler.Scheduler(total, spares)
@@ -272,7 +270,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     sys.path[:] = config["sys_path"]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
@@ -289,7 +287,7 @@ def main() -> None:
             os._exit(1)
         zygote.run(theirs, config["session"], config["preload"])
     theirs.close()
-    node = Node(config["session"], config["total"], ours, pid)
+    node = Node(config["session"], config["total"], ours)
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why

@@ -6,6 +6,7 @@ the driver ends, the zygote when both are gone, and the next `init()` on this ma
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ MARK = "RLPLAT_SESSION"
 _PREFIX = "rlplat-"
 _MIN_STORE_BYTES = 32 << 20
 _KILL_S = 2.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def make_session() -> str:
@@ -26,6 +28,11 @@ def make_session() -> str:
     root = shared_memory_root()
     remove_dead_sessions(root)
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=root)
+
+
+def adopt_orphans() -> None:
+    """Make this process a sub-reaper: what its descendants leave behind becomes its child, not init's (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_marked(mark: str) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from rlplat.runtime.session import MARK, adopt_orphans, kill_marked
+
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -33,9 +34,7 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
     """Serve orders until the node closes its end. Never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None, use_errno=True).prctl(
-        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # what workers leave behind comes here
+    adopt_orphans()
     import cloudpickle  # noqa: F401  (what every worker needs: shared by fork)
     import numpy  # noqa: F401
 
@@ -64,8 +63,6 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
                 _fork(orders, wake_read, wake_write, session, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):
             break
-    from rlplat.runtime.session import MARK, kill_marked
-
     kill_marked(os.environ[MARK])
     shutil.rmtree(session, ignore_errors=True)
     os._exit(0)
