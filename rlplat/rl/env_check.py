@@ -5,7 +5,7 @@
     report.require_sound()              # UsageError with every error line
 
 The checks that every step of a run makes are in env_guard.py and vector_env.py; here is what costs too much there:
-bounds, nested observations, two plays from one seed.
+bounds, superfluous keys, two plays from one seed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,29 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import EnvError, UsageError
-from rlplat.rl.env_guard import NUMBERS, GuardedEnv, brief
+from rlplat.rl.env_guard import NUMBERS, GuardedEnv, has_info_mask
 from rlplat.rl.env_names import EnvSource, resolve_env
+from rlplat.rl.env_spaces import (
+    action_converter,
+    action_row,
+    mask_problem,
+    space_spec,
+    unsupported_action,
+    unsupported_observation,
+)
 from rlplat.rl.env_watchdog import EnvHung, StepWatchdog
 from rlplat.rl.envs import make_single_env, make_vector_env
-from rlplat.rl.interfaces import Array
-from rlplat.rl.spaces import SpaceSpec, space_spec, unsupported_action, unsupported_observation
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_reader import brief, observation_problems
+from rlplat.rl.obs_tree import copy_obs, find_no_choice
+from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
 from rlplat.rl.vector_env import VectorEnv
 
 PREFLIGHT_STEPS = 16
 COMMAND_STEPS = 2000
 SEED = 20_261_121
+WIDE = 5000
+"""One-hot numbers in one observation that are worth a warning."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -134,40 +146,67 @@ class _Stop(Exception):
     """Going on would only repeat what the report says."""
 
 
+class _Tap:
+    """The environment itself, with what it last observed: `GuardedEnv` gives only what it made of that."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.obs: Any = None
+
+    def reset(self, **arguments: Any) -> Any:
+        result = self.env.reset(**arguments)
+        self.obs = result[0] if isinstance(result, tuple) and result else None
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        self.obs = result[0] if isinstance(result, tuple) and result else None
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
 class _Probe:
     def __init__(self, source: EnvSource, env: Any, report: EnvReport, step_timeout_s: float) -> None:
-        self._env, self._report = env, report
-        self._guard = GuardedEnv(env, source.name)
-        self._watchdog = StepWatchdog(step_timeout_s, self._guard.place)
+        self._env, self._report = _Tap(env), report
+        self._name = source.name
+        self._guard: GuardedEnv | None = None
+        self._watchdog = StepWatchdog(step_timeout_s, self._place)
         self._is_out_of_bounds = False
+        self._never_masks = True
 
     def close(self) -> None:
         self._watchdog.close()
-        self._guard.close()
+        if hasattr(self._env, "close"):
+            self._env.close()
 
     def run(self, steps: int) -> None:
         report, env = self._report, self._env
-        unsupported = [unsupported_observation(env.observation_space), unsupported_action(env.action_space)]
-        for problem in filter(None, unsupported):
+        problems = [unsupported_observation(env.observation_space), unsupported_action(env.action_space)]
+        if not any(problems):
+            problems = [mask_problem(env.observation_space, env.action_space)]
+        for problem in filter(None, problems):
             report.add("error", problem)
-        obs, _ = self._timed(lambda: self._guard.call_reset(SEED), "reset()")
-        self._check_obs(obs, "reset()", "error")
-        if any(unsupported):
+        if any(problems):
             raise _Stop
-        report.spaces = space_spec(env.observation_space, env.action_space)
-        if not np.array_equal(np.array(obs), self._reset()):
+        report.spaces = spec = space_spec(env.observation_space, env.action_space)
+        by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
+        guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info)
+        report.spaces = spec = guard.spaces
+        self._note_wide_leaves(spec)
+        self._timed(lambda: guard.call_reset(SEED), "reset()")
+        self._check_obs("reset()", "error")
+        if not _is_same(self._reset(), self._reset()):
             report.add(
                 "warning",
                 "two resets with the same seed give different observations: runs cannot be repeated; call "
                 "super().reset(seed=seed) and draw from self.np_random",
             )
-        env.action_space.seed(SEED)
-        actions = [env.action_space.sample() for _ in range(steps)]
-        trace = self._play(actions)
-        self._reset()
-        replayed = self._play(actions[: min(steps, 50)], is_replay=True)
+        trace = self._play(self._reset(), steps)
+        replayed = self._play(self._reset(), min(steps, 50), is_replay=True)
         for step, (one, other) in enumerate(zip(trace, replayed, strict=False), start=1):
-            if not (np.array_equal(one[0], other[0]) and one[1] == other[1]):
+            if not (_is_same(one[0], other[0]) and one[1] == other[1]):
                 report.add(
                     "warning",
                     f"two plays with the same seed and actions differ from step {step} on: runs cannot be repeated; "
@@ -181,18 +220,37 @@ class _Probe:
                 f"no episode ended in {steps} random steps and there is no time limit: no return would ever be "
                 "reported; return truncated=True after some steps, or wrap it in gymnasium.wrappers.TimeLimit",
             )
-
-    def _reset(self) -> Array:
-        return np.array(self._timed(lambda: self._guard.reset(seed=SEED), "reset()")[0])
-
-    def _play(self, actions: list[Any], is_replay: bool = False) -> list[tuple[Array, float]]:
-        report = self._report
-        trace = []
-        for action in actions:
-            obs, reward, terminated, truncated, _ = self._timed(
-                lambda a=action: self._guard.step(a), "step()"
+        if steps >= 1000 and self._never_masks and MASK in obs_leaves(spec.obs):
+            report.add(
+                "note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper"
             )
-            trace.append((np.array(obs), float(reward)))
+
+    def _note_wide_leaves(self, spec: SpaceSpec) -> None:
+        for path, leaf in obs_leaves(spec.obs).items():
+            if leaf.nvec and leaf.num_features > WIDE:
+                which = f"the observation '{path}'" if path else "the observation"
+                self._report.add(
+                    "warning",
+                    f"{which} is {leaf}, which networks see as {leaf.num_features} numbers, one for each value; if "
+                    "near values are alike, a Box of a few numbers learns sooner",
+                )
+
+    def _reset(self) -> Obs:
+        assert self._guard is not None
+        guard = self._guard
+        obs = self._timed(lambda: guard.reset(seed=SEED), "reset()")[0]
+        self._check_mask(obs)
+        return copy_obs(obs)
+
+    def _play(self, obs: Obs, steps: int, is_replay: bool = False) -> list[tuple[Obs, float]]:
+        assert self._guard is not None
+        guard, report = self._guard, self._report
+        actor = _RandomActor(guard)
+        trace = []
+        for _ in range(steps):
+            action = actor.act(obs)
+            obs, reward, terminated, truncated, _ = self._timed(lambda a=action: guard.step(a), "step()")
+            trace.append((copy_obs(obs), float(reward)))
             if not isinstance(reward, NUMBERS) or not math.isfinite(reward):
                 report.add(
                     "error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers"
@@ -201,21 +259,38 @@ class _Probe:
             if not is_replay:
                 report.steps += 1
                 report.episodes += bool(terminated or truncated)
-                self._check_obs(obs, f"step() [{self._at()}]", "warning")
+                self._check_obs(f"step() [{self._at()}]", "warning")
             if terminated or truncated:
-                self._timed(self._guard.reset, "reset()")
+                obs = self._timed(guard.reset, "reset()")[0]
+            self._check_mask(obs)
         return trace
 
-    def _check_obs(self, obs: Any, caller: str, out_of_bounds: Severity) -> None:
+    def _check_obs(self, caller: str, out_of_bounds: Severity) -> None:
         """A lie about shape, dtype or finiteness ends the check. Values outside the bounds are an error in reset() and
         a warning later: policies do not read bounds, and well-known environments overstep theirs."""
-        for kind, text in observation_problems(obs, self._env.observation_space):
+        for kind, text in observation_problems(self._env.obs, self._env.observation_space):
             if kind != "bounds":
                 self._report.add("error", f"{caller}: {text}")
             elif not self._is_out_of_bounds:
                 self._is_out_of_bounds = True
                 self._report.add(out_of_bounds, f"{caller}: {text}")
         if not self._report.is_sound:
+            raise _Stop
+
+    def _check_mask(self, obs: Any) -> None:
+        if not isinstance(obs, dict) or MASK not in obs:
+            return
+        assert self._guard is not None
+        mask = obs[MASK]
+        self._never_masks = self._never_masks and bool(mask.all())
+        groups = self._guard.spaces.action.mask_groups
+        found = find_no_choice(mask[None], groups, np.ones(1, np.bool_))
+        if found is not None:
+            self._report.add(
+                "error",
+                f"{self._at()}: the action mask has no legal action{found[1]}: {brief(mask.astype(np.int8))}; leave at "
+                "least one True, or end the episode: return terminated=True from the step that leads there",
+            )
             raise _Stop
 
     def _timed(self, call: Any, what: str) -> Any:
@@ -233,61 +308,45 @@ class _Probe:
             watchdog.deadline = math.inf
 
     def _at(self) -> str:
-        return _without_name(self._guard.place(), self._guard.name)
+        return _without_name(self._place(), self._name)
+
+    def _place(self) -> str:
+        return self._name if self._guard is None else self._guard.place()
 
 
-def observation_problems(obs: Any, space: Any, path: str = "observation") -> list[tuple[str, str]]:
-    """(kind, text) for each way in which `obs` is not in `space`; the path says which part of a nested one."""
-    from gymnasium import spaces
+class _RandomActor:
+    """Random actions, legal ones where a mask says which are; the same in every play."""
 
-    if isinstance(space, spaces.Dict):
-        if not isinstance(obs, dict):
-            return [("type", f"{path} is a {type(obs).__name__}, but its space is a Dict; return a dict")]
-        missing, extra = sorted(set(space) - set(obs), key=str), sorted(set(obs) - set(space), key=str)
-        found = [("type", f"{path} lacks the key {key!r} that its space has") for key in missing]
-        found += [("type", f"{path} has the key {key!r}, which its space lacks") for key in extra]
-        return found + [
-            one
-            for key in space
-            if key in obs
-            for one in observation_problems(obs[key], space[key], f"{path}[{key!r}]")
-        ]
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(obs, tuple) or len(obs) != len(space):
-            return [("type", f"{path} is {brief(obs)}, but its space is a Tuple of {len(space)}")]
-        return [
-            one for i, part in enumerate(space) for one in observation_problems(obs[i], part, f"{path}[{i}]")
-        ]
-    if isinstance(space, spaces.Box):
-        return _box_problems(obs, space, path)
-    if isinstance(space, spaces.Space) and not space.contains(obs):
-        return [("type", f"{path} is {brief(obs)} ({type(obs).__name__}), which is not in its space {space}")]
-    return []
+    def __init__(self, guard: GuardedEnv) -> None:
+        self._space = guard.action_space
+        self._space.seed(SEED)
+        self._rng = np.random.default_rng(SEED)
+        self._parts = action_leaves(guard.spaces.action)
+        self._has_mask = MASK in obs_leaves(guard.spaces.obs)
+        self._convert = action_converter(self._space)
 
+    def act(self, obs: Any) -> Any:
+        """An action as the environment takes it."""
+        if not self._has_mask:
+            return self._space.sample()
+        mask = obs[MASK]
+        columns: list[Array] = []
+        start = 0
+        for part in self._parts:
+            for size in part.mask_groups:
+                legal = np.flatnonzero(mask[start : start + size])
+                columns.append(self._rng.choice(legal, 1))
+                start += size
+            if part.kind == "multi_binary":
+                columns.append(self._rng.integers(2, size=part.flat_size))
+            elif part.kind == "box":
+                columns.append(self._rng.normal(size=part.flat_size))
+        actions = np.concatenate(columns)[None]
+        return action_row(self._convert(actions[:, 0] if self._space_is_discrete else actions), 0)
 
-def _box_problems(obs: Any, space: Any, path: str) -> list[tuple[str, str]]:
-    shape, dtype = space.shape, space.dtype
-    if not isinstance(obs, np.ndarray | np.generic):
-        expected = f"expected an array of shape {shape} {dtype}; return np.asarray(obs, np.{dtype})"
-        return [("type", f"{path} is {brief(obs)} ({type(obs).__name__}), {expected}")]
-    values = np.asarray(obs)
-    if values.shape != shape:
-        return [("shape", f"{path} has shape {values.shape}, but its space says {shape}; change one of them")]
-    if not np.can_cast(values.dtype, dtype, "safe"):
-        fix = f"return obs.astype(np.{dtype}), or change the space's dtype"
-        return [("dtype", f"{path} has dtype {values.dtype}, but its space says {dtype}; {fix}")]
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
-        return [
-            ("finite", f"{path}{list(index)} is {values[index]}; find where it divides by zero or overflows")
-        ]
-    outside = (values < space.low) | (values > space.high)
-    if outside.any():
-        index = tuple(map(int, np.argwhere(outside)[0]))
-        bounds = f"[{space.low[index]:g}, {space.high[index]:g}]"
-        fix = "widen the bounds (they may be infinite) or clip the observation"
-        return [("bounds", f"{path}{list(index)} is {values[index]:g}, outside its space's {bounds}; {fix}")]
-    return []
+    @property
+    def _space_is_discrete(self) -> bool:
+        return len(self._parts) == 1 and self._parts[0].kind == "discrete"
 
 
 def _play_batched(env: VectorEnv, steps: int, report: EnvReport) -> None:
@@ -302,6 +361,12 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport) -> None:
     except EnvError as error:
         report.add("error", _without_name(str(error), env.name))
     report.episodes = len(env.pop_episodes())
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return all(np.array_equal(one[path], other[path]) for path in one)
+    return np.array_equal(one, other)
 
 
 def _without_name(text: str, name: str) -> str:

@@ -12,7 +12,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError
+from rlplat.rl.env_spaces import flat_space
+from rlplat.rl.env_state import generator_state, replay_episode
 from rlplat.rl.interfaces import Array
+from rlplat.rl.obs_reader import ObsMismatch, ObsReader, brief
+from rlplat.rl.spaces import MASK
 
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 
@@ -23,32 +27,62 @@ class GuardedEnv:
     guard = GuardedEnv(env, "Pong", index=0, num_envs=8)
     obs, _ = guard.reset(seed=1)
     obs, reward, terminated, truncated, _ = guard.step(action)
+
+    Observations other than plain arrays come out as `ObsReader` reads them, masks included, and `observation_space` is
+    theirs.
     """
 
-    def __init__(self, env: Any, name: str, index: int = 0, num_envs: int = 1) -> None:
+    def __init__(
+        self,
+        env: Any,
+        name: str,
+        index: int = 0,
+        num_envs: int = 1,
+        *,
+        has_info_mask: bool = False,
+        keeps_state: bool = False,
+    ) -> None:
+        """`has_info_mask`: its infos bring an "action_mask". `keeps_state`: `episode_state` will be asked for."""
         self.env = env
         self.name, self.index, self.num_envs = name, index, num_envs
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.action_space = env.action_space
+        self._has_info_mask = has_info_mask
+        self._mask_method = None if has_info_mask else mask_method(env)
+        adds_mask = has_info_mask or self._mask_method is not None
+        self._reader = ObsReader(env.observation_space, env.action_space, adds_mask=adds_mask)
+        self.spaces = self._reader.spec
+        is_plain = self._reader.is_plain
+        self.observation_space = (
+            env.observation_space if is_plain else flat_space(self._reader.spec.obs, env.observation_space)
+        )
         self.metadata = getattr(env, "metadata", None) or {}
         self.render_mode = getattr(env, "render_mode", None)
         self.spec = getattr(env, "spec", None)
         self.num_steps = 0
         """Calls of step() since the environment was made."""
         self.episode_step = 0
-        self._shape = self.observation_space.shape
-        self._dtype = self.observation_space.dtype
+        # None: equal to nothing, so that every observation takes the longer way.
+        self._shape = env.observation_space.shape if is_plain else None
+        self._dtype = env.observation_space.dtype
+        self._keeps_state = keeps_state
+        self._episode_start: dict[str, Any] = {}
         self._action: Any = None
         self._step: Callable[[Any], Any] = env.step
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
-        obs, _ = self.call_reset(seed)
+        obs, info = self.call_reset(seed)
         if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
-            self._check_obs(obs, "reset()")
+            obs = self._read_obs(obs, "reset()", info)
         return obs, {}
 
     def call_reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """reset() with everything checked but the observation."""
         self.episode_step = 0
+        if self._keeps_state:
+            self._episode_start = {
+                "seed": seed,
+                "generator": None if seed is not None else generator_state(self.env),
+            }
         try:
             result = self.env.reset() if seed is None else self.env.reset(seed=seed)
         except (Exception, SystemExit) as error:
@@ -76,8 +110,6 @@ class GuardedEnv:
         if result.__class__ is not tuple or len(result) != 5:
             self._check_length(result)
         obs, reward, terminated, truncated, info = result
-        if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
-            self._check_obs(obs, "step()")
         if reward.__class__ is not float and not isinstance(reward, NUMBERS):
             reward = self._check_reward(reward)
         if terminated.__class__ is not bool and not isinstance(terminated, np.bool_):
@@ -86,6 +118,8 @@ class GuardedEnv:
             self._check_flag("truncated", truncated)
         if info.__class__ is not dict and not isinstance(info, dict):
             self._fail(f"step() returned the info {_kind(info)}, expected a dict")
+        if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
+            obs = self._read_obs(obs, "step()", info, bool(terminated) or bool(truncated))
         return obs, reward, terminated, truncated, {}
 
     def close(self) -> None:
@@ -93,11 +127,28 @@ class GuardedEnv:
             self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
+        """Also how an AsyncVectorEnv calls `episode_state` and `restore` in its processes."""
+        if name in ("episode_state", "restore"):
+            return getattr(self, name)
         return (
             self.env.get_wrapper_attr(name)
             if hasattr(self.env, "get_wrapper_attr")
             else getattr(self.env, name)
         )
+
+    def episode_state(self) -> dict[str, Any]:
+        """With the actions since then: enough to get here again. Numpy and JSON values."""
+        generator = generator_state(self.env)
+        return {**self._episode_start, "num_steps": self.num_steps, "generator_now": generator}
+
+    def restore(
+        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
+    ) -> tuple[Any, str]:
+        """Plays an episode again: reset as in `states[index]`, then the actions -> (observation, "").
+
+        `obs[index]` is what must come out, bit for bit; if it does not, a new episode begins, and the text says why.
+        The lists have an entry for every environment, so that one call serves all of them."""
+        return replay_episode(self, states[self.index], actions[self.index], obs[self.index])
 
     def _check_length(self, result: Any) -> None:
         if isinstance(result, tuple) and len(result) == 4:
@@ -109,6 +160,36 @@ class GuardedEnv:
             self._fail(
                 f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)"
             )
+
+    def _read_obs(self, obs: Any, caller: str, info: Any, is_last: bool = False) -> Any:
+        if self._shape is not None:
+            self._check_obs(obs, caller)
+            return obs
+        try:
+            return self._reader.read(obs, self._mask(info, caller, is_last))
+        except ObsMismatch as mismatch:
+            self._fail(f"{caller}: {mismatch}")
+
+    def _mask(self, info: Any, caller: str, is_last: bool) -> Any:
+        """The mask beside the observation; where an episode ended there is nothing to decide, and it may be missing."""
+        if self._mask_method is not None:
+            try:
+                return self._mask_method()
+            except (Exception, SystemExit) as error:
+                self._fail(
+                    f"action_masks() after {caller} raised {type(error).__name__}: {error}{where(error)}",
+                    error,
+                )
+        if not self._has_info_mask:
+            return None
+        mask = info.get(MASK) if isinstance(info, dict) else None
+        if mask is None and is_last:
+            return np.zeros(self._reader.spec.action.mask_size, np.bool_)
+        if mask is None:
+            self._fail(
+                f"{caller} returned an info without '{MASK}', which its first reset() had; put it into every info"
+            )
+        return mask
 
     def _check_obs(self, obs: Any, caller: str) -> None:
         expected = f"observation_space says shape {self._shape} {self._dtype}"
@@ -156,13 +237,25 @@ def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step
     return f"{which}, step {num_steps} ({episode_step} of its episode){shown}"
 
 
-def brief(value: Any) -> str:
-    """A value for a message: short, on one line."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    text = np.array2string(value, threshold=8, precision=6) if isinstance(value, np.ndarray) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 120 else text[:117] + "..."
+def mask_method(env: Any) -> Callable[[], Any] | None:
+    """The environment's method `action_masks`, which is what sb3-contrib's MaskablePPO calls, or None."""
+    if MASK in getattr(env.observation_space, "spaces", ()):
+        return None
+    method = getattr(env, "action_masks", None) or getattr(
+        getattr(env, "unwrapped", env), "action_masks", None
+    )
+    return method if callable(method) else None
+
+
+def has_info_mask(env: Any) -> bool:
+    """Whether its infos bring an "action_mask": only a reset tells. One that raises will do so again when it counts."""
+    if MASK in getattr(env.observation_space, "spaces", ()) or mask_method(env) is not None:
+        return False
+    try:
+        info = env.reset()[1]
+        return isinstance(info, dict) and MASK in info
+    except (Exception, SystemExit):
+        return False
 
 
 def _kind(value: Any) -> str:

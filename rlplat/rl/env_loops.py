@@ -18,8 +18,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError
-from rlplat.rl.env_guard import GuardedEnv, brief
-from rlplat.rl.interfaces import Array
+from rlplat.rl.env_guard import GuardedEnv
+from rlplat.rl.env_spaces import action_row
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_reader import ObsReader, brief, put_row
+from rlplat.rl.obs_tree import copy_obs
+from rlplat.rl.spaces import ObsSpec
 
 
 class SyncLoop:
@@ -39,8 +43,9 @@ class SyncLoop:
         self.metadata = {"autoreset_mode": "SAME_STEP"}
         self.current = 0
         """Index of the environment that is being stepped or reset."""
-        self._obs_shape = (self.num_envs, *self.single_observation_space.shape)
-        self._dtype = self.single_observation_space.dtype
+        reader = ObsReader(self.single_observation_space, self.single_action_space)
+        self._is_plain = isinstance(reader.spec.obs, ObsSpec)
+        self._empty = reader.empty(self.num_envs)
         for guard in guards[1:]:
             if (guard.observation_space, guard.action_space) != (
                 guards[0].observation_space,
@@ -51,15 +56,19 @@ class SyncLoop:
                     f"environment 0 {guards[0].observation_space} -> {guards[0].action_space}; they must be equal"
                 )
 
-    def reset(self, *, seed: list[int] | None = None) -> tuple[Array, dict[str, Any]]:
-        obs = np.empty(self._obs_shape, self._dtype)
+    def reset(self, *, seed: list[int] | None = None) -> tuple[Obs, dict[str, Any]]:
+        obs = copy_obs(self._empty)
         for i, guard in enumerate(self.guards):
             self.current = i
-            obs[i] = guard.reset(seed=None if seed is None else seed[i])[0]
+            put_row(obs, i, guard.reset(seed=None if seed is None else seed[i])[0])
         return obs, {}
 
-    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        obs = np.empty(self._obs_shape, self._dtype)
+    def step(self, actions: Any) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """actions: [B, ...], or a Dict or Tuple of such."""
+        is_plain = self._is_plain
+        obs: Any = np.empty_like(self._empty) if is_plain else copy_obs(self._empty)
+        if actions.__class__ is not np.ndarray:
+            actions = [action_row(actions, i) for i in range(self.num_envs)]
         rewards: list[float] = []
         terminated = np.zeros(self.num_envs, np.bool_)
         truncated = np.zeros(self.num_envs, np.bool_)
@@ -71,11 +80,27 @@ class SyncLoop:
             if is_terminated or is_truncated:
                 terminated[i], truncated[i] = is_terminated, is_truncated
                 if not info:
-                    info["final_obs"] = np.zeros_like(obs)
-                info["final_obs"][i] = row
+                    info["final_obs"] = copy_obs(self._empty)
+                put_row(info["final_obs"], i, row)
                 row = guard.reset()[0]
-            obs[i] = row
+            if is_plain:
+                obs[i] = row
+            else:
+                put_row(obs, i, row)
         return obs, np.array(rewards, np.float64), terminated, truncated, info
+
+    def episode_states(self) -> list[dict[str, Any]]:
+        return [guard.episode_state() for guard in self.guards]
+
+    def restore(
+        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
+    ) -> list[tuple[Any, str]]:
+        """Per environment: its episode's start, the actions since and what must come out -> (observation, problem)."""
+        restored = []
+        for i, guard in enumerate(self.guards):
+            self.current = i
+            restored.append(guard.restore(states, actions, obs))
+        return restored
 
     def close(self) -> None:
         for guard in self.guards:
@@ -96,7 +121,7 @@ class AsyncLoop:
         self._name = name
         self._timeout_s = timeout_s
         self._num_steps = 0
-        self._actions: Array | None = None
+        self._actions: Any = None
         self.num_envs: int = envs.num_envs
         self.single_observation_space = self._envs.single_observation_space
         self.single_action_space = self._envs.single_action_space
@@ -109,7 +134,7 @@ class AsyncLoop:
         except BaseException as error:
             self._fail(error, "reset()")
 
-    def step(self, actions: Array) -> Any:
+    def step(self, actions: Any) -> Any:
         self._num_steps += 1
         self._actions = actions
         try:
@@ -117,6 +142,23 @@ class AsyncLoop:
             return self._envs.step_wait(timeout=self._timeout_s)
         except BaseException as error:
             self._fail(error, "step()")
+
+    def episode_states(self) -> list[dict[str, Any]]:
+        return self._call("episode_state", self._timeout_s)
+
+    def restore(
+        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
+    ) -> list[tuple[Any, str]]:
+        """As `SyncLoop.restore`."""
+        longest = max(map(len, actions))
+        return self._call("restore", self._timeout_s * (1 + longest), states, actions, obs)
+
+    def _call(self, name: str, timeout_s: float, *arguments: Any) -> list[Any]:
+        try:
+            self._envs.call_async(name, *arguments)
+            return list(self._envs.call_wait(timeout=timeout_s))
+        except BaseException as error:
+            self._fail(error, name)
 
     def close(self) -> None:
         if not self._envs.closed:
@@ -167,7 +209,9 @@ class AsyncLoop:
     def _places(self, indices: list[int]) -> str:
         which = ", ".join(map(str, indices)) or "?"
         action = (
-            "" if self._actions is None or not indices else f", action {brief(self._actions[indices[0]])}"
+            ""
+            if self._actions is None or not indices
+            else f", action {brief(action_row(self._actions, indices[0]))}"
         )
         return f"{self._name} (environment {which} of 0..{self.num_envs - 1}), step {self._num_steps}{action}"
 

@@ -19,10 +19,11 @@ import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.rl.atari import ale_arguments, atari_settings
-from rlplat.rl.env_guard import GuardedEnv, where
+from rlplat.rl.env_guard import GuardedEnv, has_info_mask, where
 from rlplat.rl.env_loops import AsyncLoop, SyncLoop, process_makers
 from rlplat.rl.env_names import EnvSource, resolve_env
-from rlplat.rl.spaces import space_spec
+from rlplat.rl.env_spaces import space_spec
+from rlplat.rl.env_state import is_native_saved
 from rlplat.rl.vector_env import VectorEnv
 
 __all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
@@ -39,10 +40,12 @@ def make_vector_env(
     num_threads: int = 1,
     vectorization: Vectorization = "auto",
     step_timeout_s: float = 60.0,
+    keep_state: bool = False,
 ) -> VectorEnv:
     """`seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari).
 
     `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
+    `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what can be saved.
     """
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; at least one environment is needed")
@@ -59,34 +62,63 @@ def make_vector_env(
         facts |= {"vectorization": "native", **settings}
         lives = settings["episodic_life"]
         return VectorEnv(
-            raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts, ends_at_lost_life=lives
+            raw,
+            source.name,
+            seed=seed,
+            step_timeout_s=step_timeout_s,
+            facts=facts,
+            ends_at_lost_life=lives,
+            keeps_state=keep_state,
         )
     if source.kind == "registered":
         import gymnasium
 
         spec = gymnasium.spec(source.env_id)
         facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
+        if vectorization == "auto" and keep_state and not is_native_saved(spec.vector_entry_point):
+            vectorization = "sync"
         if _use_native(source, spec, kwargs, vectorization):
             raw = _make_native(source, spec, num_envs, kwargs)
             facts["vectorization"] = "native"
-            return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
+            return VectorEnv(
+                raw,
+                source.name,
+                seed=seed,
+                step_timeout_s=step_timeout_s,
+                facts=facts,
+                keeps_state=keep_state,
+            )
     elif vectorization == "native":
         raise UsageError(
             f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
         )
 
+    with_info_mask: bool | None = None
+
     def make_guard(index: int) -> GuardedEnv:
+        nonlocal with_info_mask
         single = make_single_env(source, kwargs)
-        space_spec(single.observation_space, single.action_space)  # refuses what could not even be stacked
-        return GuardedEnv(single, source.name, index, num_envs)
+        spec = space_spec(
+            single.observation_space, single.action_space
+        )  # refuses what could not even be stacked
+        if with_info_mask is None:
+            with_info_mask = spec.action.mask_size > 0 and has_info_mask(single)
+        return GuardedEnv(
+            single, source.name, index, num_envs, has_info_mask=with_info_mask, keeps_state=keep_state
+        )
 
     if vectorization == "async":
         facts["vectorization"] = "async"
+        make_guard(0).close()  # for `with_info_mask`, before the processes are forked
         raw = _make_async(source, make_guard, num_envs, step_timeout_s)
-        return VectorEnv(raw, source.name, seed=seed, step_timeout_s=math.inf, facts=facts)
+        return VectorEnv(
+            raw, source.name, seed=seed, step_timeout_s=math.inf, facts=facts, keeps_state=keep_state
+        )
     facts["vectorization"] = "sync"
     raw = SyncLoop([make_guard(index) for index in range(num_envs)])
-    return VectorEnv(raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts)
+    return VectorEnv(
+        raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts, keeps_state=keep_state
+    )
 
 
 def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 Array = np.ndarray
+Obs = Array | dict[str, Array]
+"""Observations [B, ...]: an array, or for Dict and Tuple spaces a dict of such by path (`"robot/joints"`). The leaf
+`"action_mask"` is bool[B, L], True where an action is legal."""
 Weights = dict[str, np.ndarray]
 """Parameters, buffers and normaliser statistics by dotted name, e.g. `actor.0.weight`; plain numpy, so that
 they travel without a framework and both frameworks can load them."""
@@ -23,7 +26,7 @@ they travel without a framework and both frameworks can load them."""
 class Step(NamedTuple):
     """What `VectorEnv.step` returns, the same whatever the environment's autoreset mode is."""
 
-    obs: Array
+    obs: Obs
     """[B, ...] observation to act on next."""
     rewards: Array
     """float32[B], raw: never clipped, never scaled."""
@@ -34,7 +37,7 @@ class Step(NamedTuple):
     valid: Array
     """bool[B]: False where the environment only reset itself in this step (NEXT_STEP autoreset): the row holds no
     decision of the agent, must not be trained on and does not count as an env step."""
-    final_obs: Array | None
+    final_obs: Obs | None
     """[B, ...] last observation of the episodes that ended in this step (rows of others: undefined), or None
     when none ended."""
 
@@ -48,7 +51,8 @@ class Episode(NamedTuple):
 
 class PolicyOutput(NamedTuple):
     actions: Array
-    """Discrete: int64[B]; Box: float32[B, A], unbounded (the env adapter clips to the bounds)."""
+    """Discrete: int64[B]; MultiDiscrete, MultiBinary: int64[B, K]; Box: float32[B, A], unbounded (the env adapter
+    clips to the bounds); Dict and Tuple of them: float32[B, columns], each part in its own columns."""
     log_probs: Array
     """float32[B]: log pi(actions | obs)."""
     values: Array
@@ -62,22 +66,32 @@ class Policy(Protocol):
     for _ in range(T):
         output = policy.act(obs)
         step = vector_env.step(output.actions)
+        policy.reset_core(step.terminated | step.truncated | ~step.valid)
         obs = step.obs
     bootstrap = policy.values(obs)
+
+    A policy with a core (LSTM, GRU, attention) carries a state from one `act` to the next; one without carries none.
     """
+
+    core_state: Array
+    """float32[B, S] with which the next `act` begins, S = 0 without a core; zeros where an episode begins."""
 
     def set_weights(self, weights: Weights) -> None: ...
 
-    def act(self, obs: Array, *, deterministic: bool = False) -> PolicyOutput:
-        """obs: [B, ...]. `deterministic` takes the mode of the distribution."""
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """obs: [B, ...]. `deterministic` takes the mode of the distribution. Advances the core's state."""
         ...
 
-    def values(self, obs: Array) -> Array:
-        """obs: [B, ...] -> float32[B]."""
+    def values(self, obs: Obs) -> Array:
+        """obs: [B, ...] -> float32[B]; the core's state is used and left as it is."""
+        ...
+
+    def reset_core(self, ended: Array) -> None:
+        """ended: bool[B]; in these environments the next `act` begins an episode."""
         ...
 
     def get_state(self) -> dict[str, Any]:
-        """The random generator's state (weights are not part of it)."""
+        """The random generator's and the core's state (weights are not part of it)."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...

@@ -1,8 +1,10 @@
 """What policies, manifests and messages need to know of an environment's spaces, without gymnasium.
 
-spec = space_spec(env.observation_space, env.action_space)       # raises UsageError: names what is supported
+spec = vector_env.spec                                           # env_spaces.py makes it of gymnasium's spaces
 manifest["spaces"] = spec.describe()
 SpaceSpec.from_description(manifest["spaces"]).require_same(spec, "the checkpoint", "Pong")
+
+A Dict or Tuple of observations, however deep, is one flat dict by path: "camera", "robot/joints", "1/x".
 """
 
 from __future__ import annotations
@@ -13,197 +15,217 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import UsageError
-from rlplat.rl.interfaces import Array
 
-MAX_IMAGE_CHANNELS = 16
-"""A uint8 array of rank 3 is an image whose channel axis is the one this short; frame stacks go up to about 12."""
-
-SUPPORTED = "observations: Box; actions: Discrete, Box"
+MASK = "action_mask"
+"""The key of an action mask, in the environment's Dict of observations, in its info, and in ours."""
 
 
 @dataclass(frozen=True)
 class ObsSpec:
-    """A Box of observations."""
+    """One array of observations, without its batch axes."""
 
-    kind: Literal["vector", "image"]
-    """`image`: uint8 of rank 3; everything else is flattened into a vector."""
+    kind: Literal["vector", "image", "discrete", "multi_discrete", "multi_binary", "mask"]
+    """`image`: a Box of uint8 and rank 3; every other Box is a vector. `mask`: which actions are legal."""
     shape: tuple[int, ...]
+    """() for `discrete`; (K,) for `multi_discrete`, `multi_binary`, `mask`."""
     dtype: str
-    layout: Literal["", "CHW", "HWC"]
-    """Of images; empty for vectors."""
+    """Discrete kinds: int64, counted from 0; `multi_binary`: int8; `mask`: bool."""
+    layout: Literal["", "CHW", "HWC"] = ""
+    """Of images; empty for everything else."""
+    nvec: tuple[int, ...] = ()
+    """Discrete kinds: the number of choices of each entry."""
 
     @property
     def flat_size(self) -> int:
+        """Numbers in one observation."""
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def num_features(self) -> int:
+        """Numbers that a network sees: choices are one-hot, a mask is no feature."""
+        if self.kind == "mask":
+            return 0
+        return sum(self.nvec) if self.nvec else self.flat_size
+
     def __str__(self) -> str:
+        if self.kind == "discrete":
+            return f"Discrete({self.nvec[0]})"
+        if self.kind == "multi_discrete":
+            return f"MultiDiscrete([{_listed(self.nvec)}])"
+        if self.kind in ("multi_binary", "mask"):
+            return f"{'mask' if self.kind == 'mask' else 'MultiBinary'}({self.shape[0]})"
         layout = f" {self.layout}" if self.layout else ""
-        return f"Box({', '.join(map(str, self.shape))}) {self.dtype}{layout}"
+        return f"Box({_listed(self.shape)}) {self.dtype}{layout}"
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """Discrete(n) counted from `start`, or a Box."""
+    """Actions as one array: int64[B] (discrete), int64[B, K] (multi_*), float32[B, A] (box), and for a Dict or Tuple of
+    them (composite) float32[B, columns], each part in its own columns."""
 
-    kind: Literal["discrete", "box"]
+    kind: Literal["discrete", "box", "multi_discrete", "multi_binary", "composite"]
     n: int = 0
     """Discrete: number of actions. Policies say 0..n-1, the environment adapter adds `start`."""
     start: int = 0
     shape: tuple[int, ...] = ()
+    """Of the environment's space; arrays of actions have it flattened. Empty for discrete and composite."""
     dtype: str = "int64"
     low: tuple[float, ...] = ()
     """Box: flattened bounds; may be infinite."""
     high: tuple[float, ...] = ()
+    nvec: tuple[int, ...] = ()
+    """MultiDiscrete: flattened numbers of choices."""
+    parts: tuple[tuple[str, ActionSpec], ...] = ()
+    """Composite: (path, spec) of every part, none of them composite, in the order of their columns."""
 
     @property
     def flat_size(self) -> int:
-        """Discrete: one number; Box: the number of dimensions."""
-        return 1 if self.kind == "discrete" else int(np.prod(self.shape, dtype=np.int64))
+        """Columns in the array of actions; 1 for discrete, whose array has no such axis."""
+        if self.kind == "composite":
+            return sum(part.flat_size for _, part in self.parts)
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def mask_size(self) -> int:
+        """Entries of an action mask: one per choice of every Discrete and MultiDiscrete part, in order; 0: nothing can
+        be masked."""
+        if self.kind == "composite":
+            return sum(part.mask_size for _, part in self.parts)
+        return self.n if self.kind == "discrete" else sum(self.nvec)
+
+    @property
+    def mask_groups(self) -> tuple[int, ...]:
+        """Sizes of the runs of mask entries in each of which something must be legal: one per choice to be made."""
+        if self.kind == "composite":
+            return tuple(size for _, part in self.parts for size in part.mask_groups)
+        return (self.n,) if self.kind == "discrete" else self.nvec
 
     def __str__(self) -> str:
         if self.kind == "discrete":
             return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
-        return (
-            f"Box({', '.join(map(str, self.shape))}) {self.dtype} in [{_span(self.low)}, {_span(self.high)}]"
-        )
+        if self.kind == "multi_discrete":
+            return f"MultiDiscrete([{_listed(self.nvec)}])"
+        if self.kind == "multi_binary":
+            return f"MultiBinary({self.flat_size})"
+        if self.kind == "composite":
+            return f"Dict({', '.join(f'{path}: {part}' for path, part in self.parts)})"
+        return f"Box({_listed(self.shape)}) {self.dtype} in [{_span(self.low)}, {_span(self.high)}]"
 
 
 @dataclass(frozen=True)
 class SpaceSpec:
-    obs: ObsSpec
+    obs: ObsSpec | dict[str, ObsSpec]
+    """One array, or several by path; a mask is always called "action_mask" and the last of them."""
     action: ActionSpec
 
     def __str__(self) -> str:
         """`Box(4) float32 -> Discrete(2)`."""
-        return f"{self.obs} -> {self.action}"
+        if isinstance(self.obs, ObsSpec):
+            return f"{self.obs} -> {self.action}"
+        return f"Dict({', '.join(f'{path}: {leaf}' for path, leaf in self.obs.items())}) -> {self.action}"
 
     def describe(self) -> dict[str, Any]:
         """JSON values only; infinite bounds become the strings "inf" and "-inf"."""
-        obs, action = self.obs, self.action
-        return {
-            "obs": {"kind": obs.kind, "shape": list(obs.shape), "dtype": obs.dtype, "layout": obs.layout},
-            "action": {
-                "kind": action.kind,
-                "n": action.n,
-                "start": action.start,
-                "shape": list(action.shape),
-                "dtype": action.dtype,
-                "low": [_to_json(bound) for bound in action.low],
-                "high": [_to_json(bound) for bound in action.high],
-            },
-        }
+        return {"obs": _describe_obs(self.obs), "action": _describe_action(self.action)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> SpaceSpec:
-        obs, action = dict(description["obs"]), dict(description["action"])
-        obs["shape"], action["shape"] = tuple(obs["shape"]), tuple(action["shape"])
-        action["low"] = tuple(float(bound) for bound in action["low"])
-        action["high"] = tuple(float(bound) for bound in action["high"])
-        return cls(ObsSpec(**obs), ActionSpec(**action))
+        return cls(_described_obs(description["obs"]), _described_action(description["action"]))
 
     def require_same(self, other: SpaceSpec, name: str, other_name: str) -> None:
         """Raises UsageError with both sides of the first difference, observations before actions."""
-        if self.obs != other.obs:
+        fix = "use the environment and env_kwargs that the policy was made for"
+        is_dict, other_is_dict = isinstance(self.obs, dict), isinstance(other.obs, dict)
+        ours, theirs = obs_leaves(self.obs), obs_leaves(other.obs)
+        if is_dict != other_is_dict:
             raise UsageError(
-                f"{name} has observations {self.obs}, but {other_name} has {other.obs}; use the environment and "
-                "env_kwargs that the policy was made for"
+                f"{name} has observations {_shown(self.obs)}, but {other_name} has {_shown(other.obs)}; {fix}"
+            )
+        for path in [*ours, *theirs]:
+            if path not in theirs:
+                raise UsageError(f"{name} has an observation '{path}', which {other_name} lacks; {fix}")
+            if path not in ours:
+                raise UsageError(f"{name} lacks the observation '{path}' that {other_name} has; {fix}")
+        for path, leaf in ours.items():
+            if leaf != theirs[path]:
+                which = f"the observation '{path}':" if is_dict else "observations"
+                raise UsageError(f"{name} has {which} {leaf}, but {other_name} has {theirs[path]}; {fix}")
+        if list(ours) != list(theirs):
+            raise UsageError(
+                f"{name} has the observations {_listed(ours)}, but {other_name} has them in the order "
+                f"{_listed(theirs)}; {fix}"
             )
         if self.action != other.action:
-            raise UsageError(
-                f"{name} has actions {self.action}, but {other_name} has {other.action}; use the environment and "
-                "env_kwargs that the policy was made for"
-            )
+            raise UsageError(f"{name} has actions {self.action}, but {other_name} has {other.action}; {fix}")
 
 
-def space_spec(observation_space: Any, action_space: Any) -> SpaceSpec:
-    """The spec of one environment's gymnasium spaces (not the batched ones)."""
-    problem = unsupported_observation(observation_space) or unsupported_action(action_space)
-    if problem:
-        raise UsageError(problem)
-    return SpaceSpec(_obs_spec(observation_space), _action_spec(action_space))
+def obs_leaves(obs: ObsSpec | dict[str, ObsSpec]) -> dict[str, ObsSpec]:
+    """Every array by path; a plain one by the path ""."""
+    return obs if isinstance(obs, dict) else {"": obs}
 
 
-def unsupported_observation(space: Any) -> str:
-    """Why observations of this space cannot be used and what to do, or the empty string."""
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Space):
-        return f"observation_space is {space!r}, not a gymnasium space; set it to a gymnasium.spaces.Box in __init__"
-    if not isinstance(space, spaces.Box):
-        return (
-            f"observation space {space} is not supported ({SUPPORTED}); wrap the environment in "
-            "gymnasium.wrappers.FlattenObservation, which turns discrete and nested observations into one vector"
-        )
-    if not space.shape:
-        return f"observation space {space} is a bare number; give it shape (1,)"
-    return ""
+def action_leaves(action: ActionSpec) -> list[ActionSpec]:
+    """The parts of a composite action in the order of their columns; any other is its own."""
+    return [part for _, part in action.parts] if action.kind == "composite" else [action]
 
 
-def unsupported_action(space: Any) -> str:
-    """Why actions of this space cannot be used and what to do, or the empty string."""
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Space):
-        return f"action_space is {space!r}, not a gymnasium space; set it to a Discrete or a Box in __init__"
-    if isinstance(space, spaces.Discrete):
-        return ""
-    if not isinstance(space, spaces.Box):
-        return (
-            f"action space {space} is not supported ({SUPPORTED}); wrap the environment so that its actions are one of "
-            "them"
-        )
-    if not space.shape or not np.issubdtype(space.dtype, np.floating):
-        return f"action space {space} is not supported; a Box of actions needs a float dtype and a shape such as (1,)"
-    if (space.low >= space.high).any():
-        return f"action space {space} has a bound low >= high; nothing can be chosen there, so leave that axis out"
-    return ""
+def _describe_obs(obs: ObsSpec | dict[str, ObsSpec]) -> dict[str, Any]:
+    if isinstance(obs, dict):  # a list: the order matters to networks, and JSON writers may sort keys
+        return {"kind": "dict", "leaves": [[path, _describe_obs(leaf)] for path, leaf in obs.items()]}
+    return {
+        "kind": obs.kind,
+        "shape": list(obs.shape),
+        "dtype": obs.dtype,
+        "layout": obs.layout,
+        "nvec": list(obs.nvec),
+    }
 
 
-def action_converter(space: Any) -> Any:
-    """A function from a policy's actions [B, ...] to what the environments want.
-
-    Discrete: 0..n-1 plus `start`, int64[B]. Box: clipped to the bounds, in the space's shape and dtype.
-    """
-    spec = _action_spec(space)
-    if spec.kind == "discrete":
-        start = spec.start
-        if start == 0:
-            return lambda actions: np.asarray(actions, np.int64)
-        return lambda actions: np.asarray(actions, np.int64) + start
-    low, high, dtype, shape = space.low, space.high, space.dtype, tuple(space.shape)
-    is_bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
-
-    def convert(actions: Array) -> Array:
-        actions = np.array(actions, dtype)  # a copy: environments may write into what they get
-        if actions.shape[1:] != shape:
-            actions = actions.reshape((len(actions), *shape))
-        return np.minimum(np.maximum(actions, low), high) if is_bounded else actions
-
-    return convert
+def _described_obs(description: dict[str, Any]) -> ObsSpec | dict[str, ObsSpec]:
+    if description["kind"] == "dict":
+        return {path: _described_leaf(leaf) for path, leaf in description["leaves"]}
+    return _described_leaf(description)
 
 
-def _obs_spec(space: Any) -> ObsSpec:
-    shape, dtype = tuple(map(int, space.shape)), np.dtype(space.dtype)
-    if len(shape) == 3 and dtype == np.uint8:
-        if shape[2] <= MAX_IMAGE_CHANNELS and shape[2] < shape[0]:
-            return ObsSpec("image", shape, dtype.name, "HWC")
-        if shape[0] <= MAX_IMAGE_CHANNELS:
-            return ObsSpec("image", shape, dtype.name, "CHW")
-    return ObsSpec("vector", shape, dtype.name, "")
+def _described_leaf(description: dict[str, Any]) -> ObsSpec:
+    shape, nvec = tuple(description["shape"]), tuple(description.get("nvec", ()))
+    return ObsSpec(description["kind"], shape, description["dtype"], description["layout"], nvec)
 
 
-def _action_spec(space: Any) -> ActionSpec:
-    if hasattr(space, "n"):
-        return ActionSpec(
-            "discrete", n=int(space.n), start=int(space.start), dtype=np.dtype(space.dtype).name
-        )
+def _describe_action(action: ActionSpec) -> dict[str, Any]:
+    return {
+        "kind": action.kind,
+        "n": action.n,
+        "start": action.start,
+        "shape": list(action.shape),
+        "dtype": action.dtype,
+        "low": [_to_json(bound) for bound in action.low],
+        "high": [_to_json(bound) for bound in action.high],
+        "nvec": list(action.nvec),
+        "parts": [[path, _describe_action(part)] for path, part in action.parts],
+    }
+
+
+def _described_action(description: dict[str, Any]) -> ActionSpec:
     return ActionSpec(
-        "box",
-        shape=tuple(map(int, space.shape)),
-        dtype=np.dtype(space.dtype).name,
-        low=tuple(map(float, space.low.ravel())),
-        high=tuple(map(float, space.high.ravel())),
+        kind=description["kind"],
+        n=description["n"],
+        start=description["start"],
+        shape=tuple(description["shape"]),
+        dtype=description["dtype"],
+        low=tuple(float(bound) for bound in description["low"]),
+        high=tuple(float(bound) for bound in description["high"]),
+        nvec=tuple(description.get("nvec", ())),
+        parts=tuple((path, _described_action(part)) for path, part in description.get("parts", ())),
     )
+
+
+def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
+    return str(obs) if isinstance(obs, ObsSpec) else f"Dict({', '.join(obs)})"
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(map(str, values))
 
 
 def _to_json(bound: float) -> float | str:

@@ -178,13 +178,145 @@ class FaultyEnv(gym.Env):
 
 
 class UnsupportedEnv(FaultyEnv):
+    observation_space = spaces.Dict({"speed": spaces.Box(0.0, 1.0, (2,)), "log": spaces.Text(8)})
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 3, (1,), np.int64)))
+
+
+class TreeEnv(gym.Env):
+    """Every kind of space, counted from odd places; observations say which action came last. Ends after `length` steps.
+
+    `lies` replaces parts of the observations by path (a tuple of keys) from step `at` of an episode on.
+    """
+
     observation_space = spaces.Dict(
-        {"camera": spaces.Box(0, 255, (4, 4), np.uint8), "speed": spaces.Discrete(3)}
+        {
+            "camera": spaces.Box(0, 255, (6, 5, 3), np.uint8),
+            "level": spaces.Discrete(5, start=2),
+            "robot": spaces.Tuple(
+                (
+                    spaces.Dict({"joints": spaces.Box(-9.0, 9.0, (2, 2), np.float32)}),
+                    spaces.MultiDiscrete([3, 4], start=[1, 0]),
+                )
+            ),
+            "switches": spaces.MultiBinary((2, 2)),
+            "clock": spaces.Box(0.0, np.inf, (), np.float64),
+        }
     )
-    action_space = spaces.MultiDiscrete([2, 2])
+    action_space = spaces.Dict(
+        {
+            "gear": spaces.Discrete(3, start=-1),
+            "arm": spaces.Tuple((spaces.Box(-1.0, 1.0, (1, 2), np.float32), spaces.MultiDiscrete([2, 3]))),
+            "lamps": spaces.MultiBinary(2),
+        }
+    )
+
+    def __init__(
+        self, length: int = 3, lies: dict[tuple[Any, ...], Any] | None = None, at: int = 2, base: int = 0
+    ) -> None:
+        self._length, self._lies, self._at = length, lies or {}, at
+        self._base = base
+        self.last_action: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {"camera": np.zeros((4, 5), np.uint8), "velocity": 1}, {}
+        super().reset(seed=seed)
+        self._time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self._time += 1
+        self.last_action = action
+        ends = self._time == self._length
+        return self._obs(), float(action["gear"]), ends, False, {}
+
+    def _obs(self) -> Any:
+        t = self._base + self._time
+        obs: Any = {
+            "camera": np.full((6, 5, 3), t, np.uint8),
+            "level": 2 + t % 5,
+            "robot": (
+                {"joints": self.np_random.uniform(-9, 9, (2, 2)).astype(np.float32)},
+                np.array([1 + t % 3, t % 4]),
+            ),
+            "switches": np.array([[t % 2, 0], [1, 1]], np.int8),
+            "clock": np.array(t / 2),
+        }
+        for keys, value in self._lies.items() if self._time >= self._at else ():
+            part = obs
+            for key in keys[:-1]:
+                part = part[key]
+            if value is None:
+                del part[keys[-1]]
+            else:
+                part[keys[-1]] = value
+        return obs
+
+
+class MaskEnv(gym.Env):
+    """Where masks may come from: `source` is "dict", "info", "method" or "forgetful info" (none after the second step).
+
+    In step t of an episode of 4, the actions t and t + 1 are legal, nothing after the last. `lies[step]` is the mask
+    of that step since the beginning.
+    """
+
+    action_space: Any = spaces.Discrete(5, start=1)
+
+    def __init__(
+        self, source: str = "info", lies: dict[int, Any] | None = None, mask_space: Any = None
+    ) -> None:
+        self._source, self._lies, self._steps = source, lies or {}, 0
+        numbers = spaces.Box(0.0, 9.0, (1,), np.float32)
+        self.observation_space: Any = numbers
+        if source == "dict":
+            mask_space = mask_space or spaces.Box(0, 1, (5,), np.int8)
+            self.observation_space = spaces.Dict({"action_mask": mask_space, "numbers": numbers})
+        if source == "method":
+            self.action_masks = self._mask
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._time = 0
+        return self._obs(), self._info()
+
+    def step(self, action: Any) -> Any:
+        legal = self._mask()
+        if self._steps not in self._lies:
+            assert legal[action - 1], f"{action} is illegal under {legal}"
+        self._steps += 1
+        self._time += 1
+        ends = self._time == 4
+        return self._obs(), 1.0, ends, False, {} if ends else self._info()
+
+    def _mask(self) -> Any:
+        if self._steps in self._lies:
+            return self._lies[self._steps]
+        mask = np.zeros(5, np.int8)
+        if self._time == 4:
+            return mask
+        mask[[self._time, self._time + 1]] = 1
+        return mask
+
+    def _obs(self) -> Any:
+        numbers = np.array([self._time], np.float32)
+        return {"numbers": numbers, "action_mask": self._mask()} if self._source == "dict" else numbers
+
+    def _info(self) -> dict[str, Any]:
+        is_given = self._source == "info" or (self._source == "forgetful info" and self._steps < 2)
+        return {"action_mask": self._mask()} if is_given else {}
+
+
+class ForgetfulEnv(SeededEnv):
+    """What `reset` does not set decides what is observed next: cannot be played again."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+
+    def step(self, action: Any) -> Any:
+        self._total += float(action[0])
+        return super().step(action)
+
+    def _obs(self) -> np.ndarray:
+        return np.abs(np.tanh(super()._obs() + self._total)).astype(np.float32)
 
 
 class EndlessEnv(FaultyEnv):

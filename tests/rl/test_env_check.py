@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from rlplat.errors import EnvNotFound, UsageError
-from rlplat.rl.env_check import check_env, observation_problems, preflight
+from rlplat.rl.env_check import check_env, preflight
+from rlplat.rl.env_spaces import mask_problem
+from rlplat.rl.obs_reader import observation_problems
 
 FIXTURES = "tests.rl.fixture_envs"
 FAULTY = f"{FIXTURES}:FaultyEnv"
@@ -81,12 +84,124 @@ def test_values_outside_the_bounds_after_reset_are_a_warning_made_once() -> None
 
 def test_unsupported_spaces_are_both_named_with_what_is_supported() -> None:
     report = check_env(f"{FIXTURES}:UnsupportedEnv", steps=5)
-    text = "\n".join(report.lines)
     assert report.spaces is None
-    assert "observation space Dict" in text and "action space MultiDiscrete([2 2]) is not supported" in text
-    assert "observations: Box; actions: Discrete, Box" in text
-    assert "observation['camera'] has shape (4, 5), but its space says (4, 4)" in text
-    assert "observation lacks the key 'speed'" in text and "has the key 'velocity'" in text
+    observation, action = report.lines
+    assert "observation space at 'log' Text" in observation
+    assert "is not supported (supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict" in observation
+    assert (
+        "action space at '1' Box(0, 3, (1,), int64) is not supported; a Box of actions needs a float"
+        in action
+    )
+
+
+TREE = f"{FIXTURES}:TreeEnv"
+
+
+def test_a_tree_is_sound() -> None:
+    report = check_env(TREE, steps=30)
+    assert report.findings == [] and report.episodes == 10
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (
+            ("camera",),
+            np.zeros((6, 5), np.uint8),
+            "observation['camera'] has shape (6, 5), but its space says (6, 5, 3); ",
+        ),
+        (
+            ("camera",),
+            np.zeros((6, 5, 3)),
+            "observation['camera'] has dtype float64, but its space says uint8",
+        ),
+        (("camera",), None, "observation lacks the key 'camera' that its space has"),
+        (
+            ("lidar",),
+            1,
+            "observation has the key 'lidar', which its space lacks; add it there, or leave it out",
+        ),
+        (("level",), 7, "observation['level'] is 7 (int), which is not in its space Discrete(5, start=2)"),
+        (("level",), 7, "return an int from 2 to 6"),
+        (("level",), 2.5, "observation['level'] is 2.5 (float)"),
+        (("switches",), np.zeros((2, 3), np.int8), "return np.int8 zeros and ones of shape (2, 2)"),
+        (("robot",), {"joints": 1}, "observation['robot'] is a dict, but its space is a Tuple of 2"),
+        (
+            ("robot", 0, "joints"),
+            np.full((2, 2), np.nan, np.float32),
+            "observation['robot'][0]['joints'][0, 0] is nan; find where",
+        ),
+        (("clock",), np.array(-0.5), "observation['clock'] is -0.5, outside its space's [0, inf]; widen"),
+    ],
+)
+def test_lies_in_a_tree_are_named_by_their_keys(path: tuple[str, ...], value: object, expected: str) -> None:
+    report = check_env(TREE, {"lies": {path: value}, "at": 2}, steps=10)
+    [line] = report.lines
+    assert expected in line and "step 2" in line
+    assert report.is_sound == ("outside" in line)
+
+
+@pytest.mark.parametrize("source", ["dict", "info", "method"])
+def test_masks_are_obeyed_and_shown(source: str) -> None:
+    """The environment raises on an illegal action."""
+    report = check_env(f"{FIXTURES}:MaskEnv", {"source": source}, steps=40)
+    assert report.findings == [] and "action_mask: mask(5)" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"lies": {3: np.zeros(5)}}, "step 3 (3 of its episode), action "),
+        ({"lies": {3: np.zeros(5)}}, "has no legal action: [0 0 0 0 0]; leave at least one True, or end"),
+        (
+            {"source": "method", "lies": {2: np.ones(4)}},
+            "the action mask has 4 entries ([1. 1. 1. 1.]), but actions ",
+        ),
+        (
+            {"source": "method", "lies": {2: None}},
+            "the action mask is None (NoneType), but expected is an array of 5",
+        ),
+        (
+            {"source": "forgetful info"},
+            "step() returned an info without 'action_mask', which its first reset() had",
+        ),
+        (
+            {"source": "dict", "mask_space": spaces.MultiBinary(6)},
+            "the observation 'action_mask' has 6 entries, but actions Discrete(5, start=1) need 5, one per choice; "
+            "make its space MultiBinary(5)",
+        ),
+        (
+            {"source": "dict", "mask_space": spaces.Tuple((spaces.MultiBinary(5),))},
+            "the observation 'action_mask' is itself a Dict or Tuple",
+        ),
+    ],
+)
+def test_lies_of_masks(kwargs: dict[str, object], expected: str) -> None:
+    [line] = check_env(f"{FIXTURES}:MaskEnv", kwargs, steps=20).lines
+    assert line.startswith("error: ") and expected in line
+
+
+def test_a_mask_for_actions_that_cannot_be_masked() -> None:
+    box = spaces.Box(-1.0, 1.0, (2,))
+    observation = spaces.Dict({"action_mask": spaces.MultiBinary(2), "x": box})
+    assert "Box(2) float32 in [-1, 1], of which none can be masked; rename the key" in mask_problem(
+        observation, box
+    )
+
+
+def test_very_wide_choices_are_a_warning() -> None:
+    class Wide(gymnasium.Env):
+        observation_space, action_space = spaces.Discrete(6000), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+            return 5999, {}
+
+        def step(self, action):  # type: ignore[no-untyped-def]
+            return 0, 0.0, True, False, {}
+
+    globals()["Wide"] = Wide
+    [line] = check_env(f"{__name__}:Wide", steps=3).lines
+    assert line.startswith("warning: the observation is Discrete(6000), which networks see as 6000 numbers")
 
 
 def test_a_seed_that_does_nothing_is_a_warning() -> None:
@@ -139,3 +254,5 @@ def test_the_kinds_of_observation_problems() -> None:
     [(kind, text)] = observation_problems((np.array([0.5, 2.0], np.float32), 1), nested)
     assert kind == "bounds" and text.startswith("observation[0][1] is 2, outside its space's [0, 1]")
     assert observation_problems((np.zeros(2, np.float32), 5), nested)[0][0] == "type"
+    [(_, text)] = observation_problems((np.zeros(2, np.float32),), nested)
+    assert text.startswith("observation is a tuple of 1, but its space is a Tuple of 2")

@@ -90,7 +90,7 @@ def test_a_constructor_that_raises() -> None:
 
 
 def test_spaces_that_nothing_supports_are_refused_before_anything_is_stepped() -> None:
-    with pytest.raises(UsageError, match=r"observation space Dict.*not supported"):
+    with pytest.raises(UsageError, match=r"observation space at 'log' Text.*not supported"):
         make_vector_env(f"{FIXTURES}:UnsupportedEnv", 2)
 
 
@@ -99,9 +99,9 @@ def test_spaces_that_nothing_supports_are_refused_before_anything_is_stepped() -
     [
         (
             {"obs": np.zeros((2, 3), np.float32)},
-            "observations of shape (2, 3) float32, but its spaces say (2, 1)",
+            "observation: batch of shape (2, 3) float32, but its spaces say (2, 1)",
         ),
-        ({"obs": np.zeros((2, 1), np.float64)}, "observations of shape (2, 1) float64"),
+        ({"obs": np.zeros((2, 1), np.float64)}, "observation: batch of shape (2, 1) float64"),
         ({"obs": np.array([[0.0], [np.nan]], np.float32)}, "(environment 1 of 0..1), step 1"),
         ({"rewards": np.array([1.0, np.inf])}, "(environment 1 of 0..1), step 1"),
         ({"rewards": np.ones((2, 1))}, "rewards of shape (2, 1)"),

@@ -1,0 +1,84 @@
+"""Observations that may be one array or a dict of arrays by path (`interfaces.Obs`), handled alike.
+
+last_obs = take_obs(step.final_obs, np.flatnonzero(step.truncated))
+column = map_obs(lambda leaf: np.empty((T, *leaf.shape), leaf.dtype), obs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Obs
+
+
+def map_obs(f: Callable[..., Any], *obs: Any) -> Any:
+    """f(leaf) for every leaf, or f(leaf of one, leaf of the other, ...) for several observations of equal structure."""
+    first = obs[0]
+    if isinstance(first, dict):
+        return {path: f(*(one[path] for one in obs)) for path in first}
+    return f(*obs)
+
+
+def obs_rows(obs: Obs) -> int:
+    """Length of the first axis."""
+    return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+
+
+def take_obs(obs: Obs, rows: Any) -> Obs:
+    """The rows that an index, a slice, an index array or a mask selects."""
+    if isinstance(obs, dict):
+        return {path: leaf[rows] for path, leaf in obs.items()}
+    return obs[rows]
+
+
+def concat_obs(obs: Sequence[Obs], axis: int = 0) -> Obs:
+    """Several one after another along `axis`."""
+    result: Obs = map_obs(lambda *leaves: np.concatenate(leaves, axis=axis), *obs)
+    return result
+
+
+def copy_obs(obs: Obs) -> Obs:
+    """For environments that write their next observation into the same memory."""
+    copied: Obs = map_obs(np.array, obs)
+    return copied
+
+
+def where_rows(condition: Array, chosen: Obs, other: Obs) -> Obs:
+    """condition: bool[B] -> `chosen` in those rows, `other` elsewhere."""
+    result: Obs = map_obs(
+        lambda a, b: np.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), chosen, other
+    )
+    return result
+
+
+def find_not_finite(obs: Obs) -> tuple[int, str, Array] | None:
+    """The first row with a NaN or an infinity: (row, where in it, the row's values)."""
+    leaves = obs if isinstance(obs, dict) else {"": obs}
+    for path, leaf in leaves.items():
+        if leaf.dtype.kind != "f" or np.isfinite(leaf).all():
+            continue
+        row = int(np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))[0])
+        where = f" '{path}'" if path else ""
+        if leaf.ndim > 1:
+            where += f" at index {tuple(map(int, np.argwhere(~np.isfinite(leaf[row]))[0]))}"
+        return row, where, leaf[row]
+    return None
+
+
+def find_no_choice(mask: Array, groups: tuple[int, ...], rows: Array) -> tuple[int, str] | None:
+    """The first row in which a group has no True, and which group that is.
+
+    mask: bool[B, L]; groups: `ActionSpec.mask_groups`; rows: bool[B], where to look.
+    """
+    starts = np.cumsum((0, *groups[:-1]))
+    is_open = np.logical_or.reduceat(mask, starts, axis=1)
+    stuck = rows & ~is_open.all(axis=1)
+    if not stuck.any():
+        return None
+    row = int(np.flatnonzero(stuck)[0])
+    choice = int(np.flatnonzero(~is_open[row])[0])
+    last = starts[choice] + groups[choice] - 1
+    return row, f" for choice {choice} (entries {starts[choice]} to {last})" if len(groups) > 1 else ""
