@@ -2,8 +2,9 @@
 
     rollout workers ──SampleBatch[T, B] refs──▶ learner ──weights, version + 1──▶ parameter server ──▶ rollout workers
 
-Every round all rollout workers roll out `rollout_length` steps with the newest weights, and the learner makes
-`num_epochs` passes of minibatch Adam over them. What the paper leaves open, or common practice does otherwise, follows
+Every round all rollout workers roll out `rollout_length` steps with the newest weights, and the learner (or a group of
+them, `learner.num_learners`) makes `num_epochs` passes of minibatch Adam over them. A minibatch is a set of rows;
+with a recurrent core it is a set of whole fragments, unrolled from the core's state at their start. What the paper leaves open, or common practice does otherwise, follows
 Huang et al. 2022 ("The 37 Implementation Details of Proximal Policy Optimization"; numbers below are theirs: c core,
 a Atari, m continuous actions), and each is a switch in `PPOConfig`:
 
@@ -13,7 +14,8 @@ a Atari, m continuous actions), and each is a switch in `PPOConfig`:
 - the value loss may be clipped like the policy's (c9); off by default: no benefit was found for it;
 - a cut-off episode (time limit) bootstraps from its last observation; the paper's code took it for a termination;
 - rewards by sign (a6) or scaled by the deviation of the return (m: 8, 9), observations normalised (m: 6, 7);
-- an update may stop early when the policy has moved too far (`target_kl`); approx_kl is Schulman's k3 estimator.
+- an update may stop early when the policy has moved too far (`target_kl`); approx_kl is Schulman's k3 estimator;
+- `overlap_sampling` rolls out the next round during the update, with weights that are one version behind.
 
 Measured with `benchmarks/train.py`; `configs/ppo/` holds the tuned runs.
 """
@@ -29,28 +31,30 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 import rlplat
-from rlplat.errors import ConfigError, InfeasibleResources, NonFiniteError, NotInitialized, RlplatError
+from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
 from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.episode_window import EpisodeWindow
-from rlplat.rl.evaluation import Evaluator
-from rlplat.rl.interfaces import Array, Episode, Result, UpdateReport
+from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RewardNormalizer, RunningMeanVar
 from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
+from rlplat.rl.policy_spec import PolicySpec, make_policy, policy_spec
+from rlplat.rl.registry import load_class
 from rlplat.rl.returns import explained_variance, gae
 from rlplat.rl.rollout_worker import RolloutWorker
-from rlplat.rl.sample_batch import SampleBatch, join_envs
+from rlplat.rl.sample_batch import SampleBatch, episode_starts, join_envs
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.worker_group import RolloutWorkers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
-    from rlplat.rl.torch.tensor_rows import TensorRows
+    from rlplat import ActorHandle, ObjectRef
+    from rlplat.rl.torch.gradient_group import GradientGroup
 
 
 class PPOConfig(AlgorithmConfig):
@@ -88,6 +92,9 @@ class PPOConfig(AlgorithmConfig):
     """Divide rewards by the running deviation of the discounted return (m8), clip to +-10 (m9)."""
     normalize_observations: bool = False
     """Subtract the running mean, divide by the running deviation (m6), clip to +-10 (m7); not for images."""
+    overlap_sampling: bool = False
+    """Sample the next round while the learner updates: weights are one version behind. Worth it where learner and
+    rollout workers do not share CPUs (a GPU)."""
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -103,10 +110,12 @@ def ppo_loss(
     value_coef: float,
     entropy_coef: float,
     clip_value_loss: bool,
-    normalize_advantages: bool,
+    advantage_mean: float = 0.0,
+    advantage_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The loss of one minibatch (Schulman et al. 2017, eq. 7 and 9, signs turned): (loss, stats float32[5]).
 
+        A           = (advantages - advantage_mean) * advantage_scale
         ratio       = pi(a|s) / pi_old(a|s)
         policy_loss = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
         value_loss  = mean((V - R)^2) / 2
@@ -117,9 +126,8 @@ def ppo_loss(
     """
     import torch
 
-    advantages, returns = columns["advantages"], columns["returns"]
-    if normalize_advantages and len(advantages) > 1:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    advantages = (columns["advantages"] - advantage_mean) * advantage_scale
+    returns = columns["returns"]
 
     log_ratios = log_probs - columns["log_probs"]
     ratios = log_ratios.exp()
@@ -143,36 +151,161 @@ def ppo_loss(
     return loss, stats
 
 
-class PPOLearner:
-    """An actor: holds network, optimizer and statistics; one `update` per round, then publishes the weights."""
+class TorchPPO:
+    """Network, optimizer and loss on torch; `TfPPO` is the same on TensorFlow."""
 
-    def __init__(self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
+    def __init__(self, config: PPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         import torch
 
         from rlplat.rl.torch.adam import Adam
         from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
-        from rlplat.rl.torch.networks import ActorCritic
+        from rlplat.rl.torch.network_check import check_network
+        from rlplat.rl.torch.networks import make_network
 
+        use_threads(config.learner.num_threads, spec)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+        self._spec = spec
+        self.device = resolve_device(config.learner.device, spec)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+            precision = resolve_precision(config.learner.precision, spec, self.device)
+            self.network = make_network(spec, precision).to(self.device)
+        check_network(self.network, spec, self.device)
+        self._optimizer = Adam(self.network, epsilon=config.adam_epsilon)
+        self._max_norm = config.max_gradient_norm or math.inf
+        self._group: GradientGroup | None = None
+
+    def load_round(
+        self,
+        obs: Obs,
+        actions: Array,
+        columns: Mapping[str, Array],
+        core_state: Array,
+        starts: Array,
+        valid: Array,
+    ) -> None:
+        """Take a round onto the device. obs, actions, columns: [N, ...], N = T*B; core_state: float32[B, S]; starts,
+        valid: bool[N]."""
+        import torch
+
+        from rlplat.rl.torch.tensor_rows import TensorRows
+
+        self._rows = TensorRows(self._spec, obs, actions, columns, self.device)
+        self._core_state = torch.from_numpy(np.array(core_state)).to(self.device)
+        self._starts, self._valid = starts, valid
+
+    def train_minibatch(
+        self, indices: Array, share: float, learning_rate: float, loss_arguments: dict[str, Any]
+    ) -> tuple[list[float], float]:
+        """One gradient step: (the statistics of LOSS_STATS, gradient norm). A norm that is not finite changed nothing.
+
+        indices: int64[M] rows, or int64[T, M] whole fragments (with a core); share: this learner's part of the
+        minibatch, 1 where there is only one learner.
+        """
+        import torch
+
+        obs, actions, columns = self._rows.take(indices.reshape(-1))
+        state = starts = None
+        if indices.ndim == 2:
+            state = self._core_state[
+                torch.from_numpy(indices[0]).to(self.device)
+            ]  # row of t = 0: the environment
+            starts = torch.from_numpy(self._starts[indices]).to(self.device)
+        distribution, values, _ = self.network(obs, state, starts)
+        log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
+        if indices.ndim == 2 and not self._valid[indices].all():
+            rows = torch.from_numpy(np.flatnonzero(self._valid[indices])).to(self.device)
+            log_probs, entropies, values = log_probs[rows], entropies[rows], values[rows]
+            columns = {name: column[rows] for name, column in columns.items()}
+        loss, stats = ppo_loss(log_probs, entropies, values, columns, **loss_arguments)
+        self._optimizer.zero_grad()
+        if self._group is None:
+            loss.backward()
+        else:
+            (loss * share).backward()
+            stats = self._group.sum_gradients(self.network, stats * share)
+        norm = self._optimizer.step(learning_rate, self._max_norm)
+        return stats.tolist(), norm
+
+    def join_group(self, address: str, rank: int, num_members: int) -> None:
+        """Average gradients with the other learners from now on."""
+        from rlplat.rl.torch.gradient_group import GradientGroup
+
+        self._group = GradientGroup(address, rank, num_members, self.device)
+
+    def non_finite_gradients(self) -> list[str]:
+        """Names of the parameters whose gradients hold NaN or infinity."""
+        return [
+            name
+            for name, parameter in self.network.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+
+    def weights(self) -> Weights:
+        from rlplat.rl.torch.weights import weights_of
+
+        return weights_of(self.network)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"weights": self.weights(), "optimizer": self._optimizer.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        from rlplat.rl.torch.weights import load_weights
+
+        load_weights(self.network, state["weights"])
+        self._optimizer.set_state(state["optimizer"])
+
+
+FRAMEWORKS = {"torch": "algorithms.ppo:TorchPPO", "tf": "algorithms.ppo_tf:TfPPO"}
+
+
+class PPOLearner:
+    """An actor: prepares each round (advantages, minibatches, statistics), trains, then publishes the weights.
+
+    Knows no framework; `_net` does the arithmetic (see FRAMEWORKS).
+    """
+
+    def __init__(
+        self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0
+    ) -> None:
+        """rank: the number of this learner in its group; learner 0 publishes."""
         self.config = PPOConfig.model_validate(config)
         self._spec = spec
         self._parameter_server = parameter_server
-        use_threads(self.config.learner.num_threads, spec)
-        if self.config.deterministic:
-            torch.use_deterministic_algorithms(True)
-        self._device = resolve_device(self.config.learner.device, spec)
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(network_seed.generate_state(1)[0]))
-            precision = resolve_precision(self.config.learner.precision, spec, self._device)
-            self._network = ActorCritic(spec, precision).to(self._device)
-        self._optimizer = Adam(self._network, epsilon=self.config.adam_epsilon)
+        self._net: TorchPPO = load_class(FRAMEWORKS[self.config.framework])(self.config, spec, network_seed)
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
-        self._obs_statistics = RunningMeanVar(spec.obs_shape) if self.config.normalize_observations else None
+        self._obs_statistics: RunningMeanVar | None = None
+        if self.config.normalize_observations:
+            assert isinstance(spec.obs, ObsSpec)
+            self._obs_statistics = RunningMeanVar(spec.obs.shape)
         self._normalize_obs = ObsNormalizer()
         self._reward_normalizer = RewardNormalizer(self.config.discount)
         self._env_steps = 0
         self._version = 0
+        self._rank, self._num_learners = rank, 1
+        self._staged: tuple[SampleBatch, ...] = ()
         self._publish()
+
+    def group_address(self) -> str:
+        """Where the learners of the group meet."""
+        from rlplat.rl.torch.gradient_group import free_address
+
+        return free_address()
+
+    def join_group(self, address: str, rank: int, num_learners: int) -> None:
+        """Share every minibatch with the other learners from now on."""
+        self._net.join_group(address, rank, num_learners)
+        self._rank, self._num_learners = rank, num_learners
+
+    def stage(self, *batches: SampleBatch) -> None:
+        """Keep the batches of a round for `update_staged`."""
+        self._staged = batches
+
+    def update_staged(self) -> UpdateReport:
+        batches, self._staged = self._staged, ()
+        return self.update(*batches)
 
     def update(self, *batches: SampleBatch) -> UpdateReport:
         """One round: scale rewards, estimate advantages, `num_epochs` passes of minibatches, publish version + 1."""
@@ -189,22 +322,31 @@ class PPOLearner:
             discount=config.discount,
             gae_lambda=config.gae_lambda,
         )
-        rows, order = self._rows(batch, advantages, returns), batch.valid_rows()
+        columns = {
+            "log_probs": batch.flat("log_probs"),
+            "values": batch.flat("values"),
+            "advantages": advantages.reshape(-1),
+            "returns": returns.reshape(-1),
+        }
+        obs, valid = batch.flat_obs(), batch.flat("valid")
+        network_obs = self._normalize_obs(obs)
+        starts = episode_starts(batch).reshape(-1)
+        self._net.load_round(network_obs, batch.flat("actions"), columns, batch.core_state, starts, valid)
         learning_rate = schedule_value(config.learning_rate, progress)
         loss_arguments = {
             "clip_range": schedule_value(config.clip_range, progress),
             "value_coef": config.value_coef,
             "entropy_coef": schedule_value(config.entropy_coef, progress),
             "clip_value_loss": config.clip_value_loss,
-            "normalize_advantages": config.normalize_advantages,
         }
         prepared = perf_counter()
-        metrics = self._train(rows, order, learning_rate, loss_arguments)
+        metrics = self._train(batch, columns, learning_rate, loss_arguments)
         trained = perf_counter()
 
         if self._obs_statistics is not None:
             # After the update: the log-probabilities in this batch came from the statistics of before.
-            self._obs_statistics.update(batch.flat("obs")[order])
+            assert isinstance(obs, np.ndarray)
+            self._obs_statistics.update(obs[valid])
         self._env_steps += batch.env_steps
         self._version += 1
         self._publish()
@@ -221,45 +363,58 @@ class PPOLearner:
         return UpdateReport(batch.env_steps, batch.episodes, metrics)
 
     def _train(
-        self, rows: TensorRows, order: Array, learning_rate: float, loss_arguments: dict[str, Any]
+        self,
+        batch: SampleBatch,
+        columns: Mapping[str, Array],
+        learning_rate: float,
+        loss_arguments: dict[str, Any],
     ) -> dict[str, float]:
-        """`num_epochs` passes over the rows in `order`; means of the statistics over all gradient steps."""
-        import torch
-
+        """`num_epochs` passes over the round; means of the statistics over all gradient steps."""
         config = self.config
-        max_norm = config.max_gradient_norm or math.inf
-        num_minibatches = max(1, round(len(order) / config.minibatch_size))
-        stats: list[Tensor] = []
+        stats: list[list[float]] = []
         norms: list[float] = []
         epochs = skipped = 0
+        valid = batch.flat("valid")
         for _ in range(config.num_epochs):
             first = len(stats)
             epochs += 1
-            for indices in np.array_split(self._rng.permutation(order), num_minibatches):
-                obs, actions, columns = rows.take(indices)
-                loss, minibatch_stats = ppo_loss(
-                    *self._network.evaluate_actions(obs, actions), columns, **loss_arguments
-                )
-                self._optimizer.zero_grad()
-                loss.backward()
-                norm = self._optimizer.step(learning_rate, max_norm)
+            for indices in self._minibatches(batch):
+                if config.normalize_advantages:
+                    loss_arguments |= _advantage_moments(columns["advantages"], indices, valid)
+                part, share = indices, 1.0
+                if self._num_learners > 1:
+                    part = np.array_split(indices, self._num_learners, axis=-1)[self._rank]
+                    share = float(valid[part].sum() / valid[indices].sum())
+                minibatch_stats, norm = self._net.train_minibatch(part, share, learning_rate, loss_arguments)
                 if not math.isfinite(norm):
                     if config.non_finite == "stop":
-                        raise NonFiniteError(self._non_finite_report(loss, minibatch_stats, columns))
+                        raise NonFiniteError(self._non_finite_report(minibatch_stats, columns))
                     skipped += 1
                     continue
                 stats.append(minibatch_stats)
                 norms.append(norm)
             if config.target_kl is not None and len(stats) > first:
-                epoch_means = torch.stack(stats[first:]).mean(dim=0)
-                if float(epoch_means[LOSS_STATS.index("approx_kl")]) > config.target_kl:
+                epoch_means = np.mean(stats[first:], axis=0)
+                if epoch_means[LOSS_STATS.index("approx_kl")] > config.target_kl:
                     break
-        means = torch.stack(stats).mean(dim=0).tolist() if stats else [math.nan] * len(LOSS_STATS)
+        means = np.mean(stats, axis=0).tolist() if stats else [math.nan] * len(LOSS_STATS)
         return {f"learner/{name}": mean for name, mean in zip(LOSS_STATS, means, strict=True)} | {
             "learner/gradient_norm": float(np.mean(norms)) if norms else math.nan,
             "learner/epochs": epochs,
             "learner/skipped_minibatches": skipped,
         }
+
+    def _minibatches(self, batch: SampleBatch) -> list[Array]:
+        """One pass in random order: int64[M] rows, or with a core int64[T, M], the rows of M whole fragments."""
+        num_steps, num_envs = batch.shape
+        if batch.core_state.size == 0:
+            order = batch.valid_rows()
+            num_minibatches = max(1, round(len(order) / self.config.minibatch_size))
+            return np.array_split(self._rng.permutation(order), num_minibatches)
+        num_minibatches = max(1, round(num_steps * num_envs / self.config.minibatch_size))
+        num_minibatches = min(num_minibatches, num_envs // self._num_learners)  # every learner needs a fragment
+        rows = np.arange(num_steps)[:, None] * num_envs
+        return [rows + envs for envs in np.array_split(self._rng.permutation(num_envs), num_minibatches)]
 
     def _learning_rewards(self, batch: SampleBatch) -> Array:
         """What the learner learns from: float32[T, B]; raw, by sign, or normalised."""
@@ -282,57 +437,36 @@ class PPOLearner:
             )
         return rewards
 
-    def _rows(self, batch: SampleBatch, advantages: Array, returns: Array) -> TensorRows:
-        """The round as rows on the device, observations as the network wants them."""
-        from rlplat.rl.torch.tensor_rows import TensorRows
-
-        obs = batch.flat("obs")
-        if self._spec.encoder == "mlp":
-            obs = self._normalize_obs(obs).astype(np.float32, copy=False)
-        return TensorRows(
-            obs,
-            batch.flat("actions"),
-            {
-                "log_probs": batch.flat("log_probs"),
-                "values": batch.flat("values"),
-                "advantages": advantages.reshape(-1),
-                "returns": returns.reshape(-1),
-            },
-            self._device,
-            channels_first_images=self._spec.encoder == "nature_cnn" and self._spec.obs_layout == "CHW",
-        )
-
     def _publish(self) -> None:
         """Weights and, with them, the statistics that observations are to be normalised with."""
-        from rlplat.rl.torch.weights import weights_of
+        weights = self._net.weights() | self._obs_weights()
+        if self._rank == 0:
+            rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
 
-        weights = weights_of(self._network)
-        if self._obs_statistics is not None:
-            weights[OBS_MEAN] = self._obs_statistics.mean.astype(np.float32)
-            weights[OBS_VAR] = self._obs_statistics.var.astype(np.float32)
-            self._normalize_obs.set_weights(weights)
-        rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
+    def _obs_weights(self) -> Weights:
+        """The statistics as they travel; this learner itself normalises with the same from now on."""
+        if self._obs_statistics is None:
+            return {}
+        weights = {
+            OBS_MEAN: self._obs_statistics.mean.astype(np.float32),
+            OBS_VAR: self._obs_statistics.var.astype(np.float32),
+        }
+        self._normalize_obs.set_weights(weights)
+        return weights
 
-    def _non_finite_report(self, loss: Tensor, stats: Tensor, columns: Mapping[str, Tensor]) -> str:
+    def _non_finite_report(self, stats: list[float], columns: Mapping[str, Array]) -> str:
         """Where the first NaN or infinity is to be seen, from the inputs to the gradients."""
-        inputs = [name for name, column in columns.items() if not bool(column.isfinite().all())]
-        losses = [
-            name for name, stat in zip(LOSS_STATS, stats.tolist(), strict=True) if not math.isfinite(stat)
-        ]
-        gradients = [
-            name
-            for name, parameter in self._network.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
+        inputs = [name for name, column in columns.items() if not np.isfinite(column).all()]
+        losses = [name for name, stat in zip(LOSS_STATS, stats, strict=True) if not math.isfinite(stat)]
         where = (
             f"batch columns {inputs}"
             if inputs
             else f"loss terms {losses}"
             if losses
-            else f"gradients {gradients}"
+            else f"gradients {self._net.non_finite_gradients()}"
         )
         return (
-            f"NaN or infinity in the {where} at {self._env_steps} env steps (loss {float(loss.detach())}); weights of "
+            f"NaN or infinity in the {where} at {self._env_steps} env steps; weights of "
             f"version {self._version} are unharmed. Lower learning_rate, scale rewards (normalize_rewards), or leave "
             "such minibatches out: --set non_finite=skip"
         )
@@ -342,31 +476,37 @@ class PPOLearner:
         return self._version
 
     def get_state(self) -> dict[str, Any]:
-        from rlplat.rl.torch.weights import weights_of
-
-        return {
+        return self._net.get_state() | {
             "version": self._version,
             "env_steps": self._env_steps,
-            "weights": weights_of(self._network),
-            "optimizer": self._optimizer.get_state(),
+            "obs_weights": self._obs_weights(),
             "rng": self._rng.bit_generator.state,
             "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics is not None else None,
             "reward_normalizer": self._reward_normalizer.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where `get_state` was called; the weights are published under the next version."""
-        from rlplat.rl.torch.weights import load_weights
-
-        load_weights(self._network, state["weights"])
-        self._optimizer.set_state(state["optimizer"])
+        """Continue where `get_state` was called; the weights are published under their version."""
+        self._net.set_state(state)
         self._rng.bit_generator.state = state["rng"]
         if self._obs_statistics is not None and state["obs_statistics"] is not None:
             self._obs_statistics.set_state(state["obs_statistics"])
         self._reward_normalizer.set_state(state["reward_normalizer"])
         self._env_steps = int(state["env_steps"])
-        self._version = max(int(state["version"]), self._version) + 1
+        self._version = max(int(state["version"]), self._version + 1)  # the server takes only newer ones
         self._publish()
+
+
+def _advantage_moments(advantages: Array, indices: Array, valid: Array) -> dict[str, float]:
+    """What normalises the advantages of one minibatch (c7): over all its rows, whichever learner trains on them."""
+    rows = indices.reshape(-1)
+    chosen = advantages[rows[valid[rows]]] if indices.ndim == 2 else advantages[rows]
+    if len(chosen) < 2:
+        return {"advantage_mean": 0.0, "advantage_scale": 1.0}
+    return {
+        "advantage_mean": float(chosen.mean()),
+        "advantage_scale": 1.0 / (float(chosen.std(ddof=1)) + 1e-8),
+    }
 
 
 class PPO:
@@ -379,20 +519,22 @@ class PPO:
 
     name = "ppo"
     config_class = PPOConfig
-    not_saved = ("the states of the environments: after a resume new episodes start",)
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
-        self._actors: list[ActorHandle] = []
         self._rollout_workers: RolloutWorkers | None = None
-        self._evaluator: ActorHandle | None = None
+        self._learners: LearnerGroup | None = None
+        self._parameter_server: ActorHandle | None = None
+        self._next_batches: list[ObjectRef] | None = None
+        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
         self._window = EpisodeWindow()
         self._iteration = 0
         self._env_steps = 0
         self._owns_runtime = not rlplat.is_initialized()
         if self._owns_runtime:
             # Before the pre-flight: the first processes start while it looks at the environment.
-            rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc", preload=("torch",))
+            backend = "zmq" if config.num_rollout_workers else "inproc"
+            rlplat.init(backend=backend, preload=(config.framework,) if config.framework == "torch" else ())
         try:
             spec, self.spaces = preflight(config)
             self._start(spec)
@@ -401,43 +543,34 @@ class PPO:
             raise
 
     def _start(self, spec: PolicySpec) -> None:
-        """Parameter server, learner, rollout workers; returns when the first weights are published."""
+        """Parameter server, learners, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        num_gpus = config.learner.num_gpus
-        has_gpus = rlplat.cluster_resources().get("GPU", 0)
-        if num_gpus == "auto":
-            wants_gpu = spec.encoder != "mlp" and config.learner.device != "cpu"
-            num_gpus = 1 if wants_gpu and has_gpus >= 1 else 0
-        elif num_gpus > has_gpus:
-            raise InfeasibleResources(
-                f"learner.num_gpus is {num_gpus:g}, but there are {has_gpus:g} GPUs here: --set learner.num_gpus=auto"
-            )
-        self._parameter_server = rlplat.remote(ParameterServer).remote()
-        self._learner = (
-            rlplat.remote(PPOLearner)
-            .options(num_gpus=num_gpus)
-            .remote(settings, spec, self._parameter_server)
+        num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
+        parameter_server = self._parameter_server = rlplat.remote(ParameterServer).remote()
+        learner = rlplat.remote(PPOLearner).options(num_gpus=num_gpus)
+        self._learners = LearnerGroup(
+            lambda rank: learner.remote(settings, spec, parameter_server, rank), config.learner.num_learners
         )
-        self._actors += [self._learner, self._parameter_server]
         self._rollout_workers = RolloutWorkers(
             lambda index, incarnation: rlplat.remote(RolloutWorker).remote(
-                settings, index, incarnation, self._parameter_server
+                settings, index, incarnation, parameter_server
             ),
             max(1, config.num_rollout_workers),
             max_restarts=config.max_worker_restarts,
             restart_on_env_error=config.on_env_error == "restart",
         )
-        rlplat.get(self._learner.ready.remote())
+        self._learners.wait_until_ready()
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
-        workers = self._workers()
+        workers, learners = self._ring()
         started = perf_counter()
-        batches = workers.sample()
+        batches = self._next_batches or workers.sample()
         sampled = perf_counter()
         while True:
+            self._next_batches = workers.start_sampling() if self.config.overlap_sampling else None
             try:
-                report: UpdateReport = rlplat.get(self._learner.update.remote(*batches))
+                report = learners.update(batches)
                 break
             except RlplatError as error:
                 batches = workers.replace_lost(batches, error)
@@ -458,47 +591,70 @@ class PPO:
             },
         )
 
+    def weights(self) -> ObjectRef:
+        """A ref to (version, weights) as they are now."""
+        self._ring()
+        assert self._parameter_server is not None
+        return self._parameter_server.latest.remote()
+
     def evaluate(self, episodes: int) -> list[Episode]:
         """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights."""
-        if self._evaluator is None:
-            self._evaluator = rlplat.remote(Evaluator).remote(
-                self.config.model_dump(), self._parameter_server
-            )
-            self._actors.append(self._evaluator)
-        finished: list[Episode] = rlplat.get(self._evaluator.run.remote(episodes))
-        return finished
+        return self._evaluation.run(self.weights(), episodes)
+
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        """What a checkpoint leaves out, for its manifest."""
+        return self._ring()[0].not_saved()
 
     def get_state(self) -> dict[str, Any]:
+        workers, learners = self._ring()
         return {
             "iteration": self._iteration,
             "env_steps": self._env_steps,
             "episode_window": self._window.get_state(),
-            "learner": rlplat.get(self._learner.get_state.remote()),
-            "rollout_workers": self._workers().get_state(),
+            "learner": learners.get_state(),
+            "rollout_workers": workers.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        rlplat.get(self._learner.set_state.remote(state["learner"]))
-        self._workers().set_state(state["rollout_workers"])
+        workers, learners = self._ring()
+        self._next_batches = None
+        learners.set_state(state["learner"])
+        workers.set_state(state["rollout_workers"])
         self._window.set_state(state["episode_window"])
         self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        spec = policy_spec(settings["policy"], spaces)
+        precision = settings["learner"]["precision"]
+        return make_policy(spec, seed, framework=settings["framework"], precision=precision)
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        weights: Weights = state["learner"]["weights"] | state["learner"]["obs_weights"]
+        return weights
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""
         if rlplat.is_initialized():
+            self._evaluation.close()
             if self._rollout_workers is not None:
                 self._rollout_workers.close()
-            for actor in self._actors:
-                rlplat.kill(actor)
+            if self._learners is not None:
+                self._learners.close()
+            if self._parameter_server is not None:
+                rlplat.kill(self._parameter_server)
             if self._owns_runtime:
                 rlplat.shutdown()
-        self._rollout_workers = None
-        self._actors.clear()
+        self._rollout_workers = self._learners = self._parameter_server = None
 
-    def _workers(self) -> RolloutWorkers:
-        if self._rollout_workers is None:
+    def _ring(self) -> tuple[RolloutWorkers, LearnerGroup]:
+        if self._rollout_workers is None or self._learners is None:
             raise NotInitialized("this PPO is closed: make a new one, and use it within `with`")
-        return self._rollout_workers
+        return self._rollout_workers, self._learners
 
     def __enter__(self) -> PPO:
         return self
@@ -512,10 +668,22 @@ def preflight(config: PPOConfig) -> tuple[PolicySpec, SpaceSpec]:
     spaces = env_check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)
-    if config.normalize_observations and spec.encoder != "mlp":
+    if config.normalize_observations and not (isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"):
         raise ConfigError(
-            "normalize_observations is for vectors; images are scaled by 1/255 as it is: set it to false"
+            f"normalize_observations is for vectors, but observations are {spaces.obs}: set it to false (images are "
+            "scaled by 1/255 as it is)"
         )
     if config.clip_rewards and config.normalize_rewards:
         raise ConfigError("clip_rewards and normalize_rewards exclude each other: set one of them to false")
+    num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
+    if num_envs < config.learner.num_learners:
+        raise ConfigError(
+            f"learner.num_learners={config.learner.num_learners} learners cannot share {num_envs} environments: raise "
+            "num_envs_per_worker, or lower it"
+        )
+    if config.overlap_sampling and config.deterministic:
+        raise ConfigError(
+            "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set one "
+            "of them to false"
+        )
     return spec, spaces

@@ -6,7 +6,7 @@ config = config.model_copy(update={"seed": 2})
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -19,11 +19,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+ClassPath = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
+"""pkg.mod:Class or ./file.py:Class"""
+
+
 class PolicyConfig(Section):
     """The network."""
 
-    encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
-    """What turns observations into features; auto: nature_cnn for uint8 images, else mlp."""
+    encoder: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] | ClassPath = "auto"
+    """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for uint8 images, else mlp."""
     hidden_sizes: list[PositiveInt] = Field([64, 64], min_length=1)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -34,6 +38,18 @@ class PolicyConfig(Section):
     """Orthogonal initialisation with small policy head; false: the framework's own."""
     initial_log_std: float = 0.0
     """Box actions: log of the standard deviation at the start, one parameter per dimension."""
+    squash_actions: bool = False
+    """Box actions: squash the Gaussian into the bounds by tanh; false: actions beyond them are clipped."""
+    core: Literal["none", "lstm", "gru", "attention"] = "none"
+    """What remembers earlier steps of the episode, between encoder and heads."""
+    core_size: PositiveInt = 128
+    """Width of the core."""
+    attention_window: PositiveInt = 32
+    """Steps back that the attention core sees."""
+    attention_heads: PositiveInt = 4
+    """Heads of the attention core; they divide core_size."""
+    custom: str = Field("", pattern=r"^$|^[^:]+:[^:]+$")
+    """pkg.mod:Class or ./file.py:Class of a network of your own (docs/custom-policy.md); --policy sets this."""
 
 
 class LearnerConfig(Section):
@@ -47,6 +63,8 @@ class LearnerConfig(Section):
     """Arithmetic of image encoders; auto: bfloat16 where the hardware has it. Weights are float32 always."""
     num_threads: int = Field(0, ge=0)
     """CPU threads of an update; 0: one for an MLP, all for images."""
+    num_learners: PositiveInt = 1
+    """PPO: processes that share every minibatch and average their gradients (torch.distributed)."""
 
 
 class EvaluationConfig(Section):
@@ -60,6 +78,8 @@ class EvaluationConfig(Section):
     """Environments side by side."""
     deterministic: bool = True
     """Take the most likely action; false: sample as in training."""
+    video_period: int = Field(0, ge=0)
+    """Every how many evaluations an episode is filmed to videos/ (extra: video), the last one always; 0: never."""
 
 
 class StopConfig(Section):
@@ -93,7 +113,7 @@ class AlgorithmConfig(Section):
     """Arguments for the environment's constructor."""
     seed: int = Field(0, ge=0)
     """Root of all random numbers of the run: same seed, same config, same curve."""
-    framework: Literal["torch"] = "torch"
+    framework: Literal["torch", "tf"] = "torch"
     """Deep-learning framework of the learner."""
     deterministic: bool = False
     """Ask the framework for bit-reproducible kernels (on a CPU they are anyway, at a given number of threads)."""

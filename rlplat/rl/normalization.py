@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.interfaces import Array, Obs, Weights
 
 CLIP = 10.0
 EPSILON = 1e-8
@@ -73,10 +73,11 @@ class ObsNormalizer:
         self._mean = np.asarray(weights[OBS_MEAN], np.float32)
         self._inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
 
-    def __call__(self, obs: Array) -> Array:
+    def __call__(self, obs: Obs) -> Obs:
         """obs: [..., *shape] -> float32, same shape (the input itself where there is nothing to do)."""
         if self._mean is None or self._inverse_std is None:
             return obs
+        assert not isinstance(obs, dict), "statistics are kept of plain observations only"
         normalized = (obs - self._mean) * self._inverse_std
         return np.clip(normalized, -CLIP, CLIP, out=normalized)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.rl.interfaces import Array, PolicyOutput, Weights
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policy_spec import PolicySpec
 
@@ -23,7 +23,7 @@ class NumpyActorCritic:
     """Acts with the weights of a torch `ActorCritic` built from the same spec (encoder: mlp)."""
 
     def __init__(self, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        assert spec.encoder == "mlp", f"NumpyActorCritic acts for MLPs, not for {spec.encoder}"
+        assert spec.is_plain_mlp, f"NumpyActorCritic acts for plain MLPs, not for {spec}"
         self.spec = spec
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._normalize = ObsNormalizer()
@@ -32,7 +32,9 @@ class NumpyActorCritic:
         self._critic: list[Layer] = []
         self._actor_head: Layer
         self._critic_head: Layer
-        self._log_std = np.zeros(spec.action_size, np.float32)
+        self._is_categorical = spec.heads[0].kind == "categorical"
+        self._log_std = np.zeros(spec.num_gaussian, np.float32)
+        self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
         self._actor = _layers(weights, "actor_encoder", len(self.spec.hidden_sizes))
@@ -40,22 +42,25 @@ class NumpyActorCritic:
             self._critic = _layers(weights, "critic_encoder", len(self.spec.hidden_sizes))
         self._actor_head = _layer(weights, "actor_head")
         self._critic_head = _layer(weights, "critic_head")
-        if self.spec.action_kind == "gaussian":
+        if not self._is_categorical:
             self._log_std = np.array(weights["log_std"], np.float32)
         self._normalize.set_weights(weights)
 
-    def act(self, obs: Array, *, deterministic: bool = False) -> PolicyOutput:
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> actions int64[B] or float32[B, A], log_probs float32[B], values float32[B]."""
         params, values = self._forward(obs)
-        if self.spec.action_kind == "categorical":
+        if self._is_categorical:
             actions, log_probs = self._categorical(params, deterministic)
         else:
             actions, log_probs = self._gaussian(params, deterministic)
         return PolicyOutput(actions, log_probs, values)
 
-    def values(self, obs: Array) -> Array:
+    def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]."""
         return self._forward(obs)[1]
+
+    def reset_core(self, ended: Array) -> None:
+        """Nothing is carried from step to step."""
 
     def get_state(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
@@ -63,9 +68,11 @@ class NumpyActorCritic:
     def set_state(self, state: dict[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
 
-    def _forward(self, obs: Array) -> tuple[Array, Array]:
+    def _forward(self, obs: Obs) -> tuple[Array, Array]:
         """(logits or means float32[B, A], values float32[B])"""
-        inputs = self._normalize(obs).astype(np.float32, copy=False)
+        normalized = self._normalize(obs)
+        assert not isinstance(normalized, dict), "nested observations are for TorchActorCritic"
+        inputs = normalized.astype(np.float32, copy=False)
         if inputs.ndim != 2:
             inputs = inputs.reshape(len(inputs), -1)
         features = self._encode(inputs, self._actor)
@@ -104,7 +111,7 @@ class NumpyActorCritic:
         else:
             noise = self._rng.standard_normal(means.shape, dtype=np.float32)
         actions = means + noise * np.exp(self._log_std)
-        constant = self._log_std.sum() + 0.5 * math.log(2.0 * math.pi) * self.spec.action_size
+        constant = self._log_std.sum() + 0.5 * math.log(2.0 * math.pi) * self.spec.num_gaussian
         log_probs = -0.5 * np.square(noise).sum(axis=1) - constant
         return actions, log_probs.astype(np.float32, copy=False)
 

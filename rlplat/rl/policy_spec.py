@@ -1,5 +1,5 @@
-"""`PolicySpec`: everything that decides a policy's parameters, framework-free: the numpy and the torch policy are built
-from the same one."""
+"""`PolicySpec`: everything that decides a policy's parameters, framework-free: the numpy, torch and TensorFlow networks
+are built from the same one."""
 
 from __future__ import annotations
 
@@ -11,78 +11,198 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Policy
-from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 MIN_IMAGE_SIZE = 36
 """Smallest height and width that the Nature CNN's three convolutions (8/4, 4/2, 3/1) leave anything of."""
+MIN_IMPALA_IMAGE_SIZE = 8
+"""Three times halved, something is left."""
+CNNS = ("nature_cnn", "impala_cnn")
+
+
+@dataclass(frozen=True)
+class Head:
+    """One part of an action: which distribution, and how many numbers the network gives for it."""
+
+    kind: Literal["categorical", "bernoulli", "gaussian", "squashed_gaussian"]
+    size: int
+    """Choices (categorical: logits), bits (Bernoulli: logits) or dimensions (Gaussian: means)."""
+    low: tuple[float, ...] = ()
+    """Squashed Gaussian: the bounds of every dimension."""
+    high: tuple[float, ...] = ()
+
+    @property
+    def num_columns(self) -> int:
+        """Columns in the array of actions."""
+        return 1 if self.kind == "categorical" else self.size
+
+    @property
+    def is_gaussian(self) -> bool:
+        return self.kind in ("gaussian", "squashed_gaussian")
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Encoder, heads and initialisation of an actor-critic policy."""
+    """Encoder, core, heads and initialisation of an actor-critic policy."""
 
-    obs_shape: tuple[int, ...]
+    obs: ObsSpec | dict[str, ObsSpec]
     """One observation, without batch axes."""
-    obs_layout: Literal["", "CHW", "HWC"]
-    """Order of an image's axes as the environment gives it; empty for vectors."""
-    action_kind: Literal["categorical", "gaussian"]
-    action_size: int
-    """Number of actions (categorical) or of action dimensions (gaussian)."""
-    encoder: Literal["mlp", "nature_cnn"]
+    action: ActionSpec
+    heads: tuple[Head, ...]
+    """The parts of an action in the order of its columns."""
+    encoder: str
+    """mlp, nature_cnn, impala_cnn or "pkg.mod:Class"."""
     hidden_sizes: tuple[int, ...]
     activation: Literal["tanh", "relu"]
     share_encoder: bool
     orthogonal_init: bool
     initial_log_std: float
+    core: Literal["none", "lstm", "gru", "attention"] = "none"
+    core_size: int = 128
+    attention_window: int = 32
+    attention_heads: int = 4
+    custom: str = ""
+    """ "pkg.mod:Class" of a network of the user's own, or empty."""
 
     @property
-    def obs_size(self) -> int:
-        """Features of one flattened observation."""
-        return int(np.prod(self.obs_shape, dtype=np.int64))
+    def has_mask(self) -> bool:
+        """Whether observations bring an `action_mask`."""
+        return isinstance(self.obs, dict) and "action_mask" in self.obs
+
+    @property
+    def num_params(self) -> int:
+        """Numbers that the policy head gives: logits and means."""
+        return sum(head.size for head in self.heads)
+
+    @property
+    def num_gaussian(self) -> int:
+        """Dimensions that have a standard deviation."""
+        return sum(head.size for head in self.heads if head.is_gaussian)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether convolutions are computed: they decide about devices, threads and precision."""
+        leaves = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
+        return self.encoder != "mlp" and any(self.encodes_as_image(leaf) for leaf in leaves)
+
+    @property
+    def is_plain_mlp(self) -> bool:
+        """Whether `NumpyActorCritic` can act for it: one vector in, one categorical or Gaussian head, no core."""
+        return (
+            isinstance(self.obs, ObsSpec)
+            and self.obs.kind == "vector"
+            and self.encoder == "mlp"
+            and self.core == "none"
+            and not self.custom
+            and len(self.heads) == 1
+            and self.heads[0].kind in ("categorical", "gaussian")
+        )
+
+    def encodes_as_image(self, leaf: ObsSpec) -> bool:
+        """Whether this leaf of the observation goes through a CNN."""
+        least = MIN_IMPALA_IMAGE_SIZE if self.encoder == "impala_cnn" else MIN_IMAGE_SIZE
+        return self.encoder != "mlp" and is_large_image(leaf, least)
 
 
 def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     """The spec for a config's `policy` section (as a dict) and an environment's spaces (`VectorEnv.spec`)."""
-    obs, action = spaces.obs, spaces.action
-    encoder, shared = policy["encoder"], policy["share_encoder"]
-    large_enough = obs.kind == "image" and sorted(obs.shape)[1] >= MIN_IMAGE_SIZE
+    obs = spaces.obs
+    encoder, shared, core = policy["encoder"], policy["share_encoder"], policy["core"]
+    leaves = obs if isinstance(obs, dict) else {"": obs}
     if encoder == "auto":
-        encoder = "nature_cnn" if large_enough else "mlp"
-    if encoder == "nature_cnn" and not large_enough:
+        encoder = "nature_cnn" if any(is_large_image(leaf) for leaf in leaves.values()) else "mlp"
+    least = MIN_IMPALA_IMAGE_SIZE if encoder == "impala_cnn" else MIN_IMAGE_SIZE
+    if encoder in CNNS and not any(is_large_image(leaf, least) for leaf in leaves.values()):
         raise ConfigError(
-            f"policy.encoder=nature_cnn needs uint8 images of at least {MIN_IMAGE_SIZE} x {MIN_IMAGE_SIZE} with "
-            f"channels, but observations are {obs}; use policy.encoder=mlp"
+            f"policy.encoder={encoder} needs uint8 images of at least {least} x {least} with channels, but "
+            f"observations are {_shown(obs)}; use policy.encoder=mlp"
+        )
+    if core != "none" and shared is False:
+        raise ConfigError(
+            f"policy.core={core} carries one state for policy and value, so policy.share_encoder=false cannot be had "
+            "with it: leave share_encoder at auto"
+        )
+    if core == "attention" and policy["core_size"] % policy["attention_heads"]:
+        raise ConfigError(
+            f"policy.core_size={policy['core_size']} does not divide into policy.attention_heads="
+            f"{policy['attention_heads']} equal heads"
         )
     return PolicySpec(
-        obs_shape=obs.shape,
-        obs_layout=obs.layout,
-        action_kind="categorical" if action.kind == "discrete" else "gaussian",
-        action_size=action.n if action.kind == "discrete" else action.flat_size,
+        obs=obs,
+        action=spaces.action,
+        heads=tuple(action_heads(spaces.action, squash=policy["squash_actions"])),
         encoder=encoder,
         hidden_sizes=tuple(policy["hidden_sizes"]),
         activation=policy["activation"],
-        share_encoder=(encoder == "nature_cnn") if shared == "auto" else bool(shared),
+        share_encoder=(encoder in CNNS or core != "none") if shared == "auto" else bool(shared),
         orthogonal_init=policy["orthogonal_init"],
         initial_log_std=policy["initial_log_std"],
+        core=core,
+        core_size=policy["core_size"],
+        attention_window=policy["attention_window"],
+        attention_heads=policy["attention_heads"],
+        custom=policy["custom"],
     )
 
 
-def make_policy(
-    spec: PolicySpec, seed: np.random.SeedSequence, *, precision: str = "auto", num_threads: int = 0
-) -> Policy:
-    """A policy that acts: MLPs in pure numpy (no torch import, several times faster for few rows), others in torch.
+def action_heads(action: ActionSpec, *, squash: bool = False) -> list[Head]:
+    """The distributions of an action's parts, in the order of its columns."""
+    if action.kind == "discrete":
+        return [Head("categorical", action.n)]
+    if action.kind == "multi_discrete":
+        return [Head("categorical", n) for n in action.nvec]
+    if action.kind == "multi_binary":
+        return [Head("bernoulli", action.flat_size)]
+    if action.kind == "composite":
+        return [head for _, part in action.parts for head in action_heads(part, squash=squash)]
+    if not squash:
+        return [Head("gaussian", action.flat_size)]
+    if not np.isfinite([*action.low, *action.high]).all():
+        raise ConfigError(
+            f"policy.squash_actions needs bounded actions, but they are {action}; set it to false"
+        )
+    return [Head("squashed_gaussian", action.flat_size, action.low, action.high)]
 
-    `num_threads`: of torch, 0 leaves its setting alone.
+
+def is_large_image(leaf: ObsSpec, least: int = MIN_IMAGE_SIZE) -> bool:
+    """Whether both sides of an image have `least` pixels."""
+    return leaf.kind == "image" and sorted(leaf.shape)[1] >= least
+
+
+def make_policy(
+    spec: PolicySpec,
+    seed: np.random.SeedSequence,
+    *,
+    framework: str = "torch",
+    precision: str = "auto",
+    num_threads: int = 0,
+) -> Policy:
+    """A policy that acts: plain MLPs in numpy (no framework import, several times faster for few rows), others in the
+    framework.
+
+    `num_threads`: of the framework, 0 leaves its setting alone.
     """
-    if spec.encoder == "mlp":
+    if spec.is_plain_mlp:
         from rlplat.rl.numpy_policy import NumpyActorCritic
 
         return NumpyActorCritic(spec, seed)
-    from rlplat.rl.torch.policy import TorchActorCritic
+    from rlplat.rl.registry import load_class
 
-    return TorchActorCritic(spec, seed, precision=precision, num_threads=num_threads)
+    policy: Policy = load_class(POLICIES[framework])(spec, seed, precision=precision, num_threads=num_threads)
+    return policy
+
+
+POLICIES = {
+    "torch": "rlplat.rl.torch.policy:TorchActorCritic",
+    "tf": "rlplat.rl.tf.policy:TfActorCritic",
+}
+"""Who acts where numpy cannot, by framework."""
 
 
 def cpu_share(num_processes: int) -> int:
     """CPU threads for one of several processes that are busy at the same time."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, num_processes))
+
+
+def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
+    return ", ".join(f"{path}: {leaf}" for path, leaf in obs.items()) if isinstance(obs, dict) else str(obs)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.rl.interfaces import Array, Episode
+from rlplat.rl.interfaces import Array, Episode, Obs
+from rlplat.rl.obs_tree import map_obs
 
 COLUMNS = (
     "obs", "actions", "log_probs", "values", "next_values", "rewards", "terminated", "truncated", "valid",
@@ -37,10 +38,10 @@ class SampleBatch:
         obs = batch.flat("obs")[rows]                   # [N, ...]
     """
 
-    obs: Array
-    """[T, B, ...] as the environment gave them: neither scaled nor normalised."""
+    obs: Obs
+    """[T, B, ...] (or a dict of such) as the environment gave them: neither scaled nor normalised."""
     actions: Array
-    """int64[T, B] (Discrete) or float32[T, B, A] (Box)."""
+    """int64[T, B] (Discrete), int64[T, B, K] or float32[T, B, A], as `PolicyOutput.actions`."""
     log_probs: Array
     """float32[T, B]: log pi(actions | obs) under the weights that acted."""
     values: Array
@@ -56,6 +57,8 @@ class SampleBatch:
     """bool[T, B]"""
     valid: Array
     """bool[T, B]: False in rows where the environment only reset itself."""
+    core_state: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """float32[B, S]: the policy's core before the first step; zeros where an episode begins. S = 0 without a core."""
 
     episodes: list[Episode] = field(default_factory=list)
     """Episodes that ended within the fragment."""
@@ -70,12 +73,12 @@ class SampleBatch:
         self.check_valid()
 
     @classmethod
-    def empty(cls, num_steps: int, obs: Array, actions: Array, **metadata: Any) -> SampleBatch:
+    def empty(cls, num_steps: int, obs: Obs, actions: Array, **metadata: Any) -> SampleBatch:
         """Columns to be filled row by row, shaped after one step's `obs` [B, ...] and `actions` [B, ...]."""
-        shape = (num_steps, len(obs))
+        shape = (num_steps, len(actions))
         columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in _DTYPES.items()}
         return cls(
-            obs=np.empty((num_steps, *obs.shape), obs.dtype),
+            obs=map_obs(lambda leaf: np.empty((num_steps, *leaf.shape), leaf.dtype), obs),
             actions=np.empty((num_steps, *actions.shape), actions.dtype),
             **columns,
             **metadata,
@@ -92,8 +95,22 @@ class SampleBatch:
         """Decisions of the agent in this batch; rows in which an environment reset itself are none."""
         return int(np.count_nonzero(self.valid))
 
+    def put_obs(self, t: int, obs: Obs) -> None:
+        """Copy one step's observations [B, ...] into row t."""
+        if isinstance(obs, dict):
+            assert isinstance(self.obs, dict)
+            for path, leaf in obs.items():
+                self.obs[path][t] = leaf
+        else:
+            assert not isinstance(self.obs, dict)
+            self.obs[t] = obs
+
+    def flat_obs(self) -> Obs:
+        """Observations as [T*B, ...], without a copy."""
+        return map_obs(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.obs)
+
     def flat(self, column: str) -> Array:
-        """A column as [T*B, ...], without a copy."""
+        """Any other column as [T*B, ...], without a copy."""
         array: Array = getattr(self, column)
         return array.reshape(-1, *array.shape[2:])
 
@@ -104,7 +121,11 @@ class SampleBatch:
     def check_valid(self) -> None:
         """Shapes and dtypes agree with the docstrings, or AssertionError naming the column."""
         assert self.rewards.ndim == 2, f"rewards must be [T, B], got shape {self.rewards.shape}"
-        for name in COLUMNS:
+        map_obs(self._check_obs_leaf, self.obs)
+        assert self.core_state.size == 0 or len(self.core_state) == self.shape[1], (
+            f"core_state: shape {self.core_state.shape}, expected [B, S] with B = {self.shape[1]}"
+        )
+        for name in COLUMNS[1:]:
             array = getattr(self, name)
             assert array.shape[:2] == self.shape, (
                 f"{name}: shape {array.shape}, expected [T, B, ...] = {self.shape}"
@@ -116,6 +137,21 @@ class SampleBatch:
             assert name not in _DTYPES or array.ndim == 2, f"{name}: shape {array.shape}, expected [T, B]"
         assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
 
+    def _check_obs_leaf(self, leaf: Array) -> Array:
+        assert leaf.shape[:2] == self.shape, f"obs: shape {leaf.shape}, expected [T, B, ...] = {self.shape}"
+        return leaf
+
+
+def episode_starts(batch: SampleBatch) -> Array:
+    """bool[T, B]: whether a step begins an episode. Row 0 is False: `core_state` is zero there where one begins.
+
+    After an end comes a beginning; a row in which the environment only reset itself stands between the two, and what a
+    core makes of it is forgotten again.
+    """
+    starts = np.zeros(batch.shape, np.bool_)
+    starts[1:] = batch.terminated[:-1] | batch.truncated[:-1] | ~batch.valid[:-1]
+    return starts
+
 
 def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
     """[T, B1, ...], [T, B2, ...] of several workers side by side: [T, B1 + B2, ...]; one alone is not copied.
@@ -125,8 +161,12 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
     if len(batches) == 1:
         return batches[0]
     columns: dict[str, Any] = {
-        name: np.concatenate([getattr(batch, name) for batch in batches], axis=1) for name in COLUMNS
+        name: np.concatenate([getattr(batch, name) for batch in batches], axis=1) for name in COLUMNS[1:]
     }
+    columns["obs"] = map_obs(
+        lambda *leaves: np.concatenate(leaves, axis=1), *(batch.obs for batch in batches)
+    )
+    columns["core_state"] = np.concatenate([batch.core_state for batch in batches])
     return replace(
         batches[0],
         **columns,

@@ -64,9 +64,13 @@ class RolloutWorkers:
 
     def sample(self) -> list[ObjectRef]:
         """One fragment from every worker; returns when all are there (or lost)."""
-        refs = [handle.sample.remote() for handle in self.handles]
+        refs = self.start_sampling()
         rlplat.wait(refs, num_returns=len(refs))
         return refs
+
+    def start_sampling(self) -> list[ObjectRef]:
+        """One fragment from every worker; returns at once."""
+        return [handle.sample.remote() for handle in self.handles]
 
     def replace_lost(self, refs: Sequence[ObjectRef], error: RlplatError) -> list[ObjectRef]:
         """Called when the use of `refs` raised: replace the workers whose fragments were lost, and sample these again.
@@ -82,7 +86,7 @@ class RolloutWorkers:
                 if isinstance(loss, EnvError) and not self._restart_on_env_error:
                     raise
                 lost.append(slot)
-                self._replace(slot, loss)
+                self.replace(slot, loss)
         if not lost:
             raise error
         for slot in lost:
@@ -97,14 +101,21 @@ class RolloutWorkers:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Into a new group: every worker starts as the next incarnation of the saved one."""
+        """Into a new group: a worker goes on as the saved one where its environments' states were saved, and starts as
+        the next incarnation, with random numbers of its own, where they were not."""
         if len(state["incarnations"]) != len(self.handles):
             return  # another number of workers than before: nothing to carry over
-        for slot, incarnation in enumerate(state["incarnations"]):
+        for slot, (incarnation, worker) in enumerate(zip(state["incarnations"], state["workers"], strict=True)):
             self.close_worker(slot)
-            self._incarnations[slot] = int(incarnation) + 1
+            self._incarnations[slot] = int(incarnation) + (worker["env"] is None)
             self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
         rlplat.get([h.set_state.remote(s) for h, s in zip(self.handles, state["workers"], strict=True)])
+
+    def not_saved(self) -> tuple[str, ...]:
+        """What the workers' states leave out."""
+        return tuple(
+            sorted({text for text in rlplat.get([h.not_saved.remote() for h in self.handles]) if text})
+        )
 
     def close_worker(self, slot: int) -> None:
         rlplat.kill(self.handles[slot])
@@ -113,7 +124,8 @@ class RolloutWorkers:
         for slot in range(len(self.handles)):
             self.close_worker(slot)
 
-    def _replace(self, slot: int, loss: RlplatError) -> None:
+    def replace(self, slot: int, loss: RlplatError) -> None:
+        """The next incarnation takes the slot; raises when that happened too often."""
         if not self._limits[slot].allows(self._clock()):
             limit = self._limits[slot]
             kind = EnvError if isinstance(loss, EnvError) else ActorDied

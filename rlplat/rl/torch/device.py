@@ -11,7 +11,7 @@ from rlplat.rl.policy_spec import PolicySpec, cpu_share
 def resolve_device(device: str, spec: PolicySpec) -> torch.device:
     """`auto`: for image encoders the GPU that the runtime gave this process, if any; else the CPU."""
     if device == "auto":
-        return torch.device("cuda" if spec.encoder != "mlp" and torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if spec.has_images and torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "learner.device=cuda, but torch sees no GPU in the learner's process; set learner.num_gpus=1 so that it is "
@@ -26,10 +26,10 @@ def resolve_precision(precision: str, spec: PolicySpec, device: torch.device) ->
     `auto`: bfloat16 for convolutions where the hardware multiplies it natively, float32 for MLPs, which are too small
     to gain anything.
     """
-    if precision == "float32" or (precision == "auto" and spec.encoder == "mlp"):
+    if precision == "float32" or (precision == "auto" and not spec.has_images):
         return torch.float32
     if precision == "bfloat16":
-        if spec.encoder == "mlp":
+        if not spec.has_images:
             raise ConfigError(
                 "learner.precision=bfloat16 is for image encoders; use auto or float32 with an MLP"
             )
@@ -51,6 +51,6 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 def use_threads(num_threads: int, spec: PolicySpec) -> None:
     """Threads of torch in this process; 0: one for an MLP (kernels are over before threads wake), else all CPUs."""
     if num_threads == 0:
-        num_threads = 1 if spec.encoder == "mlp" else cpu_share(1)
+        num_threads = 1 if not spec.has_images else cpu_share(1)
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)

@@ -1,4 +1,5 @@
-"""Actor-critic networks: encoder (MLP or Nature CNN), a head for the action distribution and one for the value."""
+"""`ActorCritic`: encoder, core, a head for the action distribution and one for the value; the class to extend for a
+policy of one's own (docs/custom-policy.md)."""
 
 from __future__ import annotations
 
@@ -6,79 +7,22 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.policy_spec import PolicySpec
-from rlplat.rl.torch.distributions import categorical_log_probs, gaussian_log_probs
-
-
-class MLPEncoder(nn.Module):
-    """Linear layers with tanh or ReLU: [N, ...] -> float32[N, hidden_sizes[-1]]."""
-
-    def __init__(self, spec: PolicySpec) -> None:
-        super().__init__()
-        sizes = (spec.obs_size, *spec.hidden_sizes)
-        self.layers = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes)))
-        self.activation = torch.tanh if spec.activation == "tanh" else torch.relu
-        self.num_features = sizes[-1]
-
-    def forward(self, obs: Tensor) -> Tensor:
-        features = obs.flatten(1)
-        for layer in self.layers:
-            features = self.activation(layer(features))
-        return features
-
-
-class NatureCNN(nn.Module):
-    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512.
-
-    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]. Pixels are taken as fractions of 255 by scaling the first
-    kernel instead of every pixel: exact in bfloat16, which holds the integers up to 256, and one pass over the images
-    less. Images stay in channels-last order in memory, which CPU convolutions and GPU tensor cores want.
-    `compute_dtype` bfloat16 casts at each call; the parameters stay float32.
-    """
-
-    def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype) -> None:
-        super().__init__()
-        self.channels_last = spec.obs_layout == "HWC"
-        channels, height, width = (
-            spec.obs_shape[i] for i in ((2, 0, 1) if self.channels_last else (0, 1, 2))
-        )
-        self.compute_dtype = compute_dtype
-        self.conv1 = nn.Conv2d(channels, 32, 8, stride=4)
-        self.conv2 = nn.Conv2d(32, 64, 4, stride=2)
-        self.conv3 = nn.Conv2d(64, 64, 3, stride=1)
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.linear = nn.Linear(64 * height * width, 512)
-        self.num_features = 512
-        for conv in (self.conv1, self.conv2, self.conv3):
-            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
-
-    def hold_in_compute_dtype(self) -> None:
-        """For acting: keep the large parameters in the compute dtype, instead of casting them at each call.
-
-        Not the first kernel: its scaling by 1/255 is done in float32, as in the learner.
-        """
-        for layer in (self.conv2, self.conv3, self.linear):
-            layer.to(self.compute_dtype)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        dtype = self.compute_dtype
-        images = obs.permute(0, 3, 1, 2) if self.channels_last else obs
-        features = images.to(dtype, memory_format=torch.channels_last)
-        for conv in (self.conv1, self.conv2, self.conv3):
-            assert conv.bias is not None
-            kernel = conv.weight / 255.0 if conv is self.conv1 else conv.weight
-            features = F.conv2d(features, kernel.to(dtype), conv.bias.to(dtype), stride=conv.stride)
-            features = F.relu_(features)
-        features = F.linear(features.flatten(1), self.linear.weight.to(dtype), self.linear.bias.to(dtype))
-        features = F.relu_(features)
-        return features.float()
+from rlplat.rl.registry import load_class
+from rlplat.rl.torch.action_distributions import ActionDistribution
+from rlplat.rl.torch.cores import make_core
+from rlplat.rl.torch.encoders import TensorObs, make_encoder
 
 
 class ActorCritic(nn.Module):
     """Policy and value network of a `PolicySpec`: one encoder for both heads (`share_encoder`) or one for each.
+
+        distribution, values, state = network(obs, state, starts)
+
+    obs: [N, ...] (or a dict of such), N = T*B rows, time first; state: float32[B, S] before the first step, None for
+    the state in which episodes begin; starts: bool[T, B], None for T = 1. Without a core S is 0 and rows are on their
+    own. Returns the distribution of N actions, values float32[N] and the state after the last step.
 
     Initialised as in Huang et al. 2022 (core detail 2): orthogonal, gain sqrt(2) in the encoder, 0.01 in the policy
     head (so that the first policy is nearly uniform) and 1 in the value head; biases 0.
@@ -87,41 +31,65 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec = spec
-        self.actor_encoder = _encoder(spec, compute_dtype)
-        self.critic_encoder = None if spec.share_encoder else _encoder(spec, compute_dtype)
-        self.actor_head = nn.Linear(self.actor_encoder.num_features, spec.action_size)
-        self.critic_head = nn.Linear(self.actor_encoder.num_features, 1)
-        if spec.action_kind == "gaussian":
-            self.log_std = nn.Parameter(torch.full((spec.action_size,), spec.initial_log_std))
+        self.actor_encoder = make_encoder(spec, compute_dtype)
+        self.critic_encoder = None if spec.share_encoder else make_encoder(spec, compute_dtype)
+        num_features = int(self.actor_encoder.num_features)
+        self.core = make_core(spec, num_features)
+        self.state_size = 0
+        if self.core is not None:
+            num_features, self.state_size = self.core.num_features, self.core.state_size
+        self.actor_head = nn.Linear(num_features, spec.num_params)
+        self.critic_head = nn.Linear(num_features, 1)
+        if spec.num_gaussian:
+            self.log_std = nn.Parameter(torch.full((spec.num_gaussian,), spec.initial_log_std))
         if spec.orthogonal_init:
             self._initialize_orthogonally()
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs: [N, ...] -> (logits or means float32[N, A], values float32[N])."""
+    def forward(
+        self, obs: TensorObs, state: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[ActionDistribution, Tensor, Tensor]:
         features = self.actor_encoder(obs)
+        if state is None:
+            num_envs = len(features) if starts is None else starts.shape[1]
+            state = features.new_zeros(num_envs, self.state_size)
         critic_features = features if self.critic_encoder is None else self.critic_encoder(obs)
-        return self.actor_head(features), self.critic_head(critic_features).squeeze(-1)
+        if self.core is not None:
+            features, state = self.core(features, state, starts)
+            critic_features = features
+        distribution = self.distribution(features, obs)
+        return distribution, self.critic_head(critic_features).squeeze(-1), state
 
-    def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def distribution(self, features: Tensor, obs: TensorObs) -> ActionDistribution:
+        """features: float32[N, F] -> the distribution of N actions; the place for heads of one's own."""
+        mask = obs["action_mask"].bool() if self.spec.has_mask else None  # type: ignore[index]
+        return ActionDistribution(self.spec, self.actor_head(features), getattr(self, "log_std", None), mask)
+
+    def evaluate_actions(
+        self,
+        obs: TensorObs,
+        actions: Tensor,
+        state: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(log pi(actions | obs), entropy of pi(. | obs), V(obs)), float32[N] each."""
-        params, values = self(obs)
-        if self.spec.action_kind == "categorical":
-            log_probs, entropies = categorical_log_probs(params, actions)
-        else:
-            log_probs, entropies = gaussian_log_probs(params, self.log_std, actions)
-        return log_probs, entropies, values
+        distribution, values, _ = self(obs, state, starts)
+        return distribution.log_prob(actions), distribution.entropy(), values
 
     def _initialize_orthogonally(self) -> None:
         gains: dict[nn.Module, float] = {self.actor_head: 0.01, self.critic_head: 1.0}
-        for module in self.modules():
+        parts = [self.actor_encoder, self.critic_encoder, self.actor_head, self.critic_head]
+        for module in (module for part in parts if part is not None for module in part.modules()):
             if isinstance(module, nn.Linear | nn.Conv2d):
                 # Drawn in the default memory order: the same numbers whatever order the kernel is kept in.
                 weight = torch.empty(module.weight.shape)
                 nn.init.orthogonal_(weight, gains.get(module, math.sqrt(2.0)))
                 module.weight.data.copy_(weight)
-                assert module.bias is not None
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
 
-def _encoder(spec: PolicySpec, compute_dtype: torch.dtype) -> MLPEncoder | NatureCNN:
-    return NatureCNN(spec, compute_dtype) if spec.encoder == "nature_cnn" else MLPEncoder(spec)
+def make_network(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -> ActorCritic:
+    """The network of a spec: `ActorCritic`, or the class that `spec.custom` names ("pkg.mod:Class")."""
+    network_class = load_class(spec.custom) if spec.custom else ActorCritic
+    network: ActorCritic = network_class(spec, compute_dtype)
+    return network

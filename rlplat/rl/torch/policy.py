@@ -1,4 +1,4 @@
-"""`TorchActorCritic`: acts through torch, on the CPU; for encoders that are too large for plain numpy."""
+"""`TorchActorCritic`: acts through torch, on the CPU; for whatever is more than a plain MLP."""
 
 from __future__ import annotations
 
@@ -6,72 +6,104 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rlplat.rl.interfaces import Array, PolicyOutput, Weights
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.obs_tree import map_obs, obs_rows
 from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.device import resolve_precision, use_threads
-from rlplat.rl.torch.distributions import (
-    categorical_log_probs,
-    categorical_sample,
-    gaussian_log_probs,
-    gaussian_sample,
-)
-from rlplat.rl.torch.networks import ActorCritic, NatureCNN
+from rlplat.rl.torch.encoders import TensorObs
+from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.weights import load_weights
 
 VALUES_BATCH = 256
-"""Observations per forward pass in `values`: bounds the memory of activations."""
+"""Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
 
 
 class TorchActorCritic:
-    """A `Policy` over the network of networks.py, with a random generator of its own."""
+    """Acts with the weights of a network built from the same spec (see interfaces.Policy)."""
 
     def __init__(
-        self, spec: PolicySpec, seed: np.random.SeedSequence, *, precision: str = "auto", num_threads: int = 0
+        self,
+        spec: PolicySpec,
+        seed: np.random.SeedSequence,
+        *,
+        precision: str = "auto",
+        num_threads: int = 0,
     ) -> None:
-        use_threads(num_threads, spec)
+        # Without convolutions a step is over before a second thread wakes.
+        use_threads(num_threads if spec.has_images else 1, spec)
         self.spec = spec
-        self._network = ActorCritic(spec, resolve_precision(precision, spec, torch.device("cpu")))
+        self._network = make_network(spec, resolve_precision(precision, spec, torch.device("cpu")))
         self._network.requires_grad_(False)
-        for encoder in (self._network.actor_encoder, self._network.critic_encoder):
-            if isinstance(encoder, NatureCNN):
-                encoder.hold_in_compute_dtype()
+        module: Any
+        for module in self._network.modules():
+            if hasattr(module, "hold_in_compute_dtype"):
+                module.hold_in_compute_dtype()
         self._generator = torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
         self._normalize = ObsNormalizer()
+        self._state_size = int(getattr(self._network, "state_size", 0))
+        self._state = torch.zeros(0, self._state_size)
+
+    @property
+    def core_state(self) -> Array:
+        """float32[B, S], a copy."""
+        return self._state.numpy().copy()
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
         self._normalize.set_weights(weights)
 
-    def act(self, obs: Array, *, deterministic: bool = False) -> PolicyOutput:
-        """obs: [B, ...] -> actions int64[B] or float32[B, A], log_probs float32[B], values float32[B]."""
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """obs: [B, ...] -> actions as in `spec.action`, log_probs float32[B], values float32[B]."""
         with torch.inference_mode():
-            params, values = self._network(self._tensor(obs))
-            if self.spec.action_kind == "categorical":
-                actions = params.argmax(-1) if deterministic else categorical_sample(params, self._generator)
-                log_probs, _ = categorical_log_probs(params, actions)
-            else:
-                log_std = self._network.log_std
-                actions = params if deterministic else gaussian_sample(params, log_std, self._generator)
-                log_probs, _ = gaussian_log_probs(params, log_std, actions)
-            return PolicyOutput(actions.numpy(), log_probs.numpy(), values.numpy())
+            distribution, values, self._state = self._network(self._tensors(obs), self._state_of(obs))
+            actions = distribution.mode() if deterministic else distribution.sample(self._generator)
+            return PolicyOutput(actions.numpy(), distribution.log_prob(actions).numpy(), values.numpy())
 
-    def values(self, obs: Array) -> Array:
+    def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]."""
         with torch.inference_mode():
-            chunks = torch.split(self._tensor(obs), VALUES_BATCH)
-            return torch.cat([self._network(chunk)[1] for chunk in chunks]).numpy()
+            if self._state_size:
+                values: Array = self._network(self._tensors(obs), self._state_of(obs))[1].numpy()
+                return values
+            chunks = [
+                self._network(self._tensors(map_obs(lambda leaf, i=i: leaf[i : i + VALUES_BATCH], obs)))[1]
+                for i in range(0, obs_rows(obs), VALUES_BATCH)
+            ]
+            return torch.cat(chunks).numpy()
+
+    def reset_core(self, ended: Array) -> None:
+        if self._state_size and ended.any() and len(self._state) == len(ended):  # else: it begins anew as it is
+            self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
 
     def get_state(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state().numpy().copy()}
+        return {"generator": self._generator.get_state().numpy().copy(), "core": self.core_state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
+        self._state = torch.from_numpy(np.array(state["core"], np.float32))
 
-    def _tensor(self, obs: Array) -> torch.Tensor:
+    def _state_of(self, obs: Obs) -> Tensor:
+        """The core's state for these rows: an episode's beginning where their number is new."""
+        num_rows = obs_rows(obs)
+        return self._state if len(self._state) == num_rows else torch.zeros(num_rows, self._state_size)
+
+    def _tensors(self, obs: Obs) -> TensorObs:
+        """In the dtypes that the learner's network sees (`TensorRows`): vectors float32, everything else as it is."""
+        if isinstance(obs, dict):
+            assert isinstance(self.spec.obs, dict)
+            return {path: _tensor(leaf, self.spec.obs[path]) for path, leaf in obs.items()}
+        assert isinstance(self.spec.obs, ObsSpec)
         normalized = self._normalize(obs)
-        if self.spec.encoder == "mlp":
-            normalized = normalized.astype(np.float32, copy=False)
-        # A read-only array (shared memory) makes torch warn; nothing here writes into observations.
-        return torch.from_numpy(normalized if normalized.flags.writeable else normalized.copy())
+        assert not isinstance(normalized, dict)
+        return _tensor(normalized, self.spec.obs)
+
+
+def _tensor(array: Array, leaf: ObsSpec) -> Tensor:
+    if leaf.kind == "vector":
+        array = array.astype(np.float32, copy=False)
+    # A read-only array (shared memory) makes torch warn; nothing here writes into observations.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -8,48 +8,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplat.rl.interfaces import Array
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.torch.encoders import TensorObs
 
 
 class TensorRows:
-    """Columns are moved to the device once; each minibatch is two or three gathers there.
+    """Columns are moved to the device once; each minibatch is a few gathers there.
 
-    rows = TensorRows(obs, actions, {"advantages": advantages, ...}, device, images=True)
+    rows = TensorRows(spec, obs, actions, {"advantages": advantages, ...}, device)
     obs, actions, columns = rows.take(indices)          # columns["advantages"]: float32[M]
     """
 
     def __init__(
         self,
-        obs: Array,
+        spec: PolicySpec,
+        obs: Obs,
         actions: Array,
         columns: Mapping[str, Array],
         device: torch.device,
-        *,
-        channels_first_images: bool,
     ) -> None:
-        """obs: [N, ...]; actions: [N, ...]; columns: float32[N] each.
-
-        `channels_first_images`: obs is [N, C, H, W]; rows are kept as [H, W, C], which is how convolutions want them
-        in memory, so that the change of order is made once per round, not once per epoch.
-        """
+        """obs: [N, ...] or a dict of such; actions: [N, ...]; columns: float32[N] each."""
         self._names = tuple(columns)
         self._columns = torch.from_numpy(np.stack(list(columns.values()), axis=1)).to(device)
         self._actions = _tensor(actions).to(device)
-        self._channels_first_images = channels_first_images
-        pixels = _tensor(obs).to(device)
-        if channels_first_images:
-            pixels = pixels.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
-        self._obs = pixels
+        self._obs: _Leaf | dict[str, _Leaf]
+        if isinstance(obs, dict):
+            assert isinstance(spec.obs, dict)
+            self._obs = {path: _Leaf(leaf, spec, spec.obs[path], device) for path, leaf in obs.items()}
+        else:
+            assert isinstance(spec.obs, ObsSpec)
+            self._obs = _Leaf(obs, spec, spec.obs, device)
         self._device = device
 
-    def take(self, indices: Array) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def take(self, indices: Array) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
         """indices: int64[M] -> obs [M, ...] (images [M, C, H, W] in channels-last memory order), actions, columns."""
         rows = torch.from_numpy(indices).to(self._device)
-        obs = self._obs.index_select(0, rows)
-        if self._channels_first_images:
-            obs = obs.permute(0, 3, 1, 2)
+        obs: TensorObs
+        if isinstance(self._obs, dict):
+            obs = {path: leaf.take(rows) for path, leaf in self._obs.items()}
+        else:
+            obs = self._obs.take(rows)
         columns = self._columns.index_select(0, rows).unbind(1)
         return obs, self._actions.index_select(0, rows), dict(zip(self._names, columns, strict=True))
+
+
+class _Leaf:
+    """One leaf of the observations. Images [N, C, H, W] are kept as [H, W, C], which is how convolutions want them in
+    memory, so that the change of order is made once per round, not once per epoch."""
+
+    def __init__(self, obs: Array, spec: PolicySpec, leaf: ObsSpec, device: torch.device) -> None:
+        self._channels_first = leaf.layout == "CHW" and spec.encodes_as_image(leaf)
+        if leaf.kind == "vector":
+            obs = obs.astype(np.float32, copy=False)
+        self._tensor = _tensor(obs).to(device)
+        if self._channels_first:
+            self._tensor = self._tensor.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+
+    def take(self, rows: Tensor) -> Tensor:
+        taken = self._tensor.index_select(0, rows)
+        return taken.permute(0, 3, 1, 2) if self._channels_first else taken
 
 
 def _tensor(array: Array) -> Tensor:

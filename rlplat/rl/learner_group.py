@@ -1,0 +1,80 @@
+"""`LearnerGroup`: one learner, or several that share every minibatch and average their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import rlplat
+from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.rl.interfaces import UpdateReport
+from rlplat.rl.policy_spec import PolicySpec
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef
+
+
+class LearnerGroup:
+    """Learners 0..n-1; learner 0 publishes the weights, and its reports and its state are the group's.
+
+    learners = LearnerGroup(make_learner, num_learners=2)
+    report = learners.update(batches)                   # refs; raises what a learner raised
+
+    Every learner is given all batches: each prepares the whole round alike and takes its share of every minibatch, so
+    that the group computes what one learner would, up to the order of floating-point sums.
+    """
+
+    def __init__(self, make_learner: Callable[[int], ActorHandle], num_learners: int) -> None:
+        """make_learner(rank) starts a learner actor."""
+        if num_learners > 1 and rlplat.get_runtime_context().client_id == "inproc":
+            raise ConfigError(
+                f"learner.num_learners={num_learners} needs a process for each, but with num_rollout_workers=0 everything "
+                "is in one: --num-rollout-workers 1, or learner.num_learners=1"
+            )
+        self.handles = [make_learner(rank) for rank in range(num_learners)]
+
+    def wait_until_ready(self) -> None:
+        """Returns when the constructors are through, the first weights published and the learners joined."""
+        rlplat.get([handle.ready.remote() for handle in self.handles])
+        if len(self.handles) > 1:
+            address = rlplat.get(self.handles[0].group_address.remote())
+            rlplat.get(
+                [
+                    handle.join_group.remote(address, rank, len(self.handles))
+                    for rank, handle in enumerate(self.handles)
+                ]
+            )
+
+    def update(self, batches: Sequence[ObjectRef]) -> UpdateReport:
+        """One learning step on the batches of one round."""
+        if len(self.handles) == 1:
+            report: UpdateReport = rlplat.get(self.handles[0].update.remote(*batches))
+            return report
+        # First the batches: a learner that lacks one must not leave the others waiting for its gradients.
+        rlplat.get([handle.stage.remote(*batches) for handle in self.handles])
+        reports: list[UpdateReport] = rlplat.get([handle.update_staged.remote() for handle in self.handles])
+        return reports[0]
+
+    def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = rlplat.get(self.handles[0].get_state.remote())
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        rlplat.get([handle.set_state.remote(state) for handle in self.handles])
+
+    def close(self) -> None:
+        for handle in self.handles:
+            rlplat.kill(handle)
+
+
+def learner_gpus(num_gpus: float | str, device: str, spec: PolicySpec) -> float:
+    """What `learner.num_gpus` comes to: `auto` is one GPU for an image encoder where the cluster has one."""
+    available = rlplat.cluster_resources().get("GPU", 0)
+    if num_gpus == "auto":
+        return 1 if spec.has_images and device != "cpu" and available >= 1 else 0
+    if float(num_gpus) > available:
+        raise InfeasibleResources(
+            f"learner.num_gpus is {float(num_gpus):g}, but there are {available:g} GPUs here: "
+            "--set learner.num_gpus=auto"
+        )
+    return float(num_gpus)

@@ -1,0 +1,194 @@
+"""Encoders: from observations to features float32[N, F], F = encoder.num_features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.registry import load_class
+from rlplat.rl.spaces import ObsSpec
+
+TensorObs = Tensor | dict[str, Tensor]
+"""[N, ...], or a dict of such by path, as `interfaces.Obs`."""
+
+
+def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -> Any:
+    """The encoder of a spec; `compute_dtype` is that of convolutions (parameters are float32 always).
+
+    `spec.encoder` may name a class, "pkg.mod:Class": an nn.Module made with (spec, compute_dtype) that has
+    `num_features`.
+    """
+    if ":" in spec.encoder:
+        return load_class(spec.encoder)(spec, compute_dtype)
+    if isinstance(spec.obs, dict):
+        return TreeEncoder(spec, compute_dtype)
+    if spec.encoder == "mlp":
+        return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
+    return _image_encoder(spec.encoder, spec.obs, compute_dtype)
+
+
+class MLPEncoder(nn.Module):
+    """Linear layers with tanh or ReLU: [N, ...] -> float32[N, hidden_sizes[-1]]."""
+
+    def __init__(self, num_inputs: int, spec: PolicySpec, leaf: ObsSpec | None = None) -> None:
+        """`leaf`: what the observations are; None: features already."""
+        super().__init__()
+        sizes = (num_inputs, *spec.hidden_sizes)
+        self.leaf = leaf
+        self.layers = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes)))
+        self.activation = torch.tanh if spec.activation == "tanh" else torch.relu
+        self.num_features = sizes[-1]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        features = obs.flatten(1) if self.leaf is None else leaf_features(obs, self.leaf)
+        for layer in self.layers:
+            features = self.activation(layer(features))
+        return features
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512.
+
+    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]. Pixels are taken as fractions of 255 by scaling the first
+    kernel instead of every pixel: exact in bfloat16, which holds the integers up to 256, and one pass over the images
+    less. Images stay in channels-last order in memory, which CPU convolutions and GPU tensor cores want.
+    `compute_dtype` bfloat16 casts at each call; the parameters stay float32.
+    """
+
+    def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.channels_last, (channels, height, width) = _channels_height_width(image)
+        self.compute_dtype = compute_dtype
+        self.conv1 = nn.Conv2d(channels, 32, 8, stride=4)
+        self.conv2 = nn.Conv2d(32, 64, 4, stride=2)
+        self.conv3 = nn.Conv2d(64, 64, 3, stride=1)
+        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.linear = nn.Linear(64 * height * width, 512)
+        self.num_features = 512
+        for conv in (self.conv1, self.conv2, self.conv3):
+            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+
+    def hold_in_compute_dtype(self) -> None:
+        """For acting: keep the large parameters in the compute dtype, instead of casting them at each call.
+
+        Not the first kernel: its scaling by 1/255 is done in float32, as in the learner.
+        """
+        for layer in (self.conv2, self.conv3, self.linear):
+            layer.to(self.compute_dtype)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        dtype = self.compute_dtype
+        images = obs.permute(0, 3, 1, 2) if self.channels_last else obs
+        features = images.to(dtype, memory_format=torch.channels_last)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            assert conv.bias is not None
+            kernel = conv.weight / 255.0 if conv is self.conv1 else conv.weight
+            features = F.conv2d(features, kernel.to(dtype), conv.bias.to(dtype), stride=conv.stride)
+            features = F.relu_(features)
+        features = F.linear(features.flatten(1), self.linear.weight.to(dtype), self.linear.bias.to(dtype))
+        features = F.relu_(features)
+        return features.float()
+
+
+class ImpalaCNN(nn.Module):
+    """The deep network of Espeholt et al. 2018 (IMPALA, figure 3): sections of 16, 32, 32 channels (a convolution,
+    3x3/2 max pooling, two residual blocks), then a layer of 256. Images and precision as in `NatureCNN`."""
+
+    CHANNELS = (16, 32, 32)
+
+    def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.channels_last, (channels, height, width) = _channels_height_width(image)
+        self.compute_dtype = compute_dtype
+        self.entries = nn.ModuleList()
+        self.blocks = nn.ModuleList()
+        for size in self.CHANNELS:
+            self.entries.append(nn.Conv2d(channels, size, 3, padding=1))
+            self.blocks.append(nn.ModuleList(nn.Conv2d(size, size, 3, padding=1) for _ in range(4)))
+            channels, height, width = size, (height + 1) // 2, (width + 1) // 2
+        self.linear = nn.Linear(channels * height * width, 256)
+        self.num_features = 256
+
+    def hold_in_compute_dtype(self) -> None:
+        for layer in (*self.entries[1:], *self.blocks, self.linear):
+            layer.to(self.compute_dtype)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        dtype = self.compute_dtype
+        images = obs.permute(0, 3, 1, 2) if self.channels_last else obs
+        features = images.to(dtype, memory_format=torch.channels_last)
+        entry: Any
+        convs: Any  # nn.ModuleList's items have no narrower type
+        for section, (entry, convs) in enumerate(zip(self.entries, self.blocks, strict=True)):
+            features = F.max_pool2d(self._conv(features, entry, section == 0), 3, stride=2, padding=1)
+            for first in (0, 2):
+                inner = self._conv(F.relu(features), convs[first])
+                features = features + self._conv(F.relu(inner), convs[first + 1])
+        features = F.relu(features).flatten(1)
+        features = F.linear(features, self.linear.weight.to(dtype), self.linear.bias.to(dtype))
+        return F.relu(features).float()
+
+    def _conv(self, features: Tensor, conv: Any, scales_pixels: bool = False) -> Tensor:
+        kernel = conv.weight / 255.0 if scales_pixels else conv.weight
+        bias = conv.bias.to(self.compute_dtype)
+        return F.conv2d(features, kernel.to(self.compute_dtype), bias, padding=1)
+
+
+class TreeEncoder(nn.Module):
+    """For dict observations: images through a CNN each, all else as numbers beside their features, then an MLP."""
+
+    def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        assert isinstance(spec.obs, dict)
+        self.leaves = {path: leaf for path, leaf in spec.obs.items() if leaf.kind != "mask"}
+        images = {path: leaf for path, leaf in self.leaves.items() if spec.encodes_as_image(leaf)}
+        self.image_paths = tuple(images)
+        cnn = "impala_cnn" if spec.encoder == "impala_cnn" else "nature_cnn"
+        encoders = [_image_encoder(cnn, leaf, compute_dtype) for leaf in images.values()]
+        self.images = nn.ModuleList(encoders)
+        num_numbers = sum(leaf.num_features for path, leaf in self.leaves.items() if path not in images)
+        num_inputs = num_numbers + sum(each.num_features for each in encoders)
+        self.mlp = MLPEncoder(num_inputs, spec)
+        self.num_features = self.mlp.num_features
+
+    def hold_in_compute_dtype(self) -> None:
+        encoder: Any
+        for encoder in self.images:
+            encoder.hold_in_compute_dtype()
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        parts = [encoder(obs[path]) for path, encoder in zip(self.image_paths, self.images, strict=True)]
+        parts += [
+            leaf_features(obs[path], leaf)
+            for path, leaf in self.leaves.items()
+            if path not in self.image_paths
+        ]
+        return self.mlp(torch.cat(parts, dim=1))
+
+
+def leaf_features(obs: Tensor, leaf: ObsSpec) -> Tensor:
+    """One leaf as numbers: float32[N, leaf.num_features]; choices become one-hot, pixels fractions of 255."""
+    if leaf.kind == "discrete":
+        return F.one_hot(obs.long(), leaf.nvec[0]).float()
+    if leaf.kind == "multi_discrete":
+        parts = [F.one_hot(obs[:, i].long(), n) for i, n in enumerate(leaf.nvec)]
+        return torch.cat(parts, dim=1).float()
+    features = obs.flatten(1).float()
+    return features / 255.0 if leaf.kind == "image" else features
+
+
+def _image_encoder(name: str, image: ObsSpec, compute_dtype: torch.dtype) -> NatureCNN | ImpalaCNN:
+    return (ImpalaCNN if name == "impala_cnn" else NatureCNN)(image, compute_dtype)
+
+
+def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:
+    """(whether channels are the last axis, (C, H, W))"""
+    channels_last = image.layout == "HWC"
+    order = (2, 0, 1) if channels_last else (0, 1, 2)
+    channels, height, width = (image.shape[i] for i in order)
+    return channels_last, (channels, height, width)
