@@ -5,6 +5,7 @@
         state.json             the state's shape: numbers, texts, and `{"$array": name}` where an array belongs
         <part>.safetensors     the arrays of each top-level part (learner, workers, ...), little endian
     checkpoints/latest         the name of the newest one; a hint, the manifests decide
+    checkpoints/best/          the weights alone that played the best evaluation, in the same form
 
 Writing: a temporary directory beside the target, fsync of every file, the manifest last, fsync of the directory,
 rename, fsync of the parent. A reader therefore sees either no `step_N` or a complete one, whatever kills the
@@ -25,15 +26,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rlplat
 from rlplat.checkpoint_state import BadState, pack, unpack
 from rlplat.errors import CheckpointError
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SCHEMA_VERSION = 1
 MAX_JSON_BYTES = 256 << 20
 """Largest manifest.json or state.json that is read."""
+
+BEST = "best"
+WEIGHTS = "weights"
+"""The part of `best` that holds the arrays."""
 
 _NAME = re.compile(r"step_(\d+)(\.replaced)?$")
 _DIGEST_KEY = "manifest_sha256"
@@ -48,6 +56,8 @@ class CheckpointInfo:
     env_steps: int
     spaces: str = ""
     not_saved: list[str] = field(default_factory=list)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Of `best`: the figures of the evaluation that it won with."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,11 @@ class Checkpoint:
     state: dict[str, Any]
     info: CheckpointInfo
     manifest: dict[str, Any]
+
+    @property
+    def has_weights_only(self) -> bool:
+        """Whether it is a `best`: enough to act, not to train on."""
+        return set(self.state) == {WEIGHTS}
 
 
 def save(
@@ -68,7 +83,32 @@ def save(
     the state holds something else.
     """
     directory = Path(directory)
-    name = f"step_{info.env_steps}"
+    target = _write(directory, f"step_{info.env_steps}", state, info)
+    _write_latest(directory, target.name)
+    _prune(directory, keep)
+    return target
+
+
+def save_best(
+    directory: str | os.PathLike[str], weights: dict[str, np.ndarray], info: CheckpointInfo
+) -> Path:
+    """Write `directory/best` in place of the one before: whole or the old one, as with `save`.
+
+    weights: all that acting needs, normaliser statistics included; nothing to train on with.
+    """
+    return _write(Path(directory), BEST, {WEIGHTS: weights}, info)
+
+
+def load_best(run_directory: str | os.PathLike[str]) -> Checkpoint | None:
+    """The best weights of a run, None where there are none yet; CheckpointError where they are damaged."""
+    directory = Path(run_directory) / "checkpoints"
+    for name in (BEST, f"{BEST}.replaced"):  # the second, where the writer was killed between its two renames
+        if os.path.lexists(directory / name):
+            return load(directory / name)
+    return None
+
+
+def _write(directory: Path, name: str, state: dict[str, Any], info: CheckpointInfo) -> Path:
     try:
         packed = pack(state)
     except BadState as error:
@@ -95,8 +135,6 @@ def save(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _write_latest(directory, name)
-    _prune(directory, keep)
     return target
 
 
@@ -157,7 +195,10 @@ def _rank(name: str) -> tuple[int, bool]:
 
 def _read(path: Path) -> Checkpoint:
     manifest = _verify(path)
-    info = CheckpointInfo(**{key: manifest[key] for key in CheckpointInfo.__dataclass_fields__})
+    # What an older rlplat did not write yet has a default.
+    info = CheckpointInfo(
+        **{key: manifest[key] for key in CheckpointInfo.__dataclass_fields__ if key in manifest}
+    )
     try:
         state = unpack({name: (path / name).read_bytes() for name in manifest["files"]})
     except (BadState, OSError) as error:

@@ -207,9 +207,16 @@ def last_record(path: Path) -> Record | None:
 
 def forget_after(directory: Path, env_steps: int) -> None:
     """Drop the records beyond `env_steps` from metrics.jsonl and progress.csv: a run that resumes from an older
-    checkpoint goes through those steps again, and must not have them twice."""
+    checkpoint goes through those steps again, and must not have them twice. The closing line of a run that had ended
+    there repeats an iteration and goes as well: what follows is as if the run had never stopped."""
     jsonl, table = directory / "metrics.jsonl", directory / "progress.csv"
-    records = [record for record in read_records(jsonl) if record.get("env_steps", 0) <= env_steps]
+    records: list[Record] = []
+    for record in read_records(jsonl):
+        closes = (
+            "iteration" in record and bool(records) and record["iteration"] == records[-1].get("iteration")
+        )
+        if record.get("env_steps", 0) <= env_steps and not closes:
+            records.append(record)
     if jsonl.exists():
         _replace_file(jsonl, "".join(json.dumps(record) + "\n" for record in records))
     if table.exists():

@@ -18,7 +18,7 @@ import pytest
 
 from rlplat import checkpoints
 from rlplat.checkpoint_state import BadState, pack, unpack
-from rlplat.checkpoints import CheckpointInfo, latest_valid, load, save
+from rlplat.checkpoints import CheckpointInfo, latest_valid, load, load_best, save, save_best
 from rlplat.errors import CheckpointError
 
 
@@ -232,6 +232,64 @@ def test_the_same_step_again_replaces_it_and_never_leaves_neither(tmp_path: Path
     assert [path.name for path in renames] == ["step_1000.replaced"]
     checkpoint, _ = latest_valid(tmp_path)
     assert checkpoint is not None and checkpoint.state == {"version": 2}
+
+
+def test_the_best_weights_are_apart_from_the_checkpoints(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    assert load_best(tmp_path) is None
+    for steps in range(3):
+        save(directory, {"steps": steps}, info(steps), keep=1)
+        figures = {"eval/return_mean": 4.0 + steps}
+        best_info = CheckpointInfo("ppo", "CartPole-v1", steps, spaces="S", evaluation=figures)
+        save_best(directory, {"actor.weight": np.full(3, steps, np.float32)}, best_info)
+    best = load_best(tmp_path)
+    assert best is not None and best.has_weights_only and best.info == best_info
+    assert_same(best.state, {"weights": {"actor.weight": np.full(3, 2, np.float32)}})
+    assert sorted(entry.name for entry in directory.iterdir()) == ["best", "latest", "step_2"]
+    newest, refused = latest_valid(tmp_path)
+    assert newest is not None and newest.path.name == "step_2" and not newest.has_weights_only and not refused
+    assert newest.info.evaluation == {}
+
+
+def test_a_killed_writer_of_the_best_weights_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    directory = tmp_path / "checkpoints"
+    save_best(directory, {"w": np.zeros(1)}, info(1))
+    for survived in (0, 1):  # renames until the killing: the old one steps aside, the new one takes its place
+        renames = []
+
+        def rename_then_die(
+            source: Any,
+            target: Any,
+            rename: Any = os.rename,
+            renames: Any = renames,
+            survived: int = survived,
+        ) -> None:
+            rename(source, target)
+            renames.append(target)
+            if len(renames) > survived:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(checkpoints.os, "rename", rename_then_die)
+        with pytest.raises(KeyboardInterrupt):
+            save_best(directory, {"w": np.ones(1) * (survived + 1)}, info(2))
+        monkeypatch.undo()
+        best = load_best(tmp_path)
+        assert best is not None and best.state["weights"]["w"].item() == (2.0 if survived else 0.0)
+    save_best(directory, {"w": np.ones(1) * 9}, info(3))
+    assert [entry.name for entry in directory.iterdir()] == ["best"]
+    os.truncate(directory / "best" / "state.json", 2)
+    with pytest.raises(CheckpointError, match=r"cannot be used: file state\.json has 2 bytes"):
+        load_best(tmp_path)
+
+
+def test_a_manifest_from_before_a_field_was_added_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path, {"a": 1}, info())
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["evaluation"], manifest["manifest_sha256"]
+    (path / "manifest.json").write_bytes(checkpoints._manifest_bytes(manifest))
+    assert load(path).info == info()
 
 
 @pytest.mark.parametrize("failing_write", [1, 2, 3])

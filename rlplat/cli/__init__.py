@@ -13,6 +13,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": "train an agent, or go on with a run",
     "evaluate": "play episodes with a trained agent and report its returns",
+    "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
     "runs": "list the runs with their last figures",
 }
@@ -30,6 +31,7 @@ examples:
   rlplat train --algo ppo --env Pong --set learning_rate=3e-4 --stop.env-steps 2000000
   rlplat train --resume runs/ppo-Pong-20261121-0915
   rlplat evaluate runs/demo --episodes 20
+  rlplat play runs/demo
   rlplat runs
 
 `rlplat COMMAND --help` says more. After any command: --debug shows the traceback of an error.

@@ -1,19 +1,47 @@
-"""Evaluation: whole episodes on raw rewards with frozen weights and statistics, in environments of their own."""
+"""Evaluation: whole episodes on raw rewards with frozen weights and statistics, in environments of its own.
+
+    driver ──start(ref of (version, weights), episodes)──▶ evaluation actor ──Evaluated──▶ driver
+
+The driver takes the ref when the evaluation starts, so that the weights are pinned however far the training goes on
+meanwhile. Every evaluation plays from the same seeds: evaluations of one run differ by the weights alone.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import rlplat
+from rlplat.errors import ActorDied, WorkerCrashed
+from rlplat.rl.env_names import atari_rom
 from rlplat.rl.envs import VectorEnv, make_vector_env
-from rlplat.rl.interfaces import Episode, Policy
-from rlplat.rl.policy_spec import make_policy, policy_spec
+from rlplat.rl.interfaces import Episode, Obs, Policy, Weights
 from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.video import Film, VideoWriter, open_filmed_env
 
 if TYPE_CHECKING:
-    from rlplat import ActorHandle
+    from rlplat import ActorHandle, ObjectRef
+
+MAX_FILM_STEPS = 5_000
+"""Steps after which the film of an evaluation ends: games that go on for half an hour are not filmed to their end."""
+
+MakePolicy = Callable[[dict[str, Any], SpaceSpec, np.random.SeedSequence], Policy]
+"""(the config as a dict, spaces, seed) -> a policy that has no weights yet; `make_policy` of an algorithm class."""
+
+
+class Evaluated(NamedTuple):
+    """What comes home from an evaluation."""
+
+    weights_version: int
+    episodes: list[Episode]
+    no_video: str = ""
+    """Why there is no video although there should be one."""
 
 
 def play_episodes(
@@ -23,52 +51,172 @@ def play_episodes(
     *,
     seed: int | np.random.SeedSequence,
     deterministic: bool = True,
+    max_steps: int | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Exactly `episodes` episodes, each environment playing a share fixed beforehand.
 
     Taking the first ones to finish would favour short episodes: good ones where the aim is speed, bad ones where it is
-    survival. Episodes come back in order of environment, then time.
+    survival. Episodes come back in order of environment, then time. After `max_steps` steps of every environment (None:
+    no limit) those that have not ended are left out. on_episode is told of each as it ends.
     """
     num_envs = env.num_envs
     quotas = [episodes // num_envs + (b < episodes % num_envs) for b in range(num_envs)]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     returns, lengths = np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int64)
-    obs = env.reset(seed)
+    obs: Obs = env.reset(seed)
+    num_steps = 0
     while any(len(done) < quota for done, quota in zip(finished, quotas, strict=True)):
+        if num_steps == max_steps:
+            break
+        num_steps += 1
         step = env.step(policy.act(obs, deterministic=deterministic).actions)
         obs = step.obs
+        ended = step.terminated | step.truncated
+        policy.reset_core(ended | ~step.valid)
         returns += step.rewards * step.valid
         lengths += step.valid
-        for b in np.flatnonzero(step.terminated | step.truncated):
+        for b in np.flatnonzero(ended):
             if len(finished[b]) < quotas[b]:
                 finished[b].append(Episode(float(returns[b]), int(lengths[b])))
+                if on_episode is not None:
+                    on_episode(finished[b][-1])
             returns[b], lengths[b] = 0.0, 0
     env.pop_episodes()
     return [episode for done in finished for episode in done]
 
 
 class Evaluator:
-    """An actor: `evaluator.run.remote(episodes)` plays with the newest weights of the parameter server.
+    """Plays episodes with weights that it is given: an actor during training, a plain object in `rlplat evaluate`.
 
-    Every call plays from the same seeds, so that evaluations of one run differ by the weights alone.
+    with Evaluator(config.model_dump(), PPO.make_policy) as evaluator:
+        episodes = evaluator.run((0, weights), 20).episodes
     """
 
-    def __init__(self, config: dict[str, Any], parameter_server: ActorHandle) -> None:
-        self._config = config
-        self._parameter_server = parameter_server
+    def __init__(self, settings: dict[str, Any], make_policy: MakePolicy) -> None:
+        self._settings = settings
+        self._make_policy = make_policy
         self._envs: dict[int, VectorEnv] = {}
+        if _is_worker():
+            # Before a framework is loaded or used: the CPUs belong to the training.
+            for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+                os.environ[name] = "1"
 
-    def run(self, episodes: int) -> list[Episode]:
-        config = self._config
-        num_envs = min(episodes, config["evaluation"]["num_envs"])
+    def run(self, pinned: tuple[int, Weights], episodes: int, video: str = "") -> Evaluated:
+        """pinned: (version, weights); video: where to write a film of one episode, empty for none."""
+        version, weights = pinned
+        num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
-            self._envs[num_envs] = make_vector_env(config["env"], num_envs, env_kwargs=config["env_kwargs"])
-        env = self._envs[num_envs]
-        policy_seed, env_seed = seed_sequences(config["seed"], "evaluation")
-        spec = policy_spec(config["policy"], env.spec)
-        policy = make_policy(spec, policy_seed, precision=config["learner"]["precision"])
-        newest = rlplat.get(self._parameter_server.latest.remote())
-        assert newest is not None, "the learner publishes its first weights before anybody evaluates"
-        policy.set_weights(newest[1])
-        deterministic = config["evaluation"]["deterministic"]
-        return play_episodes(policy, env, episodes, seed=env_seed, deterministic=deterministic)
+            self._envs[num_envs] = make_vector_env(
+                self._settings["env"], num_envs, env_kwargs=raw_env_kwargs(self._settings)
+            )
+        played = self._play(self._envs[num_envs], weights, episodes)
+        if not video:
+            return Evaluated(version, played)
+        try:
+            with VideoWriter(Path(video)) as film:
+                self.film(pinned, 1, film, max_steps=MAX_FILM_STEPS)
+        except Exception as error:  # rendering may fail in any way; what was evaluated is not lost for it
+            return Evaluated(version, played, no_video=str(error) or type(error).__name__)
+        return Evaluated(version, played)
+
+    def film(
+        self,
+        pinned: tuple[int, Weights],
+        episodes: int,
+        film: Film,
+        *,
+        max_steps: int | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> list[Episode]:
+        """Episodes in front of the camera: those that environment 0 of an evaluation begins with."""
+        env = open_filmed_env(self._settings["env"], raw_env_kwargs(self._settings), film)
+        try:
+            return self._play(env, pinned[1], episodes, max_steps=max_steps, on_episode=on_episode)
+        finally:
+            env.close()
+
+    def _play(self, env: VectorEnv, weights: Weights, episodes: int, **options: Any) -> list[Episode]:
+        policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation")
+        policy = self._make_policy(self._settings, env.spec, policy_seed)
+        torch = sys.modules.get("torch")
+        if torch is not None and _is_worker() and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)  # it was loaded before this process became an evaluator
+        policy.set_weights(weights)
+        deterministic = self._settings["evaluation"]["deterministic"]
+        return play_episodes(policy, env, episodes, seed=env_seed, deterministic=deterministic, **options)
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()
+        self._envs.clear()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Evaluation:
+    """The driver's end of an evaluation actor, which starts when it is first needed.
+
+    evaluation = Evaluation(config.model_dump(), PPO.make_policy)
+    episodes = evaluation.run(algorithm.weights(), 20)              # waits
+    ref = evaluation.start(algorithm.weights(), 20)                 # does not; get(ref) is an `Evaluated`
+    """
+
+    def __init__(self, settings: dict[str, Any], make_policy: MakePolicy) -> None:
+        self._settings = settings
+        self._make_policy = make_policy
+        self._actor: ActorHandle | None = None
+
+    def start(self, weights: ObjectRef, episodes: int, video: str = "") -> ObjectRef:
+        """weights: the ref of a (version, weights), which are pinned by it. Several starts play one after another."""
+        if self._actor is None:
+            self._actor = rlplat.remote(Evaluator).remote(self._settings, self._make_policy)
+        return self._actor.run.remote(weights, episodes, video)
+
+    def run(self, weights: ObjectRef, episodes: int) -> list[Episode]:
+        """Starts anew, once, where the actor dies."""
+        try:
+            evaluated: Evaluated = rlplat.get(self.start(weights, episodes))
+        except (ActorDied, WorkerCrashed):
+            self.close()
+            evaluated = rlplat.get(self.start(weights, episodes))
+        return evaluated.episodes
+
+    def close(self) -> None:
+        """End the actor, whatever it is doing; the next start makes another one."""
+        if self._actor is not None and rlplat.is_initialized():
+            self._actor.close.remote()  # lets go of its environments at once where it lives in this process
+            rlplat.kill(self._actor)
+        self._actor = None
+
+
+def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Raw, undiscounted returns of evaluation episodes."""
+    if not episodes:
+        return {}
+    returns = np.array([episode.episode_return for episode in episodes])
+    return {
+        "eval/return_mean": float(returns.mean()),
+        "eval/return_std": float(returns.std()),
+        "eval/return_min": float(returns.min()),
+        "eval/return_max": float(returns.max()),
+        "eval/length_mean": float(np.mean([episode.length for episode in episodes])),
+        "eval/episodes": len(episodes),
+    }
+
+
+def raw_env_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
+    """The environment's arguments without those that are for learning only: whole games, rewards as they are."""
+    kwargs: dict[str, Any] = settings["env_kwargs"]
+    if atari_rom(settings["env"]) is None:
+        return kwargs
+    return {key: value for key, value in kwargs.items() if key not in ("episodic_life", "reward_clipping")}
+
+
+def _is_worker() -> bool:
+    """Whether this process is an actor's own one."""
+    return rlplat.is_initialized() and rlplat.get_runtime_context().client_id not in ("driver", "inproc")

@@ -41,14 +41,18 @@ def _has_a_size(stream: TextIO) -> bool:
         return True
 
 
-def describe(result: Result) -> str:
-    """`return 312.4 (length 312.4, 57 episodes)`, or what can be said before an episode has finished."""
+def describe(result: Result, evaluated: float | None = None) -> str:
+    """`return 312.4 (length 312.4, 57 episodes), evaluation 475.0`, or what can be said before an episode has finished.
+
+    evaluated: the mean return of the last evaluation.
+    """
+    evaluation = f", evaluation {evaluated:.1f}" if evaluated is not None else ""
     if result.episode_return_mean is None:
         running = result.metrics.get("rollout/longest_running_episode")
         longest = f", longest running {running:,.0f} steps" if running is not None else ""
-        return f"0 episodes finished{longest}"
+        return f"0 episodes finished{longest}{evaluation}"
     length = f"length {result.episode_length_mean:.1f}, " if result.episode_length_mean is not None else ""
-    return f"return {result.episode_return_mean:.1f} ({length}{result.episodes:,} episodes)"
+    return f"return {result.episode_return_mean:.1f} ({length}{result.episodes:,} episodes){evaluation}"
 
 
 class ProgressLines:
@@ -57,11 +61,14 @@ class ProgressLines:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._next_s = clock()
+        self._evaluated: float | None = None
 
     def show(self, result: Result, env_steps_per_s: float) -> None:
+        self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
         if self._clock() >= self._next_s:
             self._next_s = self._clock() + LINE_PERIOD_S
-            self.say(f"{result.env_steps:>12,} env steps  {env_steps_per_s:>8,.0f}/s  {describe(result)}")
+            shown = describe(result, self._evaluated)
+            self.say(f"{result.env_steps:>12,} env steps  {env_steps_per_s:>8,.0f}/s  {shown}")
 
     def say(self, text: str) -> None:
         try:
@@ -90,9 +97,11 @@ class ProgressBar:
             file=stream,
             smoothing=0.1,
         )
+        self._evaluated: float | None = None
 
     def show(self, result: Result, env_steps_per_s: float) -> None:
-        self._bar.set_postfix_str(describe(result), refresh=False)
+        self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
+        self._bar.set_postfix_str(describe(result, self._evaluated), refresh=False)
         self._bar.update(result.env_steps - self._bar.n)
 
     def say(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """The directory of a run: what is in it, who may write to it, how a run is found again.
 
     runs/NAME/  config.yaml (complete, resolved)  metrics.jsonl  progress.csv  tensorboard/  log.txt
-                checkpoints/step_<env_steps>/  checkpoints/latest
+                checkpoints/step_<env_steps>/  checkpoints/latest  checkpoints/best/  videos/
 
 The process that trains holds a lock on log.txt, so that nobody resumes a run that is still going.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlplat.checkpoints import CheckpointInfo, save
+from rlplat.checkpoints import CheckpointInfo, load_best, save, save_best
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
-from rlplat.rl.interfaces import Result
+from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.progress import Progress
 from rlplat.tensorboard_events import TensorboardWriter
 
@@ -83,6 +83,7 @@ class RunDirectory:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_whole(path / "config.yaml", config_yaml)
             (path / "checkpoints").mkdir(exist_ok=True)
+            self._remove_unfinished_videos()
             env_steps = last.env_steps if last else 0
             if resumed:
                 forget_after(path, env_steps)
@@ -137,38 +138,72 @@ class RunDirectory:
         """period: env steps between checkpoints, 0 for only at the end."""
         return period > 0 and env_steps // period > self._tried_env_steps // period
 
-    def save_checkpoint(self, algorithm: Any) -> None:
-        """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be."""
+    def save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
+        """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be.
+
+        evaluations: the state of the run's `Evaluations`.
+        """
         env_steps = self.last.env_steps if self.last else 0
         if env_steps == self.saved_env_steps:
             return
         state = {
             "algorithm": algorithm.get_state(),
-            "training": {"wall_s": self.wall_s, "last": asdict(self.last) if self.last else None},
+            "training": {
+                "wall_s": self.wall_s,
+                "last": asdict(self.last) if self.last else None,
+                "evaluations": evaluations,
+            },
         }
         save(self.path / "checkpoints", state, self._info(algorithm, env_steps))
         self.saved_env_steps = env_steps
         self.log(f"checkpoint step_{env_steps}")
 
-    def try_save_checkpoint(self, algorithm: Any) -> None:
+    def try_save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
         """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a
         period later, as on a full disk every try costs time."""
         self._tried_env_steps = self.last.env_steps if self.last else 0
         try:
-            self.save_checkpoint(algorithm)
+            self.save_checkpoint(algorithm, evaluations)
         except (OSError, CheckpointError) as error:
             self.say(
                 f"warning: no checkpoint at {self._tried_env_steps:,} env steps: {error}; "
                 "the training goes on, the older checkpoints stay"
             )
 
+    def best_evaluation(self) -> dict[str, float]:
+        """The figures of the weights in checkpoints/best; empty where there are none (or damaged ones)."""
+        try:
+            best = load_best(self.path)
+        except CheckpointError as error:
+            self.say(f"warning: {error}; the next evaluation replaces it")
+            return {}
+        return best.info.evaluation if best else {}
+
+    def save_best(
+        self, algorithm: Any, weights: Weights, env_steps: int, evaluation: dict[str, float]
+    ) -> None:
+        """Acting weights into checkpoints/best; a full disk is a warning, and the older best stays."""
+        info = replace(self._info(algorithm, env_steps), not_saved=[], evaluation=evaluation)
+        try:
+            save_best(self.path / "checkpoints", weights, info)
+        except (OSError, CheckpointError) as error:
+            self.say(f"warning: checkpoints/best was not written at {env_steps:,} env steps: {error}")
+        else:
+            self.log(f"best so far: evaluation {evaluation['eval/return_mean']:g} at {env_steps:,} env steps")
+
     def close(self) -> None:
         self._metrics.close()
         self.progress.close()
+        self._remove_unfinished_videos()
         try:
             self._log.close()
         except OSError:
             pass  # what was buffered does not fit on the disk
+
+    def _remove_unfinished_videos(self) -> None:
+        """What an evaluation leaves that was ended while it filmed."""
+        for unfinished in (self.path / "videos").glob(".*.new"):
+            unfinished.unlink(missing_ok=True)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ rlplat.train("ppo", env="CartPole-v1", out="runs/demo", learning_rate=1e-3)
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -16,13 +17,14 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from rlplat.checkpoints import Checkpoint, CheckpointInfo, latest_valid
+from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.rl.interfaces import Algorithm, Episode, Result
+from rlplat.rl.bottleneck import add_seconds, bottleneck
+from rlplat.rl.evaluation_schedule import Evaluations
+from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
 from rlplat.rl.progress import open_progress
 from rlplat.rl.run_directory import RunDirectory, refuse_existing
@@ -36,7 +38,10 @@ _STOP_ALIASES = {"episode_return": "episode_return_mean"}
 
 
 def training_loop(
-    algorithm: Algorithm, stop: Mapping[str, float | None] | None = None, run: RunDirectory | None = None
+    algorithm: Algorithm,
+    stop: Mapping[str, float | None] | None = None,
+    run: RunDirectory | None = None,
+    evaluations: Evaluations | None = None,
 ) -> Iterator[Result]:
     """Step until the first stop rule holds; yields after every step.
 
@@ -44,36 +49,33 @@ def training_loop(
     have finished), `wall_s` (training time, earlier parts of a resumed run included). The rules of the algorithm's
     config hold beside them; a key given here replaces the config's, None takes it away.
     run: where to write metrics and checkpoints; also continues that run's clock.
+    evaluations: those of the run, where they are to outlive the loop; else they end with it.
     """
     rules = _stop_rules(algorithm.config, stop)
-    evaluation = getattr(algorithm.config, "evaluation", None)
-    evaluation_period = evaluation.period if evaluation else 0
-    checkpoint_period = getattr(algorithm.config, "checkpoint_period", 0)
-    earlier_wall_s = run.wall_s if run else 0.0
-    previous_env_steps = run.last.env_steps if run and run.last else 0
-    if run and run.last and stop_reason(rules, run.last, earlier_wall_s):
-        return
-    started_s = before_s = time.monotonic()
-    while True:
-        result = algorithm.step()
-        now_s = time.monotonic()
-        wall_s = earlier_wall_s + now_s - started_s
-        rate = (result.env_steps - previous_env_steps) / max(now_s - before_s, 1e-9)
-        if evaluation and _passes(evaluation_period, previous_env_steps, result.env_steps):
-            result.metrics.update(evaluation_metrics(algorithm.evaluate(evaluation.episodes)))
-        if run:
-            run.record(result, wall_s, rate)
-            if run.is_checkpoint_due(checkpoint_period, result.env_steps):
-                run.try_save_checkpoint(algorithm)
-        previous_env_steps, before_s = result.env_steps, time.monotonic()
-        yield result
-        if stop_reason(rules, result, wall_s):
+    with contextlib.ExitStack() as stack:
+        if evaluations is None:
+            evaluations = stack.enter_context(Evaluations(algorithm, run=run))
+        checkpoint_period = getattr(algorithm.config, "checkpoint_period", 0)
+        earlier_wall_s = run.wall_s if run else 0.0
+        previous_env_steps = run.last.env_steps if run and run.last else 0
+        if run and run.last and stop_reason(rules, run.last, earlier_wall_s):
             return
-
-
-def _passes(period: int, before: int, after: int) -> bool:
-    """Whether a multiple of `period` lies in (before, after]; period 0 has none."""
-    return period > 0 and after // period > before // period
+        started_s = before_s = time.monotonic()
+        evaluations.begin_again(previous_env_steps)
+        while True:
+            result = algorithm.step()
+            now_s = time.monotonic()
+            wall_s = earlier_wall_s + now_s - started_s
+            rate = (result.env_steps - previous_env_steps) / max(now_s - before_s, 1e-9)
+            result.metrics.update(evaluations.after_step(previous_env_steps, result))
+            if run:
+                run.record(result, wall_s, rate)
+                if run.is_checkpoint_due(checkpoint_period, result.env_steps):
+                    run.try_save_checkpoint(algorithm, evaluations.get_state())
+            previous_env_steps, before_s = result.env_steps, time.monotonic()
+            yield result
+            if stop_reason(rules, result, wall_s):
+                return
 
 
 def stop_reason(rules: Mapping[str, float], result: Result, wall_s: float) -> str:
@@ -108,22 +110,6 @@ def _stop_rules(config: Any, stop: Mapping[str, float | None] | None) -> dict[st
     return {key: value for key, value in rules.items() if value is not None}
 
 
-def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Raw, undiscounted returns of evaluation episodes."""
-    if not episodes:
-        return {}
-    returns = [episode.episode_return for episode in episodes]
-    mean = fmean(returns)
-    return {
-        "eval/return_mean": mean,
-        "eval/return_std": math.sqrt(fmean((value - mean) ** 2 for value in returns)),
-        "eval/return_min": min(returns),
-        "eval/return_max": max(returns),
-        "eval/length_mean": fmean(episode.length for episode in episodes),
-        "eval/episodes": len(episodes),
-    }
-
-
 @dataclass(frozen=True)
 class TrainedRun:
     """What `train` brought."""
@@ -137,6 +123,8 @@ class TrainedRun:
     evaluation: dict[str, float]
     """`eval/...` of the greedy episodes at the end; empty where there was no evaluation."""
     config: Any
+    hint: str = ""
+    """What took the time and what would help, where something stands out."""
 
 
 def train(
@@ -182,6 +170,11 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
     if config is not None:
         raise ConfigError("--resume takes the run's own config.yaml; leave the config file away")
     saved = directory / "config.yaml"
+    if directory.name == BEST and directory.parent.name == "checkpoints":
+        raise ConfigError(
+            f"{directory} holds weights only, to act with (rlplat evaluate, rlplat play), nothing to train on with; "
+            f"resume the run from its newest checkpoint: --resume {directory.parent.parent}"
+        )
     if not saved.exists():
         raise ConfigError(f"no run in {directory}: it has no config.yaml")
     plan = plan_from_file(saved, layers, algo)
@@ -193,7 +186,7 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
 
 
 def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> TrainedRun:
-    saved = checkpoint.state["training"] if checkpoint else {"wall_s": None, "last": None}
+    saved: dict[str, Any] = checkpoint.state["training"] if checkpoint else {"wall_s": None, "last": None}
     last = Result(**saved["last"]) if saved["last"] else None
     progress = open_progress(getattr(plan.config.stop, "env_steps", None), last.env_steps if last else 0)
     for note in plan.notes:
@@ -211,7 +204,10 @@ def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> 
                 last=last,
             )
             try:
-                return _turn(plan, algorithm, run, interruption)
+                with Evaluations(algorithm, run=run) as evaluations:
+                    if saved.get("evaluations"):
+                        evaluations.set_state(saved["evaluations"])
+                    return _turn(plan, algorithm, run, evaluations, interruption)
             except Interrupted as signal:
                 run.log(f"ended by {signal}")
                 run.say(_how_to_go_on(run))
@@ -227,16 +223,24 @@ def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> 
         progress.close()
 
 
-def _turn(plan: TrainingPlan, algorithm: Any, run: RunDirectory, interruption: Interruption) -> TrainedRun:
+def _turn(
+    plan: TrainingPlan,
+    algorithm: Any,
+    run: RunDirectory,
+    evaluations: Evaluations,
+    interruption: Interruption,
+) -> TrainedRun:
     """Train, save, evaluate; in that order, so that nothing that was learnt can be lost any more."""
     num_iterations = 0
+    seconds: dict[str, float] = {}
     with interruption.deferred():
-        for _ in training_loop(algorithm, run=run):
+        for result in training_loop(algorithm, run=run, evaluations=evaluations):
             num_iterations += 1
+            add_seconds(seconds, result.metrics)
             if interruption.signal_number:
                 break
         try:
-            run.save_checkpoint(algorithm)
+            run.save_checkpoint(algorithm, evaluations.get_state())
         except OSError as error:
             raise CheckpointError(
                 f"the last checkpoint could not be written to {run.path}: {error}"
@@ -244,14 +248,18 @@ def _turn(plan: TrainingPlan, algorithm: Any, run: RunDirectory, interruption: I
     if interruption.signal_number:
         raise Interrupted(interruption.signal_number)
     evaluation: dict[str, float] = {}
-    episodes = getattr(getattr(plan.config, "evaluation", None), "episodes", 0)
-    if episodes and run.last and num_iterations:
-        evaluation = evaluation_metrics(algorithm.evaluate(episodes))
+    if run.last and num_iterations:
+        evaluation = evaluations.final(run.last)
+    if run.last and evaluation:
         run.last.metrics.update(evaluation)
         # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
         run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
+        run.log(f"evaluation at the end: return {evaluation['eval/return_mean']:g}")
+    hint = bottleneck(seconds, plan.config, len(os.sched_getaffinity(0)))
+    if hint:
+        run.say(hint)
     run.log("done")
-    return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config)
+    return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
 
 
 def restore(algorithm: Any, checkpoint: Checkpoint) -> None:

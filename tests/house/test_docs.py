@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.ppo import PPOConfig
 from benchmarks import curves, runtime, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import evaluate as evaluate_command
+from rlplat.cli import play as play_command
 from rlplat.cli import runs as runs_command
 from rlplat.cli import train as train_command
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
+from rlplat.rl.registry import algorithm_homes, load_algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -115,9 +116,12 @@ def check_train(arguments: list[str]) -> None:
         ("num-rollout-workers", options.num_rollout_workers or "1"),
         ("framework", options.framework or "torch"),
     ]
-    resolve(PPOConfig, [layer_from_flags(given + flags), train_command.settings_layer(options.set)])
-    assert options.config is None or (ROOT / options.config).is_file(), f"there is no {options.config}"
-    assert options.resume or options.config or options.algo == "ppo"
+    config = Path(options.config) if options.config else None
+    assert config is None or (ROOT / config).is_file(), f"there is no {config}"
+    assert options.resume or config or options.algo in algorithm_homes()
+    algo = options.algo or (config.parent.name if config else "ppo")
+    layers = [layer_from_flags(given + flags), train_command.settings_layer(options.set)]
+    resolve(load_algorithm(algo).config_class, layers)
 
 
 def check_check_env(arguments: list[str]) -> None:
@@ -130,6 +134,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "train": check_train,
     "check-env": check_check_env,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
+    "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "runs": lambda arguments: runs_command.build_parser().parse_args(arguments),
 }
 
@@ -166,7 +171,8 @@ def test_python_and_yaml_blocks_are_valid(page: Path) -> None:
         compile(block, page_name(page), "exec")
     for block in blocks(page, "yaml"):
         layer = parse_yaml(block, page_name(page))
-        resolve(PPOConfig, [Layer({"env": "CartPole-v1"}), layer])
+        algo = layer.values.pop("algo", page.stem if page.stem in algorithm_homes() else "ppo")
+        resolve(load_algorithm(algo).config_class, [Layer({"env": "CartPole-v1"}), layer])
 
 
 def run(arguments: list[str], directory: Path) -> str:
@@ -208,8 +214,10 @@ def test_the_readmes_training_runs(tmp_path: Path) -> None:
 
 def test_the_environment_of_the_docs_is_sound_and_can_be_trained_on(tmp_path: Path) -> None:
     page = ROOT / "docs" / "custom-env.md"
-    (block,) = blocks(page, "python")
+    block, nim = blocks(page, "python")
     (tmp_path / "my_env.py").write_text(block)
+    (tmp_path / "nim.py").write_text(nim)
+    assert "no problems found" in run(["-m", "rlplat.cli", "check-env", "./nim.py:Nim"], tmp_path)
     (check, training) = (words for words in commands(page) if words[0] == "rlplat")
     assert "no problems found" in run(["-m", "rlplat.cli", *check[1:]], tmp_path)
     assert "evaluation" in run(["-m", "rlplat.cli", *training[1:], "--stop.env-steps", "3000"], tmp_path)

@@ -17,6 +17,7 @@ def test_before_an_episode_has_finished_it_says_so() -> None:
     waiting = Result(1, 10, 0, None, None, {"rollout/longest_running_episode": 12345.0})
     assert describe(waiting) == "0 episodes finished, longest running 12,345 steps"
     assert describe(result(1)) == "return 312.4 (length 200.0, 57 episodes)"
+    assert describe(result(1), 475.0) == "return 312.4 (length 200.0, 57 episodes), evaluation 475.0"
 
 
 class Clock:
@@ -34,6 +35,19 @@ def test_a_line_at_once_and_then_one_every_ten_seconds() -> None:
         lines.show(result(1000 * (index + 1)), 1234.5)
     assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["1,000", "4,000", "6,000"]
     assert "1,234/s" in stream.getvalue()
+
+
+def test_the_last_evaluation_stays_in_view() -> None:
+    clock, stream = Clock(), io.StringIO()
+    lines = ProgressLines(stream, clock=clock)
+    lines.show(result(1000), 1.0)
+    lines.show(result(2000, **{"eval/return_mean": 33.0}), 1.0)
+    clock.now_s += 10.0
+    lines.show(result(3000), 1.0)
+    assert [line.partition("episodes)")[2] for line in stream.getvalue().splitlines()] == [
+        "",
+        ", evaluation 33.0",
+    ]
 
 
 def test_nobody_reading_does_not_stop_the_training() -> None:

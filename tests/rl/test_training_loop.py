@@ -9,8 +9,8 @@ import pytest
 
 from rlplat.errors import ConfigError
 from rlplat.rl import run_directory
-from rlplat.rl.interfaces import Episode, Result
-from rlplat.rl.training_loop import evaluation_metrics, stop_reason, train, training_loop
+from rlplat.rl.interfaces import Result
+from rlplat.rl.training_loop import stop_reason, train, training_loop
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
@@ -62,17 +62,6 @@ def test_evaluations_come_with_their_period() -> None:
         result.env_steps for result in training_loop(algorithm) if "eval/return_mean" in result.metrics
     ]
     assert evaluated == [30, 50, 80, 100]
-
-
-def test_evaluation_metrics() -> None:
-    assert evaluation_metrics([Episode(1.0, 10), Episode(3.0, 30)]) == {
-        "eval/return_mean": 2.0,
-        "eval/return_std": 1.0,
-        "eval/return_min": 1.0,
-        "eval/return_max": 3.0,
-        "eval/length_mean": 20.0,
-        "eval/episodes": 2,
-    }
 
 
 def test_train_is_the_command_as_a_function(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""`rlplat play RUN`: watch a trained agent, in a video or in a window."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlplat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlplat.rl.interfaces import Episode
+
+_EPILOG = """\
+examples:
+  rlplat play runs/demo                              writes runs/demo/videos/play_step_204800.mp4
+  rlplat play runs/demo --checkpoint best --episodes 3 --out best.mp4
+  rlplat play runs/demo --show                       in a window
+
+Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat play",
+        description="Play episodes with the trained agent of a run and film them; prints their returns.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, or one of its checkpoints")
+    parser.add_argument("--episodes", metavar="N", type=int, default=1, help="how many (default: 1)")
+    parser.add_argument(
+        "--out", metavar="FILE.mp4", type=Path, help="the video (default: RUN/videos/play_<checkpoint>.mp4)"
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, help="another seed than the run's: other episodes")
+    parser.add_argument("--show", action="store_true", help="in a window instead of a video")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    if options.episodes < 1:
+        raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
+    if options.show and options.out:
+        raise ConfigError("--show opens a window, --out writes a video: leave one of them away")
+    if options.out and options.out.suffix.lower() != ".mp4":
+        raise ConfigError(f"--out takes an .mp4 file, not '{options.out}'")
+    from rlplat.rl.evaluation import evaluation_metrics
+    from rlplat.rl.trained_agent import open_agent
+    from rlplat.rl.video import VideoWriter, Window
+
+    agent = open_agent(options.run, options.checkpoint, options.seed)
+    for line in agent.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    name = agent.checkpoint.path.name
+    env = agent.plan.config.env
+    count = 0
+
+    def tell(episode: Episode) -> None:
+        nonlocal count
+        count += 1
+        print(f"episode {count}: return {episode.episode_return:.1f}, length {episode.length:,}", flush=True)
+
+    path = options.out or agent.directory / "videos" / f"play_{name}.mp4"
+    with Window(f"{env} - {name}") if options.show else VideoWriter(path) as film:
+        print(f"{env}, {agent.checkpoint.path} ({agent.checkpoint.info.env_steps:,} env steps)")
+        episodes = agent.film(options.episodes, film, on_episode=tell)
+    if len(episodes) > 1:
+        figures = evaluation_metrics(episodes)
+        print(f"return {figures['eval/return_mean']:.1f} ± {figures['eval/return_std']:.1f}")
+    if not options.show:
+        print(f"{film.num_frames:,} frames at {film.fps:g}/s: {path}")
+    return 0

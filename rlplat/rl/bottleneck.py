@@ -1,0 +1,67 @@
+"""What the training waits for most, from its own clocks, and what to try about it.
+
+seconds: dict[str, float] = {}
+for result in training_loop(...): add_seconds(seconds, result.metrics)
+bottleneck(seconds, config, num_cpus=4)    # "73 % of the time is env stepping: try --num-rollout-workers 4"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+STANDS_OUT = 0.6
+"""Share of the time from which something is worth a word."""
+MIN_S = 5.0
+"""Of runs shorter than this nothing is said: they are all start-up."""
+MAX_ENVS_PER_WORKER = 64
+
+
+def add_seconds(seconds: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add one iteration's `time/..._s` and `rollout/..._s` to the sums."""
+    for name, value in metrics.items():
+        if name.startswith(("time/", "rollout/")) and name.endswith("_s"):
+            seconds[name] = seconds.get(name, 0.0) + value
+
+
+def shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Of the time of all iterations: env stepping, acting, learning; empty where it was not (or too briefly) measured.
+
+    An iteration waits for the rollouts (`time/sample_s`) and for the update (`time/update_s`); what the rollouts do in
+    their own time (`rollout/env_s`, `rollout/act_s` of `rollout/sample_s`) divides the wait for them.
+    """
+    needed = ("time/sample_s", "time/update_s", "rollout/sample_s", "rollout/env_s", "rollout/act_s")
+    if any(name not in seconds for name in needed):
+        return {}
+    total = seconds["time/sample_s"] + seconds["time/update_s"]
+    rollout = seconds["rollout/sample_s"]
+    if total < MIN_S or rollout <= 0.0:
+        return {}
+    sampling = seconds["time/sample_s"] / total
+    return {
+        "env stepping": sampling * seconds["rollout/env_s"] / rollout,
+        "acting": sampling * seconds["rollout/act_s"] / rollout,
+        "the learner's update": seconds["time/update_s"] / total,
+    }
+
+
+def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
+    """One line where something takes at least 60 % of the time and there is something to try, else the empty string.
+
+    seconds: sums of `add_seconds`; config: the algorithm's; num_cpus: CPUs that this process may use.
+    """
+    what, share = max(shares(seconds).items(), key=lambda item: item[1], default=("", 0.0))
+    if share < STANDS_OUT:
+        return ""
+    head = f"{share:.0%} of the time is {what}".replace("%", " %")
+    workers, envs = config.num_rollout_workers, config.num_envs_per_worker
+    more_workers = min(num_cpus, max(2, 2 * workers))
+    if what == "the learner's update":
+        return f"{head}: a smaller network or (for images) a GPU would help, more rollout workers would not"
+    if what == "acting" and envs < MAX_ENVS_PER_WORKER:
+        return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}"
+    if more_workers > workers:
+        return f"{head}: try --num-rollout-workers {more_workers}"
+    if what == "env stepping":
+        return f"{head}, on all {num_cpus} CPUs: only a faster environment or more CPUs would help"
+    return ""
