@@ -1,0 +1,583 @@
+"""Asynchronous Advantage Actor-Critic (Mnih et al. 2016, arXiv:1602.01783).
+
+    worker ──gradient──▶ parameter server (or several) ──fresh weights──▶ that worker only
+
+Each worker rolls out `rollout_length` steps in its environments, computes the gradient itself, on the weights it has,
+and sends it to the parameter server, which applies it at once under statistics that all workers share, whatever others
+did meanwhile, and answers with fresh weights. Nobody waits for anybody; the driver moves no arrays and only asks the
+server what has been reported. What differs from the paper, each with a switch where there is something to choose:
+
+- workers are processes, the shared parameters an actor (or `num_parameter_servers` of them), so a gradient is as many
+  versions old as others were applied meanwhile: measured, and dropped beyond `max_staleness`. In the paper threads
+  write into shared memory without locks (Hogwild!), and staleness is unknown;
+- a worker has `num_envs_per_worker` environments side by side, and its loss is the mean over their steps, not the sum;
+  1, as in the paper, uses a CPU badly. A fragment goes on over the end of an episode, where the paper's ends with it;
+- n-step returns bootstrap at the fragment's end (`gae_lambda` 1, the paper); less than 1 is GAE (Schulman et al. 2016);
+- the gradient's global norm is clipped; RMSProp has shared statistics, epsilon under the root (the paper), or Adam;
+- the network is that of Mnih et al. 2015 for images, 64 x 64 tanh else (the paper's is of 2013), heads orthogonal.
+
+With `num_rollout_workers` 0 or 1 gradients are never stale: the synchronous A2C, and the same seed gives the same run.
+With more, the order in which gradients arrive is the machine's own: runs are alike in distribution only (docs/a3c.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+import rlplat
+from rlplat.errors import (
+    ActorDied,
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    NotInitialized,
+    RlplatError,
+    WorkerCrashed,
+)
+from rlplat.rl import env_check
+from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.episode_window import EpisodeWindow
+from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.normalization import ObsNormalizer, RewardNormalizer
+from rlplat.rl.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
+from rlplat.rl.parameter_server import ObsMoments, ParameterServer
+from rlplat.rl.policy_spec import PolicySpec, cpu_share, make_policy, policy_spec
+from rlplat.rl.registry import load_class
+from rlplat.rl.returns import explained_variance, gae
+from rlplat.rl.rollout_worker import RolloutWorker
+from rlplat.rl.sample_batch import SampleBatch, episode_starts
+from rlplat.rl.schedules import Schedule, schedule_value
+from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
+from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.worker_group import RolloutWorkers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplat import ActorHandle, ObjectRef
+
+
+class A3CConfig(AlgorithmConfig):
+    """A3C's settings; the defaults are the paper's for Atari where it gives them."""
+
+    num_rollout_workers: NonNegativeInt = 2
+    """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
+    rollout_length: PositiveInt = 5
+    """t_max: steps of every environment per gradient."""
+    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    """1: n-step returns up to the fragment's end (the paper); less: generalised advantage estimation."""
+
+    num_parameter_servers: PositiveInt = 1
+    """Actors that share the parameters among them."""
+    max_staleness: NonNegativeInt = 100
+    """A gradient on weights more than this many versions old is dropped; its worker gets fresh weights."""
+    updates_per_report: PositiveInt = 20
+    """Gradients of a worker between two words with the driver."""
+
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """The parameter server's; its statistics are shared by all workers."""
+    rmsprop_decay: float = Field(0.99, ge=0.0, lt=1.0)
+    """alpha of RMSProp."""
+    optimizer_epsilon: PositiveFloat = 1e-5
+    """RMSProp's, under the root (the paper says none), or Adam's."""
+    learning_rate: Schedule = 7e-4
+    """Step size; the paper draws it from 1e-4 to 1e-2 (log-uniform) and anneals it to 0."""
+    max_gradient_norm: PositiveFloat | None = 0.5
+    """Gradients are scaled down to this global norm; null: they are not."""
+    value_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss in the sum."""
+    entropy_coef: Schedule = 0.01
+    """beta: weight of the entropy bonus."""
+
+    clip_rewards: bool = False
+    """Learn from the sign of rewards (Atari); metrics stay raw."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return (each worker's own), clip to +-10."""
+    normalize_observations: bool = False
+    """Subtract the running mean, divide by the deviation (merged at the server), clip to +-10; not for images."""
+
+
+LOSS_STATS = ("policy_loss", "value_loss", "entropy")
+FRAMEWORKS = {"torch": "algorithms.a3c:TorchA3C", "tf": "algorithms.a3c_tf:TfA3C"}
+"""Network and loss by framework; what they have in common is shown by `TorchA3C`."""
+
+
+def a3c_loss(
+    log_probs: Tensor,
+    entropies: Tensor,
+    values: Tensor,
+    advantages: Tensor,
+    returns: Tensor,
+    *,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[Tensor, Tensor]:
+    """The loss whose gradient is that of the paper (section 4.3; signs turned): (loss, stats float32[3]).
+
+        policy_loss = -mean(log pi(a|s) * A)
+        value_loss  = mean((V - R)^2) / 2
+        loss        = policy_loss + value_coef * value_loss - entropy_coef * mean(entropy)
+
+    All float32[M]; advantages (A) and returns (R) are constants. Stats are in the order of LOSS_STATS.
+    """
+    import torch
+
+    policy_loss = -(log_probs * advantages).mean()
+    value_loss = 0.5 * (values - returns).square().mean()
+    entropy = entropies.mean()
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    return loss, torch.stack([policy_loss, value_loss, entropy]).detach()
+
+
+class TorchA3C:
+    """The network in torch and the gradient of its loss; arrays in, arrays out."""
+
+    def __init__(
+        self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
+    ) -> None:
+        """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
+        import torch
+
+        from rlplat.rl.torch.device import resolve_precision, use_threads
+        from rlplat.rl.torch.network_check import check_network
+        from rlplat.rl.torch.networks import make_network
+
+        use_threads(num_threads, spec)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+        precision = resolve_precision(config.learner.precision, spec, torch.device("cpu"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+            self._network = make_network(spec, precision)
+        check_network(self._network, spec, torch.device("cpu"))
+
+    def weights(self) -> Weights:
+        from rlplat.rl.torch.weights import weights_of
+
+        return weights_of(self._network)
+
+    def set_weights(self, weights: Weights) -> None:
+        from rlplat.rl.torch.weights import load_weights
+
+        load_weights(self._network, weights)
+
+    def gradients(
+        self,
+        obs: Obs,
+        batch: SampleBatch,
+        advantages: Array,
+        returns: Array,
+        *,
+        value_coef: float,
+        entropy_coef: float,
+    ) -> tuple[Weights, dict[str, float]]:
+        """(gradients by name, float32 and contiguous; LOSS_STATS by name).
+
+        obs: [T*B, ...], normalised; advantages, returns: float32[T, B]. The batch brings actions, the core's state and
+        which rows count: all rows go through the network, in order, the loss is over the valid ones.
+        """
+        import torch
+
+        tensor = torch.from_numpy
+        rows = tensor(batch.valid_rows())
+        log_probs, entropies, values = self._network.evaluate_actions(
+            {path: tensor(leaf) for path, leaf in obs.items()} if isinstance(obs, dict) else tensor(obs),
+            tensor(batch.flat("actions")),
+            tensor(batch.core_state) if batch.core_state.size else None,
+            tensor(episode_starts(batch)),
+        )
+        loss, stats = a3c_loss(
+            log_probs[rows],
+            entropies[rows],
+            values[rows],
+            tensor(advantages.reshape(-1))[rows],
+            tensor(returns.reshape(-1))[rows],
+            value_coef=value_coef,
+            entropy_coef=entropy_coef,
+        )
+        names, parameters = zip(*self._network.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(loss, parameters)
+        # A convolution's gradient may lie in another order of memory than C's.
+        arrays = {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
+        return arrays, dict(zip(LOSS_STATS, stats.tolist(), strict=True))
+
+
+class A3CWorker:
+    """An actor: rolls out, computes gradients, exchanges them for fresh weights; talks to the servers directly."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        worker_index: int,
+        incarnation: int,
+        spec: PolicySpec,
+        parameter_servers: Sequence[ActorHandle],
+    ) -> None:
+        self.config = A3CConfig.model_validate(config)
+        num_threads = self.config.learner.num_threads
+        if not num_threads and spec.has_images:
+            num_threads = cpu_share(self.config.num_rollout_workers)
+        network_seed, _ = seed_sequences(self.config.seed, "learner")
+        self._network: TorchA3C = load_class(FRAMEWORKS[self.config.framework])(
+            self.config, spec, network_seed, num_threads
+        )
+        self._rollout = RolloutWorker(config, worker_index, incarnation, None)
+        weights = self._network.weights()
+        self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
+        self._server = ShardedParameterServer(parameter_servers, self._shapes)
+        self._versions: Versions = ()
+        self._normalize_obs = ObsNormalizer()
+        self._reward_normalizer = RewardNormalizer(self.config.discount)
+        self._exchange_s = 0.0
+
+    def publish(self) -> Shapes:
+        """Give the servers this worker's initial weights, as version 0; returns the parameters' shapes."""
+        self._server.set_weights(0, self._network.weights())
+        return self._shapes
+
+    def learn(self, num_updates: int, progress: float) -> None:
+        """`num_updates` times: roll out, compute the gradient, exchange it for fresh weights.
+
+        progress: of the run, 0 to 1, for the schedules. Everything worth telling goes to the server with the gradient:
+        when this process dies, what was applied has been counted.
+        """
+        learning_rate = schedule_value(self.config.learning_rate, progress)
+        entropy_coef = schedule_value(self.config.entropy_coef, progress)
+        if not self._versions:
+            self._use(*self._server.latest())
+        for _ in range(num_updates):
+            batch = self._rollout.roll_out()
+            began = perf_counter()
+            gradients, metrics = self._gradients(batch, entropy_coef)
+            computed = perf_counter()
+            metrics |= {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | {
+                "time/gradient_s": computed - began,
+                "time/exchange_s": self._exchange_s,  # of the one before: this one's is not known yet
+            }
+            self._use(
+                *self._server.apply_gradients(
+                    gradients,
+                    self._versions,
+                    learning_rate=learning_rate,
+                    report=UpdateReport(batch.env_steps, batch.episodes, metrics),
+                    obs_moments=self._obs_moments(batch),
+                )
+            )
+            self._exchange_s = perf_counter() - computed
+
+    def _gradients(self, batch: SampleBatch, entropy_coef: float) -> tuple[Weights | None, dict[str, float]]:
+        """The clipped gradient of one fragment, or None where it is not finite and shall be skipped; metrics."""
+        config = self.config
+        advantages, returns = gae(
+            self._learning_rewards(batch),
+            batch.values,
+            batch.next_values,
+            batch.terminated,
+            batch.truncated,
+            batch.valid,
+            discount=config.discount,
+            gae_lambda=config.gae_lambda,
+        )
+        obs = batch.flat_obs()
+        gradients, stats = self._network.gradients(
+            self._normalize_obs(obs) if config.normalize_observations else obs,
+            batch,
+            advantages,
+            returns,
+            value_coef=config.value_coef,
+            entropy_coef=entropy_coef,
+        )
+        norm = clip_by_global_norm(gradients, config.max_gradient_norm or math.inf)
+        if not math.isfinite(norm):
+            if config.non_finite == "stop":
+                raise NonFiniteError(self._non_finite_report(advantages, stats, gradients))
+            return None, {}
+        metrics = {f"learner/{name}": value for name, value in stats.items()} | {
+            "learner/gradient_norm": norm
+        }
+        explained = explained_variance(batch.values[batch.valid], returns[batch.valid])
+        if math.isfinite(explained):
+            metrics["learner/explained_variance"] = explained
+        return gradients, metrics
+
+    def _learning_rewards(self, batch: SampleBatch) -> Array:
+        """What is learnt from: float32[T, B]; raw, by sign, or normalised."""
+        rewards = batch.rewards
+        if not np.isfinite(rewards).all():
+            t, b = np.argwhere(~np.isfinite(rewards))[0]
+            raise NonFiniteError(
+                f"reward {rewards[t, b]} from environment {b} of rollout worker {batch.worker_index} (step {t} of the "
+                f"fragment, action {batch.actions[t, b]}); fix {self.config.env}'s reward"
+            )
+        if self.config.clip_rewards:
+            return np.sign(rewards)
+        if self.config.normalize_rewards:
+            ends = batch.terminated | batch.truncated
+            return self._reward_normalizer.normalize(rewards, ends, batch.valid)
+        return rewards
+
+    def _obs_moments(self, batch: SampleBatch) -> ObsMoments | None:
+        if not self.config.normalize_observations or not batch.env_steps:
+            return None
+        obs = batch.obs[batch.valid].astype(np.float64)  # type: ignore[index]
+        return ObsMoments(obs.mean(axis=0), obs.var(axis=0), len(obs))
+
+    def _use(self, versions: Versions, weights: Weights) -> None:
+        """For acting and for the next gradient the same weights and statistics."""
+        self._versions = versions
+        self._network.set_weights(weights)
+        self._rollout.set_weights(versions[0], weights)
+        self._normalize_obs.set_weights(weights)
+
+    def _non_finite_report(self, advantages: Array, stats: dict[str, float], gradients: Weights) -> str:
+        """Where the first NaN or infinity is to be seen, from the inputs to the gradients."""
+        losses = [name for name, value in stats.items() if not math.isfinite(value)]
+        where = (
+            "advantages"
+            if not np.isfinite(advantages).all()
+            else f"loss terms {losses}"
+            if losses
+            else f"gradients {[name for name, g in gradients.items() if not np.isfinite(g).all()]}"
+        )
+        return (
+            f"NaN or infinity in the {where} of rollout worker {self._rollout.worker_index}, on weights of version "
+            f"{self._versions[0]}, which are unharmed. Lower learning_rate, scale rewards (normalize_rewards), or "
+            "leave such gradients out: --set non_finite=skip"
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        return self._rollout.get_state() | {"reward_normalizer": self._reward_normalizer.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there, with the weights that the servers have when it learns next."""
+        self._rollout.set_state(state)
+        self._reward_normalizer.set_state(state["reward_normalizer"])
+        self._versions = ()
+
+    def not_saved(self) -> str:
+        return self._rollout.not_saved()
+
+    def close(self) -> None:
+        self._rollout.close()
+
+
+class A3C:
+    """The ring, and `step()`, which looks at what has come of it.
+
+    with A3C(A3CConfig(env="CartPole-v1", num_rollout_workers=2, seed=1)) as a3c:
+        while (result := a3c.step()).env_steps < 100_000:
+            print(result.env_steps, result.episode_return_mean)
+    """
+
+    name = "a3c"
+    config_class = A3CConfig
+
+    def __init__(self, config: A3CConfig) -> None:
+        self.config = config
+        self._servers: list[ActorHandle] = []
+        self._rollout_workers: RolloutWorkers | None = None
+        self._calls: dict[ObjectRef, int] = {}  # under way: ref -> slot of the worker
+        self._window = EpisodeWindow()
+        self._iteration = 0
+        self._env_steps = 0
+        self._evaluation = Evaluation(config.model_dump(), A3C.make_policy)
+        self._owns_runtime = not rlplat.is_initialized()
+        if self._owns_runtime:
+            # Before the pre-flight: the first processes start while it looks at the environment.
+            preload = ("torch",) if config.framework == "torch" else ()
+            rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc", preload=preload)
+        try:
+            spec, self.spaces = preflight(config)
+            self._start(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, spec: PolicySpec) -> None:
+        """Parameter servers, then workers; returns when the first weights are published."""
+        config, settings = self.config, self.config.model_dump()
+        self._servers = [
+            rlplat.remote(ParameterServer).remote(make_optimizer(config), config.max_staleness)
+            for _ in range(config.num_parameter_servers)
+        ]
+        self._rollout_workers = RolloutWorkers(
+            lambda index, incarnation: rlplat.remote(A3CWorker).remote(
+                settings, index, incarnation, spec, self._servers
+            ),
+            max(1, config.num_rollout_workers),
+            max_restarts=config.max_worker_restarts,
+            restart_on_env_error=config.on_env_error == "restart",
+        )
+        first = self._rollout_workers.handles[0]
+        self._server = ShardedParameterServer(self._servers, rlplat.get(first.publish.remote()))
+        self.not_saved = self._rollout_workers.not_saved()
+
+    def step(self) -> Result:
+        """What was learnt since the last step: returns when some worker has made its updates; the others go on."""
+        started = perf_counter()
+        report = UpdateReport(0, [], {})
+        while not report.env_steps:
+            self._keep_learning()
+            ready, _ = rlplat.wait(list(self._calls), num_returns=1)
+            self._collect(ready)
+            report = self._take_report()
+        if self.config.num_rollout_workers > 1:
+            self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
+        learning_rate = schedule_value(self.config.learning_rate, self._progress)
+        self._iteration += 1
+        self._env_steps += report.env_steps
+        self._window.extend(report.episodes)
+        return Result(
+            iteration=self._iteration,
+            env_steps=self._env_steps,
+            episodes=self._window.episodes,
+            episode_return_mean=self._window.return_mean,
+            episode_length_mean=self._window.length_mean,
+            metrics=report.metrics
+            | {
+                "learner/learning_rate": learning_rate,
+                "rollout/worker_restarts": self._workers().restarts,
+                "time/step_s": perf_counter() - started,
+            },
+        )
+
+    @property
+    def _progress(self) -> float:
+        return self._env_steps / self.config.stop.env_steps
+
+    def _keep_learning(self) -> None:
+        """A call for every worker that has none."""
+        busy = set(self._calls.values())
+        for slot, worker in enumerate(self._workers().handles):
+            if slot not in busy:
+                self._calls[worker.learn.remote(self.config.updates_per_report, self._progress)] = slot
+
+    def _collect(self, calls: Sequence[ObjectRef]) -> None:
+        """These calls are over; a worker that died in one is replaced, and only its fragment is lost."""
+        for call in calls:
+            slot = self._calls.pop(call)
+            try:
+                rlplat.get(call)
+            except (ActorDied, WorkerCrashed, EnvError) as loss:
+                self._check_servers()
+                if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
+                    raise
+                self._workers().replace(slot, loss)
+
+    def _take_report(self) -> UpdateReport:
+        try:
+            return self._server.take_report()
+        except ActorDied:
+            self._check_servers()
+            raise
+
+    def _check_servers(self) -> None:
+        """Nobody else has what a parameter server had: its death ends the run, in words."""
+        for index, server in enumerate(self._servers):
+            try:
+                rlplat.get(server.version.remote())
+            except RlplatError as death:
+                raise ActorDied(
+                    f"parameter server {index} of {len(self._servers)} died, and what was learnt since the last "
+                    f"checkpoint with it ({death}). Go on from there: rlplat train --resume RUN_DIRECTORY"
+                ) from death
+
+    def weights(self) -> ObjectRef:
+        """A ref to (version, weights) as they are now."""
+        return self._server.latest_ref()
+
+    def evaluate(self, episodes: int) -> list[Episode]:
+        """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights."""
+        return self._evaluation.run(self.weights(), episodes)
+
+    def get_state(self) -> dict[str, Any]:
+        """Waits until every worker has made its updates; what they reported is counted by the next step."""
+        if self._calls:
+            rlplat.wait(list(self._calls), num_returns=len(self._calls))
+            self._collect(list(self._calls))
+        return {
+            "iteration": self._iteration,
+            "env_steps": self._env_steps,
+            "episode_window": self._window.get_state(),
+            "parameter_server": self._server.get_state(),
+            "rollout_workers": self._workers().get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._server.set_state(state["parameter_server"])
+        self._workers().set_state(state["rollout_workers"])
+        self._window.set_state(state["episode_window"])
+        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        return make_policy(
+            policy_spec(settings["policy"], spaces),
+            seed,
+            framework=settings["framework"],
+            precision=settings["learner"]["precision"],
+        )
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """The acting weights in what `get_state` returned."""
+        return ShardedParameterServer.acting_weights(state["parameter_server"])
+
+    def close(self) -> None:
+        """Stop the actors; and the runtime, if this object started it. May be called again."""
+        self._calls.clear()
+        if rlplat.is_initialized():
+            self._evaluation.close()
+            if self._rollout_workers is not None:
+                self._rollout_workers.close()
+            for server in self._servers:
+                rlplat.kill(server)
+            if self._owns_runtime:
+                rlplat.shutdown()
+        self._rollout_workers = None
+        self._servers.clear()
+
+    def _workers(self) -> RolloutWorkers:
+        if self._rollout_workers is None:
+            raise NotInitialized("this A3C is closed: make a new one, and use it within `with`")
+        return self._rollout_workers
+
+    def __enter__(self) -> A3C:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def make_optimizer(config: A3CConfig) -> Optimizer:
+    if config.optimizer == "adam":
+        return Adam(epsilon=config.optimizer_epsilon)
+    return RMSProp(decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
+
+
+def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
+    """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
+    if config.learner.device == "cuda" or config.learner.num_gpus not in ("auto", 0):
+        raise ConfigError(
+            "A3C's workers compute gradients on the CPU: leave learner.device and learner.num_gpus at auto, or train "
+            "with --algo ppo, whose learner takes a GPU"
+        )
+    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+    assert spaces is not None
+    spec = policy_spec(config.policy.model_dump(), spaces)
+    is_vector = isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
+    if config.normalize_observations and not is_vector:
+        raise ConfigError(
+            f"normalize_observations is for one vector, and observations are {spec.obs}: set it to false"
+        )
+    if config.clip_rewards and config.normalize_rewards:
+        raise ConfigError("clip_rewards and normalize_rewards exclude each other: set one of them to false")
+    return spec, spaces
