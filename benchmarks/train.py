@@ -1,10 +1,11 @@
-"""Training against its peers: env steps/s of PPO with learning, and the time from pressing Enter to a threshold.
+"""Training against its peers: env steps/s with learning, and the time from pressing Enter to a threshold.
 
     ./scripts/bench train --peer sb3 --json train.jsonl --markdown benchmarks/results/train.md
     ./scripts/bench train --rows threshold --peer sb3 --seeds 1 2 3
 
-Columns: rlplat (CartPole: one rollout worker; Pong: the tuned config), `--peer inproc` (rlplat with everything in one
-process) and `--peer sb3` (Stable-Baselines3). Each figure comes from a fresh process; the peers take turns.
+Columns: rlplat (PPO on CartPole: one rollout worker; others: `rlplat_config` in train_peers.py), `--peer inproc` (rlplat
+with everything in one process) and `--peer sb3` (Stable-Baselines3). Each figure comes from a fresh process; the peers
+take turns.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Report, Sample, add_output_options, hardware, number, summarize
-from benchmarks.train_peers import ROUND_STEPS, THRESHOLD, WINDOW
+from benchmarks.train_peers import THRESHOLD, WINDOW
 
 PACKAGES = ("rlplat", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
 RATES = {
     "cartpole": "PPO CartPole-v1, 8 x 128, 4 minibatches, 4 epochs, 64x64, env steps/s",
     "pong": "PPO Pong, 8 x 128, minibatch 256, 4 epochs, Nature CNN, env steps/s",
+    "dqn": "DQN CartPole-v1, one gradient step per 2 env steps, batch 64, 256x256, env steps/s",
+    "a3c": "A3C (SB3: A2C) CartPole-v1, 16 environments x 5 steps, 64x64, env steps/s",
+    "es": "ES (sb3-contrib: ARS) CartPole-v1, tuned configs, env steps/s",
 }
+WARM_UP = {"cartpole": 5_000, "pong": 2_000, "dqn": 5_000, "a3c": 5_000, "es": 20_000}
+TIMED = {"cartpole": 100_000, "pong": 20_000, "dqn": 20_000, "a3c": 100_000, "es": 400_000}
+"""Env steps before the clock starts, and while it runs."""
 STOP = "CartPole-v1 >= 475: from Enter to the stop, s"
 EXIT = "CartPole-v1 >= 475: from Enter to the prompt, s"
 REACHED = "CartPole-v1 >= 475: share of seeds that reached it"
@@ -59,7 +66,7 @@ def main() -> None:
     info = hardware(PACKAGES)
     samples: list[Sample] = []
     notes: list[str] = ["a --quick run: tiny budgets, the figures mean nothing"] if options.quick else []
-    for task in ("cartpole", "pong"):
+    for task in RATES:
         if task in options.rows:
             samples += _rates(task, peers, options)
     if "threshold" in options.rows:
@@ -77,11 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_output_options(parser, ["inproc", "sb3"])
-    rows = ["cartpole", "pong", "threshold"]
+    rows = [*RATES, "threshold"]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N")
-    parser.add_argument("--cartpole-env-steps", type=int, default=100 * ROUND_STEPS, metavar="N")
-    parser.add_argument("--pong-env-steps", type=int, default=20 * ROUND_STEPS, metavar="N")
     return parser
 
 
@@ -91,15 +96,13 @@ def _environment() -> dict[str, str]:
 
 
 def _rates(task: str, peers: list[str], options: argparse.Namespace) -> list[Sample]:
-    env_steps = options.cartpole_env_steps if task == "cartpole" else options.pong_env_steps
-    rounds = 2 if options.quick else max(1, env_steps // ROUND_STEPS)
-    warm_up = 1 if options.quick else 5 if task == "cartpole" else 2
+    warm_up, env_steps = (1_000, 2_000) if options.quick else (WARM_UP[task], TIMED[task])
     samples = []
     for repeat in range(options.repeats):
         for peer in peers if repeat % 2 == 0 else peers[::-1]:
             print(f"{task}, repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)
             command = [sys.executable, "-m", "benchmarks.train_peers", "rate", peer, task]
-            command += ["--warm-up", str(warm_up), "--rounds", str(rounds)]
+            command += ["--warm-up", str(warm_up), "--env-steps", str(env_steps)]
             done = subprocess.run(
                 command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True
             )

@@ -1,6 +1,7 @@
-"""PPO by rlplat and by Stable-Baselines3 with the same hyper-parameters: how fast each goes through env steps.
+"""Algorithms by rlplat and by Stable-Baselines3 with the same hyper-parameters: how fast each goes through env steps.
 
-    python -m benchmarks.train_peers rate PEER {cartpole,pong} --warm-up 5 --rounds 100       prints env steps/s
+    python -m benchmarks.train_peers rate PEER {cartpole,pong,dqn,a3c,es} --warm-up 5000 --env-steps 100000
+                                                                                              prints env steps/s
     python -m benchmarks.train_peers threshold --seed 1 --out DIR --env-steps 100000          SB3, to the threshold
 
 Run by benchmarks/train.py, each in a process of its own.
@@ -17,6 +18,7 @@ from typing import Any
 
 NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
+A2C_ENVS, A2C_STEPS = 16, 5
 THRESHOLD, WINDOW = 475.0, 100
 
 
@@ -25,9 +27,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
     rate.add_argument("peer", choices=["rlplat", "inproc", "sb3"])
-    rate.add_argument("task", choices=["cartpole", "pong"])
-    rate.add_argument("--warm-up", type=int, required=True, help="rounds that are not timed")
-    rate.add_argument("--rounds", type=int, required=True, help="rounds that are timed")
+    rate.add_argument("task", choices=["cartpole", "pong", "dqn", "a3c", "es"])
+    rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
+    rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
     threshold = commands.add_parser("threshold")
     threshold.add_argument("--seed", type=int, required=True)
     threshold.add_argument("--out", type=Path, required=True)
@@ -36,30 +38,33 @@ def main() -> None:
     if options.command == "threshold":
         sb3_to_threshold(options.seed, options.out, options.env_steps)
     elif options.peer == "sb3":
-        print(sb3_rate(options.task, options.warm_up, options.rounds))
+        print(sb3_rate(options.task, options.warm_up, options.env_steps))
     else:
-        print(rlplat_rate(options.task, options.peer == "inproc", options.warm_up, options.rounds))
+        print(rlplat_rate(options.task, options.peer == "inproc", options.warm_up, options.env_steps))
 
 
 # ---------------------------------------------------------------- rlplat
 
 
-def rlplat_rate(task: str, in_one_process: bool, warm_up: int, rounds: int) -> float:
-    """Env steps/s of `PPO.step()`: rollouts, updates and publishing, as in a run."""
-    from algorithms.ppo import PPO
+def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int) -> float:
+    """Env steps/s of `step()`: rollouts, updates and publishing, as in a run."""
+    from rlplat.rl.registry import load_algorithm
 
-    with PPO(rlplat_config(task, in_one_process)) as ppo:
-        for _ in range(warm_up):
-            before = ppo.step().env_steps
-        started = time.perf_counter()
-        for _ in range(rounds):
-            after = ppo.step().env_steps
+    algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task)
+    with algorithm_class(rlplat_config(task, in_one_process)) as algorithm:
+        before = 0
+        while before < warm_up:
+            before = algorithm.step().env_steps
+        started, after = time.perf_counter(), before
+        while after < before + env_steps:
+            after = algorithm.step().env_steps
         elapsed_s = time.perf_counter() - started
     return (after - before) / elapsed_s
 
 
 def rlplat_config(task: str, in_one_process: bool) -> Any:
-    """Pong: the tuned config, whose rounds are these; CartPole: one rollout worker, 64x64 networks."""
+    """Pong: the tuned config, whose rounds are these; CartPole with PPO: one rollout worker, 64x64 networks; DQN and
+    ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers."""
     from algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
     from rlplat.rl.registry import tuned_config
@@ -74,6 +79,24 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
             num_epochs=NUM_EPOCHS,
             minibatch_size=MINIBATCH_SIZE,
         )
+    if task == "a3c":
+        from algorithms.a3c import A3CConfig
+
+        workers = {"num_rollout_workers": 0} if in_one_process else {"num_rollout_workers": 2}
+        num_envs = A2C_ENVS if in_one_process else A2C_ENVS // 2
+        return A3CConfig(
+            env="CartPole-v1",
+            num_envs_per_worker=num_envs,
+            rollout_length=A2C_STEPS,
+            learning_rate=7e-4,
+            **workers,
+        )
+    if task in ("dqn", "es"):
+        path = tuned_config(task, "CartPole-v1")
+        assert path is not None, f"configs/{task}/CartPole-v1.yaml is part of rlplat"
+        return plan_from_file(
+            path, [layer_from_arguments({"num_rollout_workers": 0} if in_one_process else {})]
+        ).config
     path = tuned_config("ppo", "Pong")
     assert path is not None, "configs/ppo/Pong.yaml is part of rlplat"
     changes = {"num_rollout_workers": 0, "num_envs_per_worker": NUM_ENVS} if in_one_process else {}
@@ -87,12 +110,13 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
 # ---------------------------------------------------------------- Stable-Baselines3
 
 
-def sb3_rate(task: str, warm_up: int, rounds: int) -> float:
+def sb3_rate(task: str, warm_up: int, env_steps: int) -> float:
     """Env steps/s of `learn()` after a first call of it."""
-    model = sb3_cartpole() if task == "cartpole" else sb3_pong()
-    model.learn(warm_up * ROUND_STEPS)
+    makers = {"cartpole": sb3_cartpole, "pong": sb3_pong, "dqn": sb3_dqn, "a3c": sb3_a2c, "es": sb3_ars}
+    model = makers[task]()
+    model.learn(warm_up)
     before, started = model.num_timesteps, time.perf_counter()
-    model.learn(rounds * ROUND_STEPS, reset_num_timesteps=False)
+    model.learn(env_steps, reset_num_timesteps=False)
     elapsed_s = time.perf_counter() - started
     return float(model.num_timesteps - before) / elapsed_s
 
@@ -111,6 +135,58 @@ def sb3_cartpole() -> Any:
         "n_epochs": NUM_EPOCHS,
     }
     return PPO("MlpPolicy", envs, **rollout, seed=1, device="cpu")
+
+
+def sb3_dqn() -> Any:
+    """rl-zoo3's tuned CartPole-v1, from which configs/dqn/CartPole-v1.yaml has its values; one torch thread."""
+    import torch
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    return DQN(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=1, seed=1),
+        learning_rate=2.3e-3,
+        batch_size=64,
+        buffer_size=100_000,
+        learning_starts=1000,
+        gamma=0.99,
+        target_update_interval=10,
+        train_freq=256,
+        gradient_steps=128,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=1,
+        device="cpu",
+    )
+
+
+def sb3_a2c() -> Any:
+    """Its defaults (RMSProp, 5 steps, 64x64) on 16 environments; one torch thread."""
+    import torch
+    from stable_baselines3 import A2C
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    return A2C(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=A2C_ENVS, seed=1),
+        n_steps=A2C_STEPS,
+        seed=1,
+        device="cpu",
+    )
+
+
+def sb3_ars() -> Any:
+    """Augmented random search (sb3-contrib), SB3's nearest to ES, with rl-zoo3's tuned CartPole-v1."""
+    import torch
+    from sb3_contrib import ARS
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    return ARS("LinearPolicy", make_vec_env("CartPole-v1", n_envs=1, seed=1), n_delta=2, seed=1, device="cpu")
 
 
 def sb3_pong() -> Any:

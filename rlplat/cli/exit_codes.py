@@ -30,12 +30,15 @@ def run_and_report(command: Callable[[list[str]], int], arguments: list[str]) ->
 
 
 def is_usage_error(error: BaseException) -> bool:
-    return isinstance(error, UsageError) or isinstance(getattr(error, "cause", None), UsageError)
+    causes = (error, error.__cause__, getattr(error, "cause", None))
+    return any(isinstance(cause, UsageError) for cause in causes)
 
 
 def message_of(error: BaseException) -> str:
     """One message without traceback: what went wrong, and what to do now where the loop knows it."""
-    if isinstance(error, TaskError):
+    if isinstance(error.__cause__, UsageError):  # an actor that could not be created with what the user gave
+        text = str(error.__cause__)
+    elif isinstance(error, TaskError):
         text = _remote_message(error)
     elif isinstance(error, RlplatError):
         text = str(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlplat
-from rlplat.errors import ActorDied, EnvError, RlplatError, WorkerCrashed
+from rlplat.errors import ActorDied, EnvError, RlplatError, UsageError, WorkerCrashed
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -125,7 +125,9 @@ class RolloutWorkers:
             self.close_worker(slot)
 
     def replace(self, slot: int, loss: RlplatError) -> None:
-        """The next incarnation takes the slot; raises when that happened too often."""
+        """The next incarnation takes the slot; raises when that happened too often, or would again."""
+        if isinstance(loss.__cause__, UsageError):
+            raise loss.__cause__
         if not self._limits[slot].allows(self._clock()):
             limit = self._limits[slot]
             kind = EnvError if isinstance(loss, EnvError) else ActorDied

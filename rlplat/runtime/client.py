@@ -371,7 +371,8 @@ class Client:
             self._actors[record.target].in_flight.pop(id, None)
             error = values[0].error
             if type(record.message) is messages.CreateActor and error is not None:
-                gone = ErrorInfo("ActorDied", f"actor {record.name} could not be created: {error.message}")
+                what = f"actor {record.name} could not be created: {error.message}"
+                gone = ErrorInfo("ActorDied", what, error.exception)
                 self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
                 self._on_actor_gone(record.target, gone)
                 values = (Value(error=gone),)

@@ -196,15 +196,16 @@ def _pickled_exception(error: BaseException) -> bytes:
 
 def to_exception(info: ErrorInfo) -> BaseException:
     """The exception that `get` raises for `info`."""
-    if info.kind != "TaskError":
-        kind = getattr(errors, info.kind, errors.RuntimeFault)
-        return kind(info.message)
     cause: BaseException | None = None
     if info.exception:
         try:
             cause = pickle.loads(info.exception)
         except Exception:
             cause = None
+    if info.kind != "TaskError":
+        fault: BaseException = getattr(errors, info.kind, errors.RuntimeFault)(info.message)
+        fault.__cause__ = cause  # of an actor that could not be created: what its constructor raised
+        return fault
     if isinstance(cause, RlplatError) and not isinstance(cause, TaskError):
         cause.add_note(info.message)
         return cause

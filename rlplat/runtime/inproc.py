@@ -134,9 +134,8 @@ class InprocBackend:
             lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1
         )[0]
         if isinstance(made, codec.ErrorInfo):
-            actor.death = codec.ErrorInfo(
-                "ActorDied", f"actor {code.name} could not be created: {made.message}"
-            )
+            what = f"actor {code.name} could not be created: {made.message}"
+            actor.death = codec.ErrorInfo("ActorDied", what, made.exception)
             self._end(actor)
         else:
             actor.instance = made.instance

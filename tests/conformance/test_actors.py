@@ -236,8 +236,9 @@ def test_a_constructor_that_raises_fails_every_call_with_the_cause(backend: str)
 
     actor = rlplat.remote(Broken).remote()
     for _ in range(2):
-        with pytest.raises(ActorDied, match=r"Broken could not be created(.|\n)*the disk is full"):
+        with pytest.raises(ActorDied, match=r"Broken could not be created(.|\n)*the disk is full") as died:
             rlplat.get(actor.f.remote())
+        assert isinstance(died.value.__cause__, RuntimeError)
 
 
 def test_a_constructor_whose_argument_failed_says_so(backend: str) -> None:

@@ -1,18 +1,20 @@
 """Learning tests: train tuned configs to their `stop` and check what they `expect`.
 
 ./scripts/learning-tests                                       every file in configs/
-./scripts/learning-tests configs/ppo/CartPole-v1.yaml --seeds 1 2 3 4 5
+./scripts/learning-tests configs/ppo/CartPole-v1.yaml --seeds 1 2 3 4 5        and mean ± deviation over the seeds
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import rlplat
 from rlplat.cli.train import settings_layer
@@ -24,6 +26,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 @dataclass(frozen=True)
 class Outcome:
     config: str
+    """`<algorithm>/<file>`."""
     seed: int
     env_steps: int
     seconds: float
@@ -52,7 +55,36 @@ def learn(config: Path, seed: int, out: Path, settings: Sequence[str] = ()) -> O
     if not expected:
         misses = ["the config expects nothing: add an `expect` section"]
     env_steps = run.result.env_steps if run.result else 0
-    return Outcome(config.stem, seed, env_steps, seconds, *reached.values(), "; ".join(misses))
+    return Outcome(_name(config), seed, env_steps, seconds, *reached.values(), "; ".join(misses))
+
+
+def _name(config: Path) -> str:
+    return f"{config.resolve().parent.name}/{config.stem}"
+
+
+def summary(outcomes: Sequence[Outcome]) -> list[str]:
+    """A Markdown table: one line per config, mean ± deviation (of the population) over its seeds."""
+    lines = [
+        "| config | seeds | passed | evaluation | return | env steps | wall s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(outcome.config for outcome in outcomes):
+        group = [outcome for outcome in outcomes if outcome.config == name]
+        lines.append(
+            f"| {name} | {len(group)} | {sum(not each.failure for each in group)} | "
+            f"{_spread([each.evaluation_return_mean for each in group])} | "
+            f"{_spread([each.episode_return_mean for each in group])} | "
+            f"{fmean(each.env_steps for each in group):,.0f} | {fmean(each.seconds for each in group):.1f} |"
+        )
+    return lines
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean = fmean(known)
+    return f"{mean:.1f} ± {math.sqrt(fmean((value - mean) ** 2 for value in known)):.1f}"
 
 
 def _number(value: float | None) -> str:
@@ -61,7 +93,7 @@ def _number(value: float | None) -> str:
 
 def _row(outcome: Outcome) -> str:
     return (
-        f"{outcome.config:<18}{outcome.seed:>6}{outcome.env_steps:>12,}{outcome.seconds:>10.1f}"
+        f"{outcome.config:<24}{outcome.seed:>6}{outcome.env_steps:>12,}{outcome.seconds:>10.1f}"
         f"{_number(outcome.episode_return_mean):>10}{_number(outcome.evaluation_return_mean):>10}"
         f"  {'FAIL: ' + outcome.failure if outcome.failure else 'pass'}"
     )
@@ -77,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configs = options.configs or sorted(CONFIGS.glob("*/*.yaml"))
     outcomes: list[Outcome] = []
     print(
-        f"{'config':<18}{'seed':>6}{'env steps':>12}{'wall s':>10}{'return':>10}{'eval':>10}  result",
+        f"{'config':<24}{'seed':>6}{'env steps':>12}{'wall s':>10}{'return':>10}{'eval':>10}  result",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="rlplat-learning-") as temporary:
@@ -88,10 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     directory = out / f"{config.parent.name}-{config.stem}-seed{seed}"
                     outcome = learn(config, seed, directory, options.set)
                 except RlplatError as error:
-                    outcome = Outcome(config.stem, seed, 0, 0.0, None, None, str(error))
+                    outcome = Outcome(_name(config), seed, 0, 0.0, None, None, str(error))
                 outcomes.append(outcome)
                 print(_row(outcome), flush=True)
     passed = sum(not outcome.failure for outcome in outcomes)
+    if len(outcomes) > len(configs):
+        print("\n".join(["", *summary(outcomes), ""]))
     print(f"{passed} of {len(outcomes)} passed")
     return 0 if outcomes and passed == len(outcomes) else 1
 

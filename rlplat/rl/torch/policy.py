@@ -84,7 +84,7 @@ class TorchActorCritic:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self._state = torch.from_numpy(np.array(state["core"], np.float32))
+        self._state = _tensor(np.asarray(state["core"], np.float32))
 
     def _state_of(self, obs: Obs) -> Tensor:
         """The core's state for these rows: an episode's beginning where their number is new."""
@@ -105,5 +105,6 @@ class TorchActorCritic:
 def _tensor(array: Array, leaf: ObsSpec) -> Tensor:
     if leaf.kind == "vector":
         array = array.astype(np.float32, copy=False)
-    # A read-only array (shared memory) makes torch warn; nothing here writes into observations.
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    # Read-only arrays (shared memory) make torch warn. A clone has torch's own alignment: matrix products round
+    # differently with numpy's, which is another every time.
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).clone()
