@@ -45,7 +45,8 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
-from rlplat.rl.normalization import ObsNormalizer, RewardNormalizer
+from rlplat.rl.learning_rewards import LearningRewards
+from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.policy_spec import PolicySpec, cpu_share, make_policy, policy_spec
@@ -235,7 +236,7 @@ class A3CWorker:
         self._server = ShardedParameterServer(parameter_servers, self._shapes)
         self._versions: Versions = ()
         self._normalize_obs = ObsNormalizer()
-        self._reward_normalizer = RewardNormalizer(self.config.discount)
+        self._learning_rewards = LearningRewards(self.config)
         self._exchange_s = 0.0
 
     def publish(self) -> Shapes:
@@ -308,22 +309,6 @@ class A3CWorker:
             metrics["learner/explained_variance"] = explained
         return gradients, metrics
 
-    def _learning_rewards(self, batch: SampleBatch) -> Array:
-        """What is learnt from: float32[T, B]; raw, by sign, or normalised."""
-        rewards = batch.rewards
-        if not np.isfinite(rewards).all():
-            t, b = np.argwhere(~np.isfinite(rewards))[0]
-            raise NonFiniteError(
-                f"reward {rewards[t, b]} from environment {b} of rollout worker {batch.worker_index} (step {t} of the "
-                f"fragment, action {batch.actions[t, b]}); fix {self.config.env}'s reward"
-            )
-        if self.config.clip_rewards:
-            return np.sign(rewards)
-        if self.config.normalize_rewards:
-            ends = batch.terminated | batch.truncated
-            return self._reward_normalizer.normalize(rewards, ends, batch.valid)
-        return rewards
-
     def _obs_moments(self, batch: SampleBatch) -> ObsMoments | None:
         if not self.config.normalize_observations or not batch.env_steps:
             return None
@@ -354,12 +339,12 @@ class A3CWorker:
         )
 
     def get_state(self) -> dict[str, Any]:
-        return self._rollout.get_state() | {"reward_normalizer": self._reward_normalizer.get_state()}
+        return self._rollout.get_state() | {"reward_normalizer": self._learning_rewards.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there, with the weights that the servers have when it learns next."""
         self._rollout.set_state(state)
-        self._reward_normalizer.set_state(state["reward_normalizer"])
+        self._learning_rewards.set_state(state["reward_normalizer"])
         self._versions = ()
 
     def not_saved(self) -> str:
@@ -578,6 +563,5 @@ def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
         raise ConfigError(
             f"normalize_observations is for one vector, and observations are {spec.obs}: set it to false"
         )
-    if config.clip_rewards and config.normalize_rewards:
-        raise ConfigError("clip_rewards and normalize_rewards exclude each other: set one of them to false")
+    LearningRewards(config)  # refuses settings that exclude each other
     return spec, spaces

@@ -3,10 +3,12 @@
     rollout workers ──SampleBatch[T, B] refs──▶ learner ──weights, version + 1──▶ parameter server ──▶ rollout workers
 
 Every round all rollout workers roll out `rollout_length` steps with the newest weights, and the learner (or a group of
-them, `learner.num_learners`) makes `num_epochs` passes of minibatch Adam over them. A minibatch is a set of rows;
-with a recurrent core it is a set of whole fragments, unrolled from the core's state at their start. What the paper leaves open, or common practice does otherwise, follows
-Huang et al. 2022 ("The 37 Implementation Details of Proximal Policy Optimization"; numbers below are theirs: c core,
-a Atari, m continuous actions), and each is a switch in `PPOConfig`:
+them, `learner.num_learners`) makes `num_epochs` passes of minibatch Adam over them. A minibatch is a set of rows; with
+a recurrent core it is a set of whole fragments, unrolled from the core's state at their start.
+
+What the paper leaves open, or common practice does otherwise, follows Huang et al. 2022 ("The 37 Implementation
+Details of Proximal Policy Optimization"; numbers below are theirs: c core, a Atari, m continuous actions), and each is
+a switch in `PPOConfig`:
 
 - policy and value network share an encoder for images only (c13, a: the paper's Atari network), orthogonal init (c2);
 - Adam with epsilon 1e-5 (c3), learning rate and clip range may anneal (c4), gradients clipped by global norm (c11);
@@ -38,7 +40,8 @@ from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RewardNormalizer, RunningMeanVar
+from rlplat.rl.learning_rewards import LearningRewards
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
 from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.policy_spec import PolicySpec, make_policy, policy_spec
 from rlplat.rl.registry import load_class
@@ -281,7 +284,7 @@ class PPOLearner:
             assert isinstance(spec.obs, ObsSpec)
             self._obs_statistics = RunningMeanVar(spec.obs.shape)
         self._normalize_obs = ObsNormalizer()
-        self._reward_normalizer = RewardNormalizer(self.config.discount)
+        self._learning_rewards = LearningRewards(self.config)
         self._env_steps = 0
         self._version = 0
         self._rank, self._num_learners = rank, 1
@@ -416,27 +419,6 @@ class PPOLearner:
         rows = np.arange(num_steps)[:, None] * num_envs
         return [rows + envs for envs in np.array_split(self._rng.permutation(num_envs), num_minibatches)]
 
-    def _learning_rewards(self, batch: SampleBatch) -> Array:
-        """What the learner learns from: float32[T, B]; raw, by sign, or normalised."""
-        rewards = batch.rewards
-        if not np.isfinite(rewards).all():
-            t, b = np.argwhere(~np.isfinite(rewards))[0]
-            raise NonFiniteError(
-                f"reward {rewards[t, b]} from environment {b} of rollout worker {batch.worker_index} (step {t} of the "
-                f"fragment, action {batch.actions[t, b]}); fix {self.config.env}'s reward"
-            )
-        if self.config.clip_rewards:
-            rewards = np.sign(rewards)
-        if self.config.normalize_rewards:
-            rewards = self._reward_normalizer.normalize(
-                rewards,
-                batch.terminated | batch.truncated,
-                batch.valid,
-                worker_index=batch.worker_index,
-                incarnation=batch.incarnation,
-            )
-        return rewards
-
     def _publish(self) -> None:
         """Weights and, with them, the statistics that observations are to be normalised with."""
         weights = self._net.weights() | self._obs_weights()
@@ -482,7 +464,7 @@ class PPOLearner:
             "obs_weights": self._obs_weights(),
             "rng": self._rng.bit_generator.state,
             "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics is not None else None,
-            "reward_normalizer": self._reward_normalizer.get_state(),
+            "reward_normalizer": self._learning_rewards.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -491,7 +473,7 @@ class PPOLearner:
         self._rng.bit_generator.state = state["rng"]
         if self._obs_statistics is not None and state["obs_statistics"] is not None:
             self._obs_statistics.set_state(state["obs_statistics"])
-        self._reward_normalizer.set_state(state["reward_normalizer"])
+        self._learning_rewards.set_state(state["reward_normalizer"])
         self._env_steps = int(state["env_steps"])
         self._version = max(int(state["version"]), self._version + 1)  # the server takes only newer ones
         self._publish()
@@ -673,8 +655,7 @@ def preflight(config: PPOConfig) -> tuple[PolicySpec, SpaceSpec]:
             f"normalize_observations is for vectors, but observations are {spaces.obs}: set it to false (images are "
             "scaled by 1/255 as it is)"
         )
-    if config.clip_rewards and config.normalize_rewards:
-        raise ConfigError("clip_rewards and normalize_rewards exclude each other: set one of them to false")
+    LearningRewards(config)  # refuses settings that exclude each other
     num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
     if num_envs < config.learner.num_learners:
         raise ConfigError(

@@ -84,7 +84,7 @@ class TorchActorCritic:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self._state = _tensor(np.asarray(state["core"], np.float32))
+        self._state = torch.from_numpy(np.array(state["core"], np.float32))
 
     def _state_of(self, obs: Obs) -> Tensor:
         """The core's state for these rows: an episode's beginning where their number is new."""
