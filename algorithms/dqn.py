@@ -1,0 +1,985 @@
+"""Deep Q-learning (Mnih et al. 2015) with the parts of Rainbow (Hessel et al. 2018), in two rings.
+
+    rollout workers ──TransitionBatch refs──▶ replay ──minibatches──▶ learner ──weights──▶ parameter server ──▶ workers
+                                                 ▲────priorities────────┘
+
+`asynchronous: false`, the classic ratio: every round all rollout workers make `rollout_length` steps, and the learner,
+which holds the replay itself, makes one gradient step per `env_steps_per_update` of them. Same seed, same curve, bit
+for bit.
+
+`asynchronous: true`, Ape-X (Horgan et al. 2018): rollout workers, replay shards and learner are actors that never wait
+for each other, except that the ratio of env steps to gradient steps is kept within `ratio_slack`. Every environment has
+its own epsilon, new transitions come with priorities by the weights that acted.
+
+The parts, each a switch: `double` (van Hasselt et al. 2016), `dueling` (Wang et al. 2016), `n_step` (Sutton 1988),
+`distributional` c51 (Bellemare et al. 2017) or qr (Dabney et al. 2018), `noisy` (Fortunato et al. 2018), `prioritized`
+(Schaul et al. 2016); all on is Rainbow. `policy.core` makes it R2D2-like (Kapturowski et al. 2019): sequences with
+stored state and burn-in. Different from the papers:
+
+- an episode that was cut off (time limit) bootstraps from its last observation; termination alone cuts;
+- n-step windows are computed in the replay, which keeps every observation once;
+- the last n steps of every environment wait for their windows, until its next fragment has come;
+- importance weights are divided by the largest of the minibatch, not of the whole replay;
+- C51's priority is KL(target || prediction), QR's the error of the mean, a sequence's 0.9 max + 0.1 mean (R2D2);
+- R2D2's value rescaling is left out; new sequences get the largest priority so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import psutil
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+import rlplat
+from rlplat.errors import (
+    ActorDied,
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    NotInitialized,
+    RlplatError,
+    WorkerCrashed,
+)
+from rlplat.rl import env_check
+from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
+from rlplat.rl.episode_window import EpisodeWindow
+from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learner_group import learner_gpus
+from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.parameter_server import ParameterServer
+from rlplat.rl.policy_spec import PolicySpec, policy_spec
+from rlplat.rl.q_spec import EPSILON, QSpec, lane_epsilons, make_q_policy, require_discrete
+from rlplat.rl.ratio_limiter import RatioLimiter
+from rlplat.rl.registry import load_class
+from rlplat.rl.replay_buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
+from rlplat.rl.replay_shard import ReplayShard
+from rlplat.rl.schedules import LinearSchedule, Schedule, schedule_value
+from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.spaces import MASK, SpaceSpec
+from rlplat.rl.transition_batch import TransitionBatch
+from rlplat.rl.transition_worker import TransitionWorker
+from rlplat.rl.worker_group import RolloutWorkers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplat import ActorHandle, ObjectRef
+    from rlplat.rl.torch.encoders import TensorObs
+
+
+class QPolicyConfig(PolicyConfig):
+    """The network; defaults as in Mnih et al. 2015."""
+
+    activation: Literal["tanh", "relu"] = "relu"
+    """Non-linearity of the MLP."""
+    orthogonal_init: bool = False
+    """Orthogonal initialisation; false: the framework's own."""
+
+
+class DQNConfig(AlgorithmConfig):
+    """DQN's settings; the defaults are plain DQN for small environments."""
+
+    policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
+    num_envs_per_worker: PositiveInt = 1
+    """Environments side by side in each rollout worker."""
+    rollout_length: PositiveInt = 16
+    """T: steps of every environment per fragment (synchronous: per round)."""
+
+    env_steps_per_update: PositiveFloat = 4.0
+    """Env steps for each gradient step."""
+    batch_size: PositiveInt = 32
+    """Transitions (with a core: sequences) per gradient step."""
+    learning_starts: int = Field(1_000, ge=1)
+    """Env steps before the first gradient step."""
+    target_period: PositiveInt = 1_000
+    """Gradient steps between updates of the target network."""
+    target_tau: float = Field(1.0, gt=0.0, le=1.0)
+    """What the target network then takes over: 1 copies; small, with target_period 1, is Polyak averaging."""
+    loss: Literal["huber", "mse"] = "huber"
+    """Of the temporal-difference error; distributional losses have their own."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """Adam's epsilon; 1.5e-4 in Rainbow."""
+    max_gradient_norm: PositiveFloat | None = 10.0
+    """Gradients are scaled down to this global norm; null: they are not."""
+    epsilon: Schedule = LinearSchedule(start=1.0, end=0.05, until=0.1)
+    """Share of random actions; asynchronous: 0.4^(1 + 7 i / (N - 1)) in environment i of N instead."""
+    clip_rewards: bool = False
+    """Learn from the sign of rewards; metrics stay raw."""
+
+    double: bool = False
+    """The online network chooses the next action, the target network values it."""
+    dueling: bool = False
+    """Heads for V and A: Q = V + A - mean(A)."""
+    n_step: PositiveInt = 1
+    """Rewards that are summed before the bootstrap."""
+    distributional: Literal["none", "c51", "qr"] = "none"
+    """Learn the distribution of returns: on fixed atoms, or by quantiles."""
+    num_atoms: int = Field(51, ge=2)
+    """Atoms or quantiles; 51 in C51, 200 in QR-DQN."""
+    value_range: tuple[float, float] = (-10.0, 10.0)
+    """C51: returns of the first and the last atom."""
+    noisy: bool = False
+    """Noise in the heads' weights explores; set epsilon to 0 with it."""
+    head_hidden_size: int = Field(0, ge=0)
+    """Width of a hidden layer in each head, 0: none; Rainbow's CNN has 512."""
+
+    replay_capacity: PositiveInt = 100_000
+    """Steps that the replay holds."""
+    frame_stacks: bool = True
+    """Keep each frame of an image stack [C, H, W] once; false where channels are no frames in time (3 never are)."""
+    prioritized: bool = False
+    """Draw in proportion to the error."""
+    priority_alpha: float = Field(0.6, gt=0.0, le=1.0)
+    """Priorities are |error|^alpha."""
+    importance_beta: Schedule = LinearSchedule(start=0.4, end=1.0)
+    """How much of the bias of prioritised draws importance weights take back."""
+    save_replay: bool = True
+    """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
+
+    burn_in: int = Field(20, ge=0)
+    """With a core: steps that warm its state up before those that are learnt from."""
+    unroll_length: int = Field(20, ge=2)
+    """With a core: steps of a sequence that are learnt from; sequences overlap by half."""
+
+    asynchronous: bool = False
+    """Ape-X: actors that do not wait for each other; not reproducible."""
+    num_replay_shards: PositiveInt = 1
+    """asynchronous: actors that share the replay."""
+    updates_per_call: PositiveInt = 8
+    """asynchronous: gradient steps per message to the learner, after which it publishes its weights."""
+    ratio_slack: NonNegativeFloat = 2_000.0
+    """asynchronous: env steps that rollout workers, or the learner, may be ahead of env_steps_per_update (never less
+    than what is under way at any time)."""
+
+
+def td_losses(
+    outputs: Tensor,
+    actions: Tensor,
+    next_outputs: Tensor,
+    next_actions: Tensor,
+    returns: Tensor,
+    discounts: Tensor,
+    *,
+    distributional: str = "none",
+    loss: str = "huber",
+    support: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(losses float32[N] with gradients, errors float32[N] for the priorities).
+
+        none   y = R + discount * Q_target(s', a');  huber(y - Q(s, a)) or (y - Q(s, a))^2 / 2
+        c51    KL(projection of R + discount * Z_target(s', a') || Z(s, a))
+        qr     quantile Huber loss between the quantiles of both
+
+    outputs: float32[N, A, Z] of the online network for s; next_outputs: of the target network for s'; actions,
+    next_actions: int64[N]; returns (n-step), discounts (0 where terminated): float32[N].
+    """
+    import torch
+    from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+    chosen, next_chosen = (
+        _of_actions(outputs, actions),
+        _of_actions(next_outputs, next_actions).detach(),
+    )  # [N, Z]
+    if distributional == "c51":
+        assert support is not None
+        targets = c51_projection(returns, discounts, next_chosen.softmax(dim=-1), support)
+        losses = (torch.xlogy(targets, targets) - targets * chosen.log_softmax(dim=-1)).sum(dim=-1)
+        return losses, losses.detach()
+    targets = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * next_chosen
+    if distributional == "qr":
+        losses = quantile_huber_losses(chosen, targets)
+        return losses, (targets.mean(dim=-1) - chosen.mean(dim=-1)).detach()
+    chosen, targets = chosen.squeeze(-1), targets.squeeze(-1)
+    errors = targets - chosen
+    losses = F.huber_loss(chosen, targets, reduction="none") if loss == "huber" else 0.5 * errors**2
+    return losses, errors.detach()
+
+
+def _of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
+    """[N, A, Z], int64[N] -> [N, Z]"""
+    Z = outputs.shape[2]
+    return outputs.gather(1, actions.view(-1, 1, 1).expand(-1, 1, Z)).squeeze(1)
+
+
+def c51_projection(returns: Tensor, discounts: Tensor, next_probs: Tensor, support: Tensor) -> Tensor:
+    """float32[N, Z]: the distribution of R + discount * Z' on the atoms of `support` (Bellemare et al. 2017, alg. 1).
+
+    Mass between two atoms goes to both, the nearer one gets more; atom j gets from atom i the share
+    max(0, 1 - |clip(R + discount * z_i) - z_j| / spacing). next_probs: float32[N, Z].
+    """
+    import torch
+
+    spacing = support[1] - support[0]
+    moved = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * support  # [N, Z]
+    place = ((moved.clamp(support[0], support[-1]) - support[0]) / spacing).clamp(0, len(support) - 1)
+    below = place.floor()
+    above_share = place - below
+    first = below.long()
+    second = (first + 1).clamp(max=len(support) - 1)
+    projected = torch.zeros_like(next_probs)
+    projected.scatter_add_(1, first, next_probs * (1.0 - above_share))
+    projected.scatter_add_(1, second, next_probs * above_share)
+    return projected
+
+
+def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
+    """float32[N]: sum_i mean_j |tau_i - 1{u_ij < 0}| huber(u_ij), u_ij = target_j - quantile_i, tau_i the middle of the
+    i-th of Z equal parts of [0, 1] (Dabney et al. 2018, eq. 10, kappa = 1). quantiles, targets: float32[N, Z]."""
+    import torch
+
+    Z = quantiles.shape[1]
+    taus = (torch.arange(Z, device=quantiles.device) + 0.5) / Z
+    errors = targets.unsqueeze(1) - quantiles.unsqueeze(2)  # [N, i, j]
+    sizes = errors.abs()
+    huber = torch.where(sizes <= 1.0, 0.5 * errors**2, sizes - 0.5)
+    weights = (taus.view(1, Z, 1) - (errors.detach() < 0).float()).abs()
+    return (weights * huber).mean(dim=2).sum(dim=1)
+
+
+class Trained(NamedTuple):
+    """What one gradient step brought."""
+
+    loss: float
+    q_mean: float
+    """Mean Q of the actions taken."""
+    gradient_norm: float
+    """Before clipping; where it is not finite, nothing was changed."""
+    priorities: Array
+    """float32[M]"""
+
+
+class TorchDQN:
+    """Networks, optimizer and loss on torch; `TfDQN` is the same on TensorFlow."""
+
+    def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
+        import torch
+
+        from rlplat.rl.torch.adam import Adam
+        from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
+        from rlplat.rl.torch.q_network import check_q_network, make_q_network
+
+        use_threads(config.learner.num_threads, spec)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+        self.config, self._spec = config, spec
+        self.device = resolve_device(config.learner.device, spec)
+        precision = resolve_precision(config.learner.precision, spec, self.device)
+        network_seed, noise_seed = (int(s) for s in seed.generate_state(2))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(network_seed)
+            self.network = make_q_network(spec, q, precision).to(self.device)
+            self.target = make_q_network(spec, q, precision).to(self.device).requires_grad_(False)
+        check_q_network(self.network, self.device)
+        self._noise = torch.Generator().manual_seed(noise_seed)
+        self._optimizer = Adam(self.network, epsilon=config.adam_epsilon)
+        self._max_norm = config.max_gradient_norm or math.inf
+        self._parameters: list[Tensor] = [*self.network.parameters()]
+        self._target_parameters: list[Tensor] = [*self.target.parameters()]
+        self.update_target(tau=1.0)
+
+    def train(
+        self, batch: Minibatch | SequenceMinibatch, learning_rate: float, next_outputs: Tensor | None = None
+    ) -> Trained:
+        """One gradient step; next_outputs: what `target_outputs` gave for the batch's `next_obs`, if it was asked."""
+        import torch
+
+        if self.config.noisy:
+            self.network.draw_noise(self._noise)
+            self.target.draw_noise(self._noise)
+        if isinstance(batch, SequenceMinibatch):
+            outputs, next_outputs, next_q, next_mask = self._forward_sequences(batch)
+        else:
+            outputs, next_outputs, next_q, next_mask = self._forward(batch, next_outputs)
+        with torch.no_grad():
+            legal = next_q if next_mask is None else next_q.masked_fill(~next_mask.bool(), -math.inf)
+            next_actions = legal.argmax(dim=1)
+        actions = self._tensor(batch.actions).reshape(-1)
+        losses, errors = td_losses(
+            outputs,
+            actions,
+            next_outputs,
+            next_actions,
+            self._tensor(batch.returns).reshape(-1),
+            self._tensor(batch.discounts).reshape(-1),
+            distributional=self.config.distributional,
+            loss=self.config.loss,
+            support=getattr(self.network, "support", None),
+        )
+        if self.config.prioritized:
+            weights = self._tensor(batch.weights)
+        if isinstance(batch, SequenceMinibatch):
+            mask = self._tensor(batch.mask)
+            losses = losses.view_as(mask) * mask
+            loss = (losses * weights if self.config.prioritized else losses).sum() / mask.sum()
+            sizes = errors.view_as(mask).abs() * mask
+            priorities = 0.9 * sizes.amax(dim=0) + 0.1 * sizes.sum(dim=0) / mask.sum(dim=0)
+        else:
+            loss = (losses * weights if self.config.prioritized else losses).mean()
+            priorities = errors.abs()
+        self._optimizer.zero_grad()
+        loss.backward()
+        norm = self._optimizer.step(learning_rate, self._max_norm)
+        with torch.no_grad():
+            q_taken = self.network.q_values(outputs).gather(1, actions.unsqueeze(1)).mean()
+        return Trained(float(loss.detach()), float(q_taken), norm, priorities.cpu().numpy())
+
+    def target_outputs(self, next_obs: Any) -> Tensor:
+        """The target network's outputs for many minibatches at once: half the work, as long as it stays the same."""
+        import torch
+
+        with torch.no_grad():
+            outputs: Tensor = self.target(self._tensors(next_obs))[0]
+            return outputs
+
+    def _forward(
+        self, batch: Minibatch, next_outputs: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Outputs [N, A, Z] for s; the target network's for s', Q(s', .) [N, A] that chooses a', legal a' [N, A]."""
+        import torch
+
+        outputs, _ = self.network(self._tensors(batch.obs))
+        if next_outputs is None:
+            next_outputs = self.target_outputs(batch.next_obs)
+        with torch.no_grad():
+            choosing = self.network(self._tensors(batch.next_obs))[0] if self.config.double else next_outputs
+            next_q = self.network.q_values(choosing)
+        mask = batch.next_obs[MASK] if isinstance(batch.next_obs, dict) and self._spec.has_mask else None
+        return outputs, next_outputs, next_q, None if mask is None else self._tensor(mask)
+
+    def _forward_sequences(self, batch: SequenceMinibatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """As `_forward`, N = U * M rows of the sequences after the burn-in, which only brings the core's state up."""
+        import torch
+
+        L, M = batch.starts.shape
+        U = len(batch.actions)
+        burn_in = self.config.burn_in
+        obs = self._tensors(map_obs(lambda leaf: leaf.reshape(L * M, *leaf.shape[2:]), batch.obs))
+        starts = self._tensor(batch.starts)
+        state = target_state = self._tensor(batch.core_states)
+        with torch.no_grad():
+            if burn_in:
+                warm_up = map_obs(lambda leaf: leaf[: burn_in * M], obs)
+                _, state = self.network(warm_up, state, starts[:burn_in])
+                _, target_state = self.target(warm_up, target_state, starts[:burn_in])
+            obs = map_obs(lambda leaf: leaf[burn_in * M :], obs)
+            next_outputs, _ = self.target(obs, target_state, starts[burn_in:])
+        all_outputs, _ = self.network(obs, state, starts[burn_in:])
+        ends = self._tensor(((batch.bootstraps - burn_in) * M + np.arange(M)).reshape(-1))
+        next_outputs = next_outputs[ends]
+        with torch.no_grad():
+            next_q = self.network.q_values(all_outputs[ends] if self.config.double else next_outputs)
+        next_mask = obs[MASK][ends] if self._spec.has_mask else None
+        return all_outputs[: U * M], next_outputs, next_q, next_mask
+
+    def update_target(self, tau: float) -> None:
+        """target = tau * online + (1 - tau) * target"""
+        import torch
+
+        with torch.no_grad():
+            if tau == 1.0:
+                torch._foreach_copy_(self._target_parameters, self._parameters)
+            else:
+                torch._foreach_lerp_(self._target_parameters, self._parameters, tau)
+
+    def non_finite_gradients(self) -> list[str]:
+        """Names of the parameters whose gradients hold NaN or infinity."""
+        return [
+            name
+            for name, parameter in self.network.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+
+    def weights(self) -> Weights:
+        from rlplat.rl.torch.weights import weights_of
+
+        return weights_of(self.network)
+
+    def get_state(self) -> dict[str, Any]:
+        from rlplat.rl.torch.weights import weights_of
+
+        return {
+            "weights": weights_of(self.network),
+            "target": weights_of(self.target),
+            "optimizer": self._optimizer.get_state(),
+            "noise": self._noise.get_state().numpy().copy(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        import torch
+
+        from rlplat.rl.torch.weights import load_weights
+
+        load_weights(self.network, state["weights"])
+        load_weights(self.target, state["target"])
+        self._optimizer.set_state(state["optimizer"])
+        self._noise.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
+
+    def _tensor(self, array: Array) -> Tensor:
+        import torch
+
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        # What came through shared memory is read-only; torch has no read-only tensors and warns about the alias.
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        # The clone lies where torch puts things: rounding must not depend on where numpy's array happened to lie.
+        return tensor.clone() if self.device.type == "cpu" else tensor.to(self.device)
+
+    def _tensors(self, obs: Any) -> TensorObs:
+        tensors: TensorObs = map_obs(self._tensor, obs)
+        return tensors
+
+
+FRAMEWORKS = {"torch": "algorithms.dqn:TorchDQN", "tf": "algorithms.dqn_tf:TfDQN"}
+
+
+class DQNLearner:
+    """An actor: trains on minibatches, publishes the weights. In the synchronous ring it holds the replay too.
+
+    Knows no framework; `_net` does the arithmetic (see FRAMEWORKS).
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape | None,
+    ) -> None:
+        """replay: None where shards hold it."""
+        self.config = DQNConfig.model_validate(config)
+        self._parameter_server = parameter_server
+        network_seed, replay_seed = seed_sequences(self.config.seed, "learner")
+        self._net: TorchDQN = load_class(FRAMEWORKS[self.config.framework])(
+            self.config, spec, q_spec(self.config), network_seed
+        )
+        self._replay = make_replay(replay, spec.obs, replay_seed) if replay is not None else None
+        # Without priorities that change in between, minibatches of small observations are drawn many at a time.
+        draws_ahead = not self.config.prioritized and spec.core == "none" and not spec.has_images
+        self._chunk = 64 if draws_ahead else 1
+        self._values_ahead = spec.core == "none" and not self.config.noisy
+        self._env_steps = 0
+        self._replay_steps = 0  # env steps that this replay has been given
+        self._updates = 0
+        self._credit = 0.0  # env steps for which no gradient step has been made yet
+        self._version = 0
+        self._publish()
+
+    def update(self, *batches: TransitionBatch) -> UpdateReport:
+        """Synchronous: one round into the replay, the gradient steps that are due for it, publish version + 1."""
+        assert self._replay is not None
+        started = perf_counter()
+        config = self.config
+        for batch in batches:
+            self._replay.add(batch, batch.worker_index * batch.shape[1])
+        env_steps = sum(batch.env_steps for batch in batches)
+        self._env_steps += env_steps
+        self._replay_steps += env_steps
+        added = perf_counter()
+        trained: list[Trained] = []
+        if self._replay_steps >= config.learning_starts and len(self._replay):
+            self._credit += env_steps
+            due = int(self._credit // config.env_steps_per_update)
+            self._credit -= due * config.env_steps_per_update
+            beta = schedule_value(config.importance_beta, self._progress())
+            while due:
+                chunk = min(due, self._chunk)
+                drawn = self._replay.sample(chunk * config.batch_size, beta)
+                results = self._train(drawn)
+                if config.prioritized:
+                    priorities = np.concatenate([result.priorities for result in results])
+                    self._replay.update_priorities(drawn.rows, drawn.stamps, priorities)
+                trained += results
+                due -= chunk
+        learnt = perf_counter()
+        self._publish_next()
+        timings = [batch.timing for batch in batches]
+        metrics: dict[str, float] = self._metrics(trained) | {
+            "learner/replay_size": len(self._replay),
+            "time/replay_add_s": added - started,
+            "time/train_s": learnt - added,
+            "time/publish_s": perf_counter() - learnt,
+        }
+        for name in timings[0]:
+            metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
+        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+    @rlplat.method(num_returns=2)
+    def learn(
+        self, drawn: Minibatch | SequenceMinibatch, env_steps: int
+    ) -> tuple[dict[str, float], tuple[Array, Array, Array]]:
+        """Asynchronous: gradient steps on what a shard has drawn -> (metrics, what its `update_priorities` takes).
+
+        env_steps: how far the run is, for the schedules.
+        """
+        self._env_steps = env_steps
+        started = perf_counter()
+        trained = self._train(drawn)
+        self._publish_next()
+        priorities = np.concatenate([result.priorities for result in trained])
+        metrics = self._metrics(trained) | {"time/train_s": perf_counter() - started}
+        return metrics, (drawn.rows, drawn.stamps, priorities)
+
+    def _train(self, drawn: Minibatch | SequenceMinibatch) -> list[Trained]:
+        """One gradient step for every `batch_size` of what was drawn."""
+        config, size = self.config, self.config.batch_size
+        learning_rate = schedule_value(config.learning_rate, self._progress())
+        trained: list[Trained] = []
+        ahead = None
+        for start in range(0, len(drawn.rows), size):
+            stop = start + size
+            batch = drawn.part(start, stop)
+            if ahead is None and self._values_ahead and isinstance(drawn, Minibatch):
+                first, until_update = start, config.target_period - self._updates % config.target_period
+                ahead = self._net.target_outputs(drawn.part(start, start + until_update * size).next_obs)
+            next_outputs = None if ahead is None else ahead[start - first : stop - first]
+            result = self._net.train(batch, learning_rate, next_outputs)
+            if not math.isfinite(result.gradient_norm):
+                if config.non_finite == "stop":
+                    raise NonFiniteError(self._non_finite_report(batch, result))
+                result = result._replace(priorities=np.zeros_like(result.priorities))
+            trained.append(result)
+            self._updates += 1
+            if self._updates % config.target_period == 0:
+                self._net.update_target(config.target_tau)
+                ahead = None
+        return trained
+
+    def _metrics(self, trained: list[Trained]) -> dict[str, float]:
+        progress = self._progress()
+        finite = [result for result in trained if math.isfinite(result.gradient_norm)]
+        metrics: dict[str, float] = {
+            "learner/updates": self._updates,
+            "learner/skipped_minibatches": len(trained) - len(finite),
+            "learner/learning_rate": schedule_value(self.config.learning_rate, progress),
+            "learner/epsilon": schedule_value(self.config.epsilon, progress),
+            "learner/weights_version": self._version,
+        }
+        if finite:
+            metrics |= {
+                "learner/loss": float(np.mean([result.loss for result in finite])),
+                "learner/q_mean": float(np.mean([result.q_mean for result in finite])),
+                "learner/gradient_norm": float(np.mean([result.gradient_norm for result in finite])),
+            }
+        return metrics
+
+    def _progress(self) -> float:
+        return self._env_steps / self.config.stop.env_steps
+
+    def _non_finite_report(self, batch: Any, result: Trained) -> str:
+        """What was not finite, from the cause to the effect."""
+        columns = {"obs": batch.obs, "returns": batch.returns, "weights": batch.weights}
+        inputs = [
+            name
+            for name, column in columns.items()
+            for leaf in (column.values() if isinstance(column, dict) else [column])
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all()
+        ]
+        where = f"columns {inputs}" if inputs else f"gradients {self._net.non_finite_gradients()}"
+        return (
+            f"NaN or infinity in the {where} at {self._env_steps} env steps (loss {result.loss}); weights of version "
+            f"{self._version} are unharmed. Lower learning_rate, set clip_rewards, or leave such minibatches out: "
+            "--set non_finite=skip"
+        )
+
+    def _publish_next(self) -> None:
+        self._version += 1
+        self._publish()
+
+    def _publish(self) -> None:
+        epsilon = schedule_value(self.config.epsilon, self._progress())
+        weights = self._net.weights() | {EPSILON: np.array([epsilon], np.float32)}
+        rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
+
+    def ready(self) -> int:
+        """The version published last; an answer says that the constructor is through."""
+        return self._version
+
+    def get_state(self) -> dict[str, Any]:
+        keeps_replay = self._replay is not None and self.config.save_replay
+        return self._net.get_state() | {
+            "version": self._version,
+            "env_steps": self._env_steps,
+            "replay_steps": self._replay_steps if keeps_replay else 0,
+            "updates": self._updates,
+            "credit": self._credit,
+            "replay": self._replay.get_state() if self._replay is not None and keeps_replay else None,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called; the weights are published under their version."""
+        self._net.set_state(state)
+        if self._replay is not None and state["replay"] is not None:
+            self._replay.set_state(state["replay"])
+        self._env_steps, self._replay_steps = int(state["env_steps"]), int(state["replay_steps"])
+        self._updates, self._credit = int(state["updates"]), float(state["credit"])
+        self._version = max(int(state["version"]), self._version + 1)  # the server takes only newer ones
+        self._publish()
+
+
+class DQN:
+    """The ring, and `step()`, which turns it once.
+
+    with DQN(DQNConfig(env="CartPole-v1", seed=1)) as dqn:
+        while (result := dqn.step()).env_steps < 50_000:
+            print(result.env_steps, result.episode_return_mean)
+    """
+
+    name = "dqn"
+    config_class = DQNConfig
+
+    def __init__(self, config: DQNConfig) -> None:
+        self.config = config
+        self._rollout_workers: RolloutWorkers | None = None
+        self._actors: list[ActorHandle] = []
+        self._shards: list[ActorHandle] = []
+        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
+        self._window = EpisodeWindow()
+        self._iteration = 0
+        self._env_steps = 0
+        # Asynchronous: what is under way, and what to do when it is there.
+        self._pending: dict[ObjectRef, Callable[[], None]] = {}
+        self._sampling: set[int] = set()
+        self._calls_under_way = 0
+        self._updates = 0
+        self._next_shard = self._next_slot = 0
+        self._reports: list[UpdateReport] = []
+        self._learner_metrics: list[dict[str, float]] = []
+        self._owns_runtime = not rlplat.is_initialized()
+        if self._owns_runtime:
+            # Before the pre-flight: the first processes start while it looks at the environment.
+            backend = "zmq" if config.num_rollout_workers else "inproc"
+            rlplat.init(backend=backend, preload=("torch",) if config.framework == "torch" else ())
+        try:
+            spec, self.spaces = preflight(config)
+            self._start(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, spec: PolicySpec) -> None:
+        """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
+        config, settings, q = self.config, self.config.model_dump(), q_spec(self.config)
+        num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
+        num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
+        shape = replay_shape(config, spec)
+        parameter_server = self._parameter_server = rlplat.remote(ParameterServer).remote()
+        self._learner = (
+            rlplat.remote(DQNLearner)
+            .options(num_gpus=num_gpus)
+            .remote(settings, spec, parameter_server, None if config.asynchronous else shape)
+        )
+        self._actors += [self._learner, parameter_server]
+        epsilons = None
+        if config.asynchronous:
+            # Worker w fills shard w % S, lanes w // S * B and on.
+            S = config.num_replay_shards
+            part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
+            self._shards = [
+                rlplat.remote(ReplayShard).remote(settings, spec, part, index) for index in range(S)
+            ]
+            self._actors += self._shards
+            self._shard_sizes = [0] * S
+            epsilons = lane_epsilons(num_workers * B).reshape(num_workers, B)
+            under_way = float(num_workers * config.rollout_length * B)
+            under_way += 2 * config.updates_per_call * config.env_steps_per_update
+            self._limiter = RatioLimiter(
+                config.env_steps_per_update, config.learning_starts, max(config.ratio_slack, under_way)
+            )
+        self._rollout_workers = RolloutWorkers(
+            lambda index, incarnation: rlplat.remote(TransitionWorker).remote(
+                settings,
+                q,
+                index,
+                incarnation,
+                parameter_server,
+                epsilons[index] if epsilons is not None else None,
+            ),
+            num_workers,
+            max_restarts=config.max_worker_restarts,
+            restart_on_env_error=config.on_env_error == "restart",
+        )
+        rlplat.get(self._learner.ready.remote())
+
+    def step(self) -> Result:
+        """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
+        return self._step_asynchronous() if self.config.asynchronous else self._step_synchronous()
+
+    def _step_synchronous(self) -> Result:
+        workers = self._workers()
+        started = perf_counter()
+        batches = workers.sample()
+        sampled = perf_counter()
+        while True:
+            try:
+                report: UpdateReport = rlplat.get(self._learner.update.remote(*batches))
+                break
+            except RlplatError as error:
+                batches = workers.replace_lost(batches, error)
+        times = {"time/sample_s": sampled - started, "time/update_s": perf_counter() - sampled}
+        return self._result([report], report.metrics | times)
+
+    def _step_asynchronous(self) -> Result:
+        started = perf_counter()
+        round_size = (
+            len(self._workers().handles) * self.config.rollout_length * self.config.num_envs_per_worker
+        )
+        self._reports, self._learner_metrics = [], []
+        while sum(report.env_steps for report in self._reports) < round_size:
+            self._ask()
+            self._handle_next()
+        updates_beyond = max(1, self._updates)
+        metrics = _means([report.metrics for report in self._reports]) | _means(self._learner_metrics)
+        metrics |= {
+            "learner/updates": self._updates,
+            "learner/env_steps_per_update": (self._limiter.ahead(self._env_steps, 0)) / updates_beyond,
+            "learner/replay_size": sum(self._shard_sizes),
+            "time/round_s": perf_counter() - started,
+        }
+        return self._result(self._reports, metrics, counted=True)
+
+    def _ask(self) -> None:
+        """Ask for whatever may be asked for: fragments of idle workers, and gradient steps, two messages at a time."""
+        config, workers = self.config, self._workers()
+        fragment = config.rollout_length * config.num_envs_per_worker
+        first, num_workers = self._next_slot, len(workers.handles)
+        for slot in (*range(first, num_workers), *range(first)):  # in turn: the limit must not silence any
+            promised = self._env_steps + len(self._sampling) * fragment
+            is_allowed = self._limiter.may_sample(promised, self._updates) or not min(self._shard_sizes)
+            if slot not in self._sampling and is_allowed:
+                self._sampling.add(slot)
+                self._next_slot = (slot + 1) % num_workers
+                ref = workers.handles[slot].sample.remote()
+                self._pending[ref] = partial(self._on_fragment, slot, ref)
+        while self._calls_under_way < 2 and min(self._shard_sizes) > 0:
+            promised = self._updates + self._calls_under_way * config.updates_per_call
+            if not self._limiter.may_update(self._env_steps, promised):
+                break
+            self._calls_under_way += 1
+            shard = self._shards[self._next_shard]
+            self._next_shard = (self._next_shard + 1) % len(self._shards)
+            beta = schedule_value(config.importance_beta, self._env_steps / config.stop.env_steps)
+            drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
+            self._pending[drawn] = partial(self._on_drawn, shard, drawn)
+
+    def _handle_next(self) -> None:
+        """Wait until something is there, and hand everything that is to whom it belongs."""
+        ready, _ = rlplat.wait(list(self._pending), num_returns=1)
+        for ref in ready:
+            self._pending.pop(ref)()
+
+    def _on_fragment(self, slot: int, fragment: ObjectRef) -> None:
+        """A worker has sampled: its shard takes the fragment."""
+        S = len(self._shards)
+        lane = slot // S * self.config.num_envs_per_worker
+        added = self._shards[slot % S].add.remote(fragment, lane)
+        self._pending[added] = partial(self._on_added, slot, fragment, added)
+
+    def _on_added(self, slot: int, fragment: ObjectRef, added: ObjectRef) -> None:
+        """A shard has taken a fragment: count it; a lost one is sampled anew by the worker's next incarnation."""
+        self._sampling.discard(slot)
+        try:
+            self._shard_sizes[slot % len(self._shards)], report = rlplat.get(added)
+        except RlplatError:
+            try:
+                rlplat.get(fragment)
+            except (ActorDied, WorkerCrashed, EnvError) as loss:
+                if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
+                    raise
+                self._workers().replace(slot, loss)
+                return
+            raise
+        self._env_steps += report.env_steps
+        self._reports.append(report)
+
+    def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
+        """A shard has drawn minibatches: the learner trains on them."""
+        metrics, priorities = self._learner.learn.remote(drawn, self._env_steps)
+        self._pending[metrics] = partial(self._on_learnt, shard, metrics, priorities)
+
+    def _on_learnt(self, shard: ActorHandle, metrics: ObjectRef, priorities: ObjectRef) -> None:
+        """The learner has trained: the priorities go back to the shard."""
+        self._calls_under_way -= 1
+        self._learner_metrics.append(rlplat.get(metrics))
+        self._updates += self.config.updates_per_call
+        if self.config.prioritized:
+            shard.update_priorities.remote(priorities)
+
+    def _result(
+        self, reports: list[UpdateReport], metrics: dict[str, float], *, counted: bool = False
+    ) -> Result:
+        self._iteration += 1
+        for report in reports:
+            self._env_steps += 0 if counted else report.env_steps
+            self._window.extend(Episode(*episode) for episode in report.episodes)
+        return Result(
+            iteration=self._iteration,
+            env_steps=self._env_steps,
+            episodes=self._window.episodes,
+            episode_return_mean=self._window.return_mean,
+            episode_length_mean=self._window.length_mean,
+            metrics=metrics | {"rollout/worker_restarts": self._workers().restarts},
+        )
+
+    def weights(self) -> ObjectRef:
+        """A ref to (version, weights) as they are now."""
+        self._workers()
+        return self._parameter_server.latest.remote()
+
+    def evaluate(self, episodes: int) -> list[Episode]:
+        """Greedy episodes (or epsilon-greedy, `evaluation.deterministic`) on raw rewards with the newest weights."""
+        return self._evaluation.run(self.weights(), episodes)
+
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        """What a checkpoint leaves out, for its manifest."""
+        replay = "the contents of the replay (save_replay: true saves them): after a resume it fills anew"
+        order = "the order of events (asynchronous): a resumed run is another one"
+        return (
+            *self._workers().not_saved(),
+            *([] if self.config.save_replay else [replay]),
+            *([order] if self.config.asynchronous else []),
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        workers = self._workers()
+        kept, self._reports = self._reports, []
+        while self._pending:  # nothing new is asked for
+            self._handle_next()
+        for report in self._reports:
+            self._window.extend(Episode(*episode) for episode in report.episodes)
+        self._reports = kept
+        return {
+            "iteration": self._iteration,
+            "env_steps": self._env_steps,
+            "updates": self._updates,
+            "episode_window": self._window.get_state(),
+            "learner": rlplat.get(self._learner.get_state.remote()),
+            "shards": rlplat.get([shard.get_state.remote() for shard in self._shards]),
+            "rollout_workers": workers.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        workers = self._workers()
+        if len(state["shards"]) != len(self._shards):
+            raise ConfigError(
+                f"the checkpoint has {len(state['shards'])} replay shards, and the config {len(self._shards)}: "
+                "asynchronous and num_replay_shards cannot change when a run is resumed"
+            )
+        rlplat.get(self._learner.set_state.remote(state["learner"]))
+        if self._shards:
+            states = zip(self._shards, state["shards"], strict=True)
+            self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
+        workers.set_state(state["rollout_workers"])
+        self._window.set_state(state["episode_window"])
+        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+        self._updates = int(state["updates"])
+
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        return make_q_policy(
+            policy_spec(settings["policy"], spaces),
+            q_spec(DQNConfig.model_validate(settings)),
+            seed,
+            framework=settings["framework"],
+            precision=settings["learner"]["precision"],
+        )
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        weights: Weights = state["learner"]["weights"]
+        return weights
+
+    def close(self) -> None:
+        """Stop the actors; and the runtime, if this object started it. May be called again."""
+        self._pending.clear()
+        if rlplat.is_initialized():
+            self._evaluation.close()
+            if self._rollout_workers is not None:
+                self._rollout_workers.close()
+            for actor in self._actors:
+                rlplat.kill(actor)
+            if self._owns_runtime:
+                rlplat.shutdown()
+        self._rollout_workers = None
+        self._actors.clear()
+        self._shards.clear()
+
+    def _workers(self) -> RolloutWorkers:
+        if self._rollout_workers is None:
+            raise NotInitialized("this DQN is closed: make a new one, and use it within `with`")
+        return self._rollout_workers
+
+    def __enter__(self) -> DQN:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def q_spec(config: DQNConfig) -> QSpec:
+    return QSpec(
+        dueling=config.dueling,
+        noisy=config.noisy,
+        distributional=config.distributional,
+        num_atoms=config.num_atoms,
+        value_range=config.value_range,
+        head_hidden_size=config.head_hidden_size,
+    )
+
+
+def replay_shape(config: DQNConfig, spec: PolicySpec) -> ReplayShape:
+    """The whole replay, one lane for every environment."""
+    has_core = spec.core != "none"
+    return ReplayShape(
+        capacity=config.replay_capacity,
+        num_lanes=max(1, config.num_rollout_workers) * config.num_envs_per_worker,
+        n_step=config.n_step,
+        discount=config.discount,
+        alpha=config.priority_alpha if config.prioritized else 0.0,
+        clip_rewards=config.clip_rewards,
+        frame_stacks=config.frame_stacks,
+        burn_in=config.burn_in if has_core else 0,
+        unroll=config.unroll_length if has_core else 0,
+    )
+
+
+def preflight(config: DQNConfig) -> tuple[PolicySpec, SpaceSpec]:
+    """In the driver, before any actor starts: environment and policy fit, and the replay fits into memory."""
+    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+    assert spaces is not None
+    require_discrete(spaces, config.env)
+    spec = policy_spec(config.policy.model_dump(), spaces)
+    shape = replay_shape(config, spec)
+    low, high = config.value_range
+    if config.distributional == "c51" and low >= high:
+        raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
+    lane, needed = shape.capacity // shape.num_lanes, shape.burn_in + 2 * shape.unroll + config.n_step + 2
+    fragment = config.rollout_length + config.rollout_length // 2 + 2
+    if lane < max(needed, fragment):
+        raise ConfigError(
+            f"replay_capacity={config.replay_capacity} leaves {lane} steps for each of {shape.num_lanes} environments, "
+            f"and a fragment of rollout_length={config.rollout_length}, or a sequence, needs {max(needed, fragment)}: "
+            "raise replay_capacity"
+        )
+    needed_bytes, free_bytes = bytes_of_replay(shape, spec.obs), psutil.virtual_memory().available
+    if needed_bytes > free_bytes:
+        raise ConfigError(
+            f"a replay of {config.replay_capacity} steps of {spaces.obs} takes {needed_bytes / 2**30:.1f} GiB, and "
+            f"{free_bytes / 2**30:.1f} GiB are free: lower replay_capacity"
+        )
+    return spec, spaces
+
+
+def _means(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of every figure over the reports that have it."""
+    names = {name for each in metrics for name in each}
+    return {name: float(np.mean([each[name] for each in metrics if name in each])) for name in sorted(names)}

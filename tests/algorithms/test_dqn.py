@@ -1,0 +1,209 @@
+"""DQN as a whole: both rings turn, it learns, repeats itself, resumes bit by bit, and outlives its rollout workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import rlplat
+from algorithms.dqn import DQN, DQNConfig
+from rlplat.checkpoint_state import pack, unpack
+from rlplat.errors import ConfigError, NotInitialized, UsageError
+
+QUICK: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "seed": 3,
+    "num_rollout_workers": 0,
+    "num_envs_per_worker": 4,
+    "rollout_length": 16,
+    "learning_starts": 100,
+    "env_steps_per_update": 8,
+    "batch_size": 16,
+    "policy": {"hidden_sizes": [16]},
+    "stop": {"env_steps": 5_000},
+}
+RAINBOW: dict[str, Any] = {
+    "double": True, "dueling": True, "n_step": 3, "distributional": "c51", "num_atoms": 11, "noisy": True,
+    "prioritized": True, "epsilon": 0.0,
+}  # fmt: skip
+RECURRENT: dict[str, Any] = {
+    "policy": {"hidden_sizes": [16], "core": "lstm", "core_size": 8}, "burn_in": 4, "unroll_length": 6,
+}  # fmt: skip
+ASYNCHRONOUS: dict[str, Any] = {
+    "asynchronous": True,
+    "updates_per_call": 2,
+    "prioritized": True,
+    "ratio_slack": 64,
+}
+
+
+@pytest.fixture
+def runtime() -> Iterator[None]:
+    """For what needs several workers in this process: DQN uses the runtime that is there."""
+    rlplat.init(backend="inproc")
+    yield
+    rlplat.shutdown()
+
+
+def assert_equal(one: Any, other: Any, place: str = "") -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            if not key.endswith("_s"):
+                assert_equal(one[key], other[key], f"{place}/{key}")
+    elif isinstance(one, list | tuple):
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{place}/{index}")
+    else:
+        np.testing.assert_array_equal(one, other, err_msg=place)
+
+
+def test_learns_a_small_task(runtime: None) -> None:
+    """Which of the legal actions pays: a quarter by chance; needs masks, targets and exploration to be right."""
+    config = DQNConfig(
+        env="rlplat.rl.diagnostic_envs:MaskedChoice", seed=1, num_rollout_workers=0, num_envs_per_worker=8,
+        rollout_length=8, learning_starts=200, env_steps_per_update=4, batch_size=32, learning_rate=3e-3,
+        target_period=100, discount=0.5, epsilon={"schedule": "linear", "start": 1.0, "end": 0.05, "until": 0.5},
+        policy={"hidden_sizes": [64]}, double=True, stop={"env_steps": 6_000},
+    )  # fmt: skip
+    with DQN(config) as dqn:
+        untrained = np.mean([e.episode_return for e in dqn.evaluate(10)])
+        while (result := dqn.step()).env_steps < 6_000:
+            pass
+        trained = np.mean([e.episode_return for e in dqn.evaluate(10)])
+        lengths = {e.length for e in dqn.evaluate(10)}
+    assert result.metrics["learner/updates"] > 1_300
+    assert len(lengths) == 1, "an illegal action ended an episode"
+    assert trained > 1.5 * untrained + 2, (untrained, trained)
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, RAINBOW, RECURRENT, RECURRENT | RAINBOW], ids=["plain", "rainbow", "lstm", "all"]
+)
+def test_resumes_bit_by_bit(runtime: None, parts: dict[str, Any]) -> None:
+    """Weights, optimizer, replay with its priorities, random numbers, environments, window: everything goes on."""
+    config = DQNConfig(
+        **(QUICK | parts | {"deterministic": True, "num_rollout_workers": 2, "num_envs_per_worker": 2})
+    )
+    with DQN(config) as one:
+        assert one.not_saved == ()
+        for _ in range(6):
+            one.step()
+        state = one.get_state()
+        expected = [one.step() for _ in range(4)]
+        final = one.get_state()
+    packed = pack(state)
+    assert packed.not_a_number == []  # a checkpoint with NaN would not be resumed
+    with DQN(config) as other:
+        other.set_state(unpack(packed.files))
+        got = [other.step() for _ in range(4)]
+        assert expected[-1].metrics["learner/updates"] > 30
+        for first, second in zip(expected, got, strict=True):
+            assert_equal(vars(first), vars(second))
+        resumed = other.get_state()
+    for each in (final, resumed):
+        del each["rollout_workers"]["incarnations"]  # a resumed run has new ones
+    assert_equal(final, resumed)
+
+
+def test_same_seed_same_run_another_seed_another(runtime: None) -> None:
+    runs = [DQN(DQNConfig(**(QUICK | {"seed": seed}))) for seed in (3, 3, 4)]
+    weights = []
+    for run in runs:
+        for _ in range(4):
+            run.step()
+        weights.append(run.get_state()["learner"]["weights"])
+    assert_equal(weights[0], weights[1])
+    assert (weights[0]["advantage_head.out.weight"] != weights[2]["advantage_head.out.weight"]).any()
+
+
+def test_counts_decisions_and_reports_raw_returns(runtime: None) -> None:
+    with DQN(DQNConfig(**QUICK, clip_rewards=True)) as dqn:
+        results = [dqn.step() for _ in range(8)]
+    last = results[-1]
+    assert 8 * 64 - 8 * 10 < last.env_steps <= 8 * 64
+    assert last.episode_return_mean == last.episode_length_mean  # CartPole: one per step
+    assert last.metrics["learner/weights_version"] == 8
+
+
+def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None) -> None:
+    with DQN(DQNConfig(**(QUICK | {"num_rollout_workers": 2}))) as dqn:
+        dqn.step()
+        rlplat.kill(dqn._workers().handles[1])
+        result = dqn.step()
+        assert result.metrics["rollout/worker_restarts"] == 1 and result.iteration == 2
+        dqn.step()
+
+
+@pytest.mark.parametrize("parts", [{}, RECURRENT], ids=["transitions", "sequences"])
+def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, Any]) -> None:
+    settings = QUICK | parts | ASYNCHRONOUS | {"num_rollout_workers": 3, "num_replay_shards": 2}
+    with DQN(DQNConfig(**settings)) as dqn:
+        results = [dqn.step() for _ in range(12)]
+        last = results[-1]
+        slack = max(64, 3 * 64 + 2 * 2 * 8) + 3 * 64
+        assert abs(last.env_steps - 100 - 8 * last.metrics["learner/updates"]) <= slack
+        assert last.metrics["learner/replay_size"] > 0 and np.isfinite(last.metrics["learner/loss"])
+        assert max(dqn._shard_sizes) < 3 * min(dqn._shard_sizes), "a worker was left out"
+        rlplat.kill(dqn._workers().handles[1])
+        assert [dqn.step().metrics["rollout/worker_restarts"] for _ in range(4)][-1] == 1
+        state = dqn.get_state()
+        assert any("order of events" in text for text in dqn.not_saved)
+    with DQN(DQNConfig(**settings)) as other:
+        other.set_state(state)
+        result = other.step()
+        assert result.env_steps > state["env_steps"] and result.metrics["learner/updates"] >= state["updates"]
+
+
+def test_the_asynchronous_ring_of_processes() -> None:
+    """Workers, shard and learner in processes of their own; priorities flow back; it ends cleanly."""
+    settings = QUICK | ASYNCHRONOUS | {"num_rollout_workers": 2, "env_steps_per_update": 4}
+    with DQN(DQNConfig(**settings)) as dqn:
+        while (result := dqn.step()).env_steps < 2_000:
+            pass
+        assert result.metrics["learner/updates"] > 300
+        assert 3.0 < result.metrics["learner/env_steps_per_update"] < 5.5
+        assert len(dqn.evaluate(2)) == 2
+        shard = rlplat.get(dqn._shards[0].get_state.remote())
+        leaves = shard["priorities"]["leaves"]
+        assert len(np.unique(leaves[leaves > 0])) > 50
+    assert not rlplat.is_initialized()
+
+
+def test_acts_from_a_checkpoint_without_actors(runtime: None) -> None:
+    with DQN(DQNConfig(**QUICK)) as dqn:
+        dqn.step()
+        state, spaces = dqn.get_state(), dqn.spaces
+    policy = DQN.make_policy(DQNConfig(**QUICK).model_dump(), spaces, np.random.SeedSequence(0))
+    policy.set_weights(DQN.policy_weights(state))
+    actions = policy.act(np.zeros((3, 4), np.float32), deterministic=True).actions
+    assert actions.shape == (3,) and actions.dtype == np.int64
+
+
+def test_closed_is_closed(runtime: None) -> None:
+    dqn = DQN(DQNConfig(**QUICK))
+    dqn.close()
+    dqn.close()
+    with pytest.raises(NotInitialized, match="closed"):
+        dqn.step()
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        ({"env": "Pendulum-v1"}, "use PPO: rlplat train --algo ppo --env Pendulum-v1"),
+        ({"distributional": "c51", "value_range": (1.0, -1.0)}, r"value_range is \[1, -1\]"),
+        ({"replay_capacity": 40}, "raise replay_capacity"),
+        ({"replay_capacity": 10**13}, "lower replay_capacity"),
+        ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
+    ],
+)
+def test_preflight_refuses_before_any_actor_starts(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=complaint):
+        DQN(DQNConfig(**(QUICK | settings)))
+    assert not rlplat.is_initialized()

@@ -1,0 +1,402 @@
+"""The replay against a store that keeps whole histories and looks everything up the slow way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplat.rl.interfaces import Array, Episode
+from rlplat.rl.replay_buffer import (
+    MIN_PRIORITY,
+    Priorities,
+    ReplayBuffer,
+    ReplayShape,
+    SequenceReplay,
+    bytes_of_replay,
+    make_replay,
+)
+from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.step_store import GOES_ON, TERMINATED, TRUNCATED
+from rlplat.rl.transition_batch import TransitionBatch
+
+STACK = ObsSpec("image", (4, 2, 2), "uint8", "CHW")
+NUMBER = ObsSpec("vector", (1,), "float32")
+DISCOUNT = 0.9
+SHAPE = ReplayShape(
+    capacity=60, num_lanes=3, n_step=1, discount=DISCOUNT, alpha=0.0, clip_rewards=False, frame_stacks=True
+)
+SEED = np.random.SeedSequence(5)
+
+
+class Game:
+    """One environment whose every frame is another number, and its whole history."""
+
+    def __init__(self, lane: int, rng: np.random.Generator, mean_length: float) -> None:
+        self.lane, self.rng, self.mean_length = lane, rng, mean_length
+        self.next_frame = 1000 * (lane + 1)
+        self.history: list[dict[str, Any]] = []  # steps in order of time
+        self.obs = np.zeros((4, 2, 2), np.uint8)
+        self.is_resetting = False
+        self.reset()
+
+    def frame(self) -> Array:
+        self.next_frame += 1
+        return np.array([self.next_frame], np.uint32).view(np.uint8).reshape(2, 2)
+
+    def reset(self) -> None:
+        """Stacks begin with zeros, with one frame four times, or with four that were seen before anybody acted."""
+        frames = [self.frame() for _ in range(4)]
+        how = self.rng.integers(3)
+        first = [0 * frames[0]] * 3 + frames[:1] if how == 0 else [frames[0]] * 4 if how == 1 else frames
+        self.obs = np.stack(first)
+        self.starts = True
+
+    def step(self, autoreset: str) -> dict[str, Any]:
+        if self.is_resetting:  # NEXT_STEP: this row only resets
+            row: dict[str, Any] = {"obs": self.obs, "valid": False, "reward": 0.0, "action": 0}
+            row |= {"terminated": False, "truncated": False}
+            self.is_resetting = False
+            self.reset()
+            return row
+        ends = self.rng.random() < 1.0 / self.mean_length
+        terminated = bool(ends and self.rng.random() < 0.5)
+        last = np.concatenate([self.obs[1:], self.frame()[None]])
+        row = {
+            "obs": self.obs, "valid": True, "reward": float(self.rng.integers(-3, 4)),
+            "action": int(self.rng.integers(5)), "terminated": terminated,
+            "truncated": bool(ends and not terminated), "next_obs": last, "starts": self.starts,
+        }  # fmt: skip
+        self.history.append(row)
+        self.starts = False
+        self.obs = last
+        if ends and autoreset == "NEXT_STEP":
+            self.is_resetting = True
+        elif ends:
+            self.reset()
+        return row
+
+
+def play(games: list[Game], num_steps: int, autoreset: str = "SAME_STEP", **settings: Any) -> TransitionBatch:
+    rows = [[game.step(autoreset) for game in games] for _ in range(num_steps)]
+
+    def column(name: str, dtype: Any) -> Array:
+        return np.array([[row[name] for row in line] for line in rows], dtype)
+
+    flat = [row for line in rows for row in line]
+    cut = [i for i, row in enumerate(flat) if row["truncated"]]
+    final = np.array([flat[i]["next_obs"] for i in cut], np.uint8).reshape(-1, 4, 2, 2)
+    obs = column("obs", np.uint8)
+    shape = obs.shape[:2]
+    values = obs[:, :, -1].reshape(*shape, 4).astype(np.float32).sum(axis=-1) / 100.0  # some function of obs
+    return TransitionBatch(
+        obs={"stack": obs, "number": as_number(obs)}, actions=column("action", np.int64),
+        rewards=column("reward", np.float32), terminated=column("terminated", np.bool_),
+        truncated=column("truncated", np.bool_), valid=column("valid", np.bool_), q_taken=values, q_max=values,
+        cut_rows=np.array(cut, np.int64), final_obs={"stack": final, "number": as_number(final)},
+        core_states=np.stack([values, -values], axis=-1), **settings,
+    )  # fmt: skip
+
+
+def as_number(stacks: Array) -> Array:
+    """The number of the newest frame."""
+    newest = np.ascontiguousarray(stacks[..., -1, :, :]).reshape(*stacks.shape[:-3], 4)
+    return newest.view(np.uint32).astype(np.float32)
+
+
+def number_of(row: dict[str, Any]) -> float:
+    return float(as_number(row["obs"])[0])
+
+
+def expected_transition(
+    history: list[dict[str, Any]], start: int, n: int
+) -> tuple[float, float, Array] | None:
+    """(return, discount, next obs) by walking; None where the future has not come yet."""
+    total = 0.0
+    for k in range(n):
+        if start + k >= len(history):
+            return None
+        row = history[start + k]
+        if k and row.get("after_gap"):
+            return None
+        total += DISCOUNT**k * row["reward"]
+        if row["terminated"]:
+            return total, 0.0, row["next_obs"]
+        if row["truncated"]:
+            return total, DISCOUNT ** (k + 1), row["next_obs"]
+    if start + n >= len(history) or history[start + n].get("after_gap"):
+        return None  # what follows has not come into the replay
+    return total, DISCOUNT**n, history[start + n]["obs"]
+
+
+def check_everything(replay: ReplayBuffer, games: list[Game], n: int) -> int:
+    """Every transition that the replay would draw is one of the history, and exactly that -> how many."""
+    replay.check_valid()
+    store = replay.store
+    rows = np.flatnonzero(store.is_complete)
+    obs, next_obs = store.get_obs(rows), store.get_obs(store.bootstrap_rows(rows))
+    assert isinstance(obs, dict) and isinstance(next_obs, dict)
+    places = {number_of(row): (game, t) for game in games for t, row in enumerate(game.history)}
+    seen = set()
+    for i, row in enumerate(rows):
+        game, t = places[float(obs["number"][i, 0])]
+        assert game.lane == row // store.lane_capacity
+        seen.add((game.lane, t))
+        step = game.history[t]
+        np.testing.assert_array_equal(obs["stack"][i], step["obs"])
+        assert store.actions[row] == step["action"] and store.is_start[row] == step["starts"]
+        expected = expected_transition(game.history, t, n)
+        assert expected is not None, "drawn before its window was complete"
+        assert store.returns[row] == pytest.approx(expected[0], abs=1e-5)
+        assert store.discounts[row] == pytest.approx(expected[1], abs=1e-6)
+        if expected[1]:
+            np.testing.assert_array_equal(next_obs["stack"][i], expected[2])
+            assert next_obs["number"][i] == as_number(expected[2])
+    assert len(seen) == len(rows) == len(replay)
+    return len(rows)
+
+
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("mean_length", [2.0, 12.0])
+def test_holds_the_newest_transitions_and_nothing_else(autoreset: str, n: int, mean_length: float) -> None:
+    rng = np.random.default_rng([n, int(mean_length)])
+    games = [Game(lane, rng, mean_length) for lane in range(3)]
+    replay = make_replay(
+        replace(SHAPE, n_step=n, capacity=90, alpha=0.5), {"stack": STACK, "number": NUMBER}, SEED
+    )
+    assert isinstance(replay, ReplayBuffer)
+    for k in range(40):
+        replay.add(play(games, int(rng.integers(1, 9)), autoreset, continues=k > 0), 0)
+        num_rows = check_everything(replay, games, n)
+    # 30 rows a lane, of which final observations take some, and short episodes many frames.
+    assert num_rows >= (20 if mean_length == 2.0 else 65), num_rows
+    for game in games:  # the newest are there
+        complete = [
+            t for t in range(len(game.history)) if expected_transition(game.history, t, n) is not None
+        ]
+        newest = number_of(game.history[complete[-1]])
+        obs = replay.store.get_obs(np.flatnonzero(replay.store.is_complete))
+        assert isinstance(obs, dict) and newest in obs["number"]
+
+
+def test_workers_fill_their_own_lanes_and_a_gap_joins_nothing() -> None:
+    rng = np.random.default_rng(3)
+    games = [Game(lane, rng, 6.0) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, n_step=3), {"stack": STACK, "number": NUMBER}, SEED)
+    assert isinstance(replay, ReplayBuffer)
+    for k in range(30):
+        if k % 7 == 6:  # the second worker is replaced: its fragment is lost, its environment begins anew
+            games[2].reset()
+            begins_at = len(games[2].history)
+        replay.add(play(games[:2], 3, continues=k > 0), 0)
+        replay.add(play(games[2:], 3, continues=k > 0 and k % 7 != 6), 2)
+        if k % 7 == 6:
+            games[2].history[begins_at]["after_gap"] = True
+        check_everything(replay, games, 3)
+
+
+def test_uniform_draws_are_uniform_over_what_is_complete() -> None:
+    rng = np.random.default_rng(1)
+    games = [Game(lane, rng, 5.0) for lane in range(3)]
+    replay = make_replay(SHAPE, {"stack": STACK, "number": NUMBER}, SEED)
+    replay.add(play(games, 11), 0)
+    draws = replay.sample(30_000).rows
+    counts = np.bincount(draws, minlength=60)
+    complete = replay.store.is_complete
+    assert (counts[~complete] == 0).all()
+    expected = 30_000 / complete.sum()
+    assert (abs(counts[complete] - expected) < 6 * np.sqrt(expected)).all()
+
+
+def test_prioritised_draws_and_importance_weights() -> None:
+    """Schaul et al. 2016, eq. 1 and section 3.4, written out."""
+    rng = np.random.default_rng(1)
+    games = [Game(lane, rng, 5.0) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, alpha=0.7), {"stack": STACK, "number": NUMBER}, SEED)
+    replay.add(play(games, 11), 0)
+    first = replay.sample(16, beta=0.5)
+    np.testing.assert_array_equal(first.weights, np.ones(16))  # all new ones have the same priority
+    rows = np.flatnonzero(replay.store.is_complete)
+    errors = rng.random(len(rows)) * 3
+    replay.update_priorities(rows, replay.store.stamps[rows], -errors)  # of any sign
+    shares = (errors + MIN_PRIORITY) ** 0.7
+    shares /= shares.sum()
+    drawn = replay.sample(30_000, beta=0.5)
+    counts = np.bincount(drawn.rows, minlength=60)[rows]
+    assert (abs(counts - 30_000 * shares) <= 1 + 6 * np.sqrt(30_000 * shares)).all()
+    weights = (len(rows) * shares) ** -0.5
+    index = np.searchsorted(rows, drawn.rows)
+    np.testing.assert_allclose(drawn.weights, weights[index] / weights[index].max(), rtol=1e-5)
+
+
+def test_priorities_that_come_late_do_not_reach_what_took_the_place() -> None:
+    rng = np.random.default_rng(1)
+    games = [Game(lane, rng, 50.0) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, alpha=1.0), {"stack": STACK, "number": NUMBER}, SEED)
+    assert isinstance(replay, ReplayBuffer) and replay._priorities is not None
+    replay.add(play(games, 15), 0)
+    drawn = replay.sample(8)
+    replay.add(play(games, 15), 0)  # 20 rows a lane: ten of the first are overwritten
+    gone = replay.store.stamps[drawn.rows] != drawn.stamps
+    assert gone.any() and not gone.all()
+    before = replay._priorities.tree.get(drawn.rows)
+    replay.update_priorities(drawn.rows, drawn.stamps, np.full(8, 9.0))
+    after = replay._priorities.tree.get(drawn.rows)
+    np.testing.assert_array_equal(after[gone], before[gone])
+    np.testing.assert_allclose(after[~gone & replay.store.is_complete[drawn.rows]], 9.0 + MIN_PRIORITY)
+    replay.check_valid()
+
+
+def test_actors_priorities_are_their_errors() -> None:
+    """|R + discount^m max Q(s', .) - Q(s, a)|; where nobody acted at the end of the window, the largest so far."""
+    rng = np.random.default_rng(2)
+    games = [Game(lane, rng, 4.0) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, alpha=1.0, n_step=2), {"stack": STACK, "number": NUMBER}, SEED)
+    assert isinstance(replay, ReplayBuffer) and replay._priorities is not None
+    batch = play(games, 11)
+    replay.add(batch, 0, priorities_by_actor=True)
+
+    def q(stack: Array) -> float:
+        return float(stack[-1].astype(np.float32).sum() / 100.0)
+
+    store, checked = replay.store, 0
+    for row in np.flatnonzero(store.is_complete):
+        obs = store.get_obs(np.array([row]))
+        assert isinstance(obs, dict)
+        total, discount, next_obs = (
+            store.returns[row],
+            store.discounts[row],
+            store.bootstrap_rows(np.array([row])),
+        )
+        ends = store.kinds[store.ahead(np.array([row]), store.num_steps[row] - 1)][0]
+        if ends == TRUNCATED:
+            continue
+        assert ends in (GOES_ON, TERMINATED)
+        following = store.get_obs(next_obs)
+        assert isinstance(following, dict)
+        error = abs(total + (discount * q(following["stack"][0]) if discount else 0.0) - q(obs["stack"][0]))
+        assert replay._priorities.tree.get(np.array([row]))[0] == pytest.approx(
+            error + MIN_PRIORITY, rel=1e-4
+        )
+        checked += 1
+    assert checked > 5
+
+
+def test_rewards_by_sign() -> None:
+    games = [Game(lane, np.random.default_rng(0), 5.0) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, clip_rewards=True), {"stack": STACK, "number": NUMBER}, SEED)
+    replay.add(play(games, 11), 0)
+    assert set(replay.sample(200).returns.tolist()) == {-1.0, 0.0, 1.0}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("unroll", [0, 4])
+def test_a_restored_replay_goes_on_draw_by_draw(alpha: float, unroll: int) -> None:
+    rng = np.random.default_rng(4)
+    games = [Game(lane, rng, 4.0) for lane in range(3)]
+    shape = replace(SHAPE, alpha=alpha, n_step=2, unroll=unroll, burn_in=unroll // 2)
+    one, other = (make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED) for _ in range(2))
+    for k in range(9):
+        one.add(play(games, 5, continues=k > 0), 0)
+        if len(one):
+            drawn = one.sample(4, 0.5)
+            one.update_priorities(drawn.rows, drawn.stamps, rng.random(4))
+    other.set_state(one.get_state())
+    assert len(other) == len(one) > 0
+    for _ in range(5):
+        batch = play(games, 5)
+        errors = rng.random(4)
+        both = []
+        for replay in (one, other):
+            replay.add(batch, 0)
+            drawn = replay.sample(4, 0.5)
+            replay.update_priorities(drawn.rows, drawn.stamps, errors)
+            both.append(drawn)
+        for name in ("rows", "weights", "returns", "discounts", "actions"):
+            np.testing.assert_array_equal(getattr(both[0], name), getattr(both[1], name), err_msg=name)
+        for path in ("stack", "number"):
+            np.testing.assert_array_equal(both[0].obs[path], both[1].obs[path])
+
+
+def test_sequences_are_stretches_of_history_with_the_state_that_acted() -> None:
+    rng = np.random.default_rng(8)
+    games = [Game(lane, rng, 7.0) for lane in range(3)]
+    burn_in, unroll, n = 3, 6, 2
+    shape = replace(SHAPE, capacity=120, n_step=n, burn_in=burn_in, unroll=unroll, alpha=0.5)
+    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+    assert isinstance(replay, SequenceReplay)
+    checked = masked = 0
+    for k in range(30):
+        replay.add(play(games, int(rng.integers(2, 9)), continues=k > 0), 0)
+        if not len(replay):
+            continue
+        places = {number_of(row): (game, t) for game in games for t, row in enumerate(game.history)}
+        drawn = replay.sample(8, 1.0)
+        obs = drawn.obs
+        assert isinstance(obs, dict) and obs["number"].shape == (burn_in + unroll + n, 8, 1)
+        for m in range(8):
+            for u in range(unroll):
+                number = float(obs["number"][burn_in + u, m, 0])
+                if not drawn.mask[u, m]:
+                    masked += 1
+                    assert number not in places  # only final observations are left out
+                    continue
+                game, t = places[number]
+                expected = expected_transition(game.history, t, n)
+                assert expected is not None
+                assert drawn.actions[u, m] == game.history[t]["action"]
+                assert drawn.returns[u, m] == pytest.approx(expected[0], abs=1e-5)
+                assert drawn.discounts[u, m] == pytest.approx(expected[1], abs=1e-6)
+                if expected[1]:
+                    end = int(drawn.bootstraps[u, m])
+                    np.testing.assert_array_equal(obs["stack"][end, m], expected[2])
+                assert drawn.starts[burn_in + u, m] == game.history[t]["starts"]
+                checked += 1
+            first = float(obs["number"][0, m, 0])
+            if first in places and not drawn.starts[0, m]:
+                value = places[first][0].history[places[first][1]]["obs"][-1].astype(np.float32).sum() / 100.0
+                np.testing.assert_allclose(drawn.core_states[m], [value, -value], rtol=1e-6)
+        replay.update_priorities(drawn.rows, drawn.stamps, rng.random(8))
+        replay._priorities.tree.check_valid()
+    assert checked > 500 and masked > 5
+
+
+def test_sequence_parts_are_columns() -> None:
+    games = [Game(lane, np.random.default_rng(0), 9.0) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, unroll=4, burn_in=2), {"stack": STACK, "number": NUMBER}, SEED)
+    replay.add(play(games, 18), 0)
+    drawn = replay.sample(6, 0.0)
+    part = drawn.part(2, 4)
+    np.testing.assert_array_equal(part.obs["number"], drawn.obs["number"][:, 2:4])  # type: ignore[index, call-overload]
+    np.testing.assert_array_equal(part.core_states, drawn.core_states[2:4])
+    np.testing.assert_array_equal(part.mask, drawn.mask[:, 2:4])
+
+
+def test_frames_are_kept_once() -> None:
+    """A million Atari observations: 7 GB instead of 28, and instead of 56 with the next ones beside them."""
+    atari = ObsSpec("image", (4, 84, 84), "uint8", "CHW")
+    shape = replace(SHAPE, capacity=1_000_000)
+    assert 7.0e9 < bytes_of_replay(shape, atari) < 7.2e9
+    assert bytes_of_replay(replace(shape, frame_stacks=False), atari) > 28e9
+    colours = ObsSpec("image", (3, 84, 84), "uint8", "CHW")
+    assert bytes_of_replay(shape, colours) > 21e9
+
+
+def test_newcomers_get_the_largest_priority_so_far() -> None:
+    priorities = Priorities(10, alpha=0.5)
+    priorities.add(np.array([0]))
+    priorities.set(np.array([0]), np.array([16.0]))
+    priorities.set(np.array([0]), np.array([4.0]))
+    priorities.add(np.array([1]))
+    np.testing.assert_allclose(priorities.tree.get(np.array([0, 1])), [2.0, 4.0], rtol=1e-6)
+
+
+def test_batches_say_what_is_wrong_with_them() -> None:
+    batch = play([Game(0, np.random.default_rng(0), 3.0)], 4, episodes=[Episode(1.0, 2)])
+    assert batch.env_steps == 4
+    batch.cut_rows = np.arange(9)
+    with pytest.raises(AssertionError, match="one final observation per truncation"):
+        batch.check_valid()
