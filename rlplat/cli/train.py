@@ -16,6 +16,7 @@ or with --set. The complete settings of a run are in its config.yaml.
 examples:
   rlplat train --algo ppo --env CartPole-v1 --seed 1
   rlplat train --algo ppo --env ./my_env.py:MyEnv --env-kwargs.size 8 --num-rollout-workers 2
+  rlplat train --algo ppo --env CartPole-v1 --policy ./my_policy.py:MyPolicy
   rlplat train configs/ppo/Pong.yaml --stop.wall-s 3600 --out runs/pong-hour
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
 
@@ -36,7 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "config", nargs="?", metavar="CONFIG.yaml", help="a run's settings, e.g. configs/ppo/Pong.yaml"
     )
-    parser.add_argument("--algo", metavar="NAME", help="the algorithm: ppo, or pkg.module:Class")
+    parser.add_argument(
+        "--algo", metavar="NAME", help="the algorithm: ppo, a3c, dqn, es, or pkg.module:Class"
+    )
     parser.add_argument(
         "--env", metavar="NAME", help="the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env"
     )
@@ -44,7 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-rollout-workers", metavar="N", help="processes that step environments; 0: all in one process"
     )
-    parser.add_argument("--framework", metavar="NAME", help="deep-learning framework: torch")
+    parser.add_argument("--framework", metavar="NAME", help="deep-learning framework: torch, tf")
+    parser.add_argument(
+        "--policy",
+        metavar="CLASS",
+        help="a network of your own: pkg.module:Class, ./file.py:Class (sets policy.custom)",
+    )
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
     parser.add_argument(
         "--resume", metavar="DIR", help="go on with the run in this directory, from its newest checkpoint"
@@ -69,6 +77,7 @@ def run(arguments: list[str]) -> int:
     from rlplat.rl.training_loop import train
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
+    given.append(("policy.custom", options.policy))
     pairs = [(name, text) for name, text in given if text is not None] + flags
     layers = [layer_from_flags(pairs), settings_layer(options.set)]
     trained = train(options.algo, config=options.config, out=options.out, resume=options.resume, flags=layers)

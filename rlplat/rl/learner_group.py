@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlplat
-from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.errors import ConfigError, InfeasibleResources, TaskError
 from rlplat.rl.interfaces import UpdateReport
 from rlplat.rl.policy_spec import PolicySpec
 
@@ -28,8 +29,8 @@ class LearnerGroup:
         """make_learner(rank) starts a learner actor."""
         if num_learners > 1 and rlplat.get_runtime_context().client_id == "inproc":
             raise ConfigError(
-                f"learner.num_learners={num_learners} needs a process for each, but with num_rollout_workers=0 everything "
-                "is in one: --num-rollout-workers 1, or learner.num_learners=1"
+                f"learner.num_learners={num_learners} needs a process for each, but with num_rollout_workers=0 "
+                "everything is in one: --num-rollout-workers 1, or learner.num_learners=1"
             )
         self.handles = [make_learner(rank) for rank in range(num_learners)]
 
@@ -38,7 +39,7 @@ class LearnerGroup:
         rlplat.get([handle.ready.remote() for handle in self.handles])
         if len(self.handles) > 1:
             address = rlplat.get(self.handles[0].group_address.remote())
-            rlplat.get(
+            _get_all(
                 [
                     handle.join_group.remote(address, rank, len(self.handles))
                     for rank, handle in enumerate(self.handles)
@@ -52,7 +53,7 @@ class LearnerGroup:
             return report
         # First the batches: a learner that lacks one must not leave the others waiting for its gradients.
         rlplat.get([handle.stage.remote(*batches) for handle in self.handles])
-        reports: list[UpdateReport] = rlplat.get([handle.update_staged.remote() for handle in self.handles])
+        reports: list[UpdateReport] = _get_all([handle.update_staged.remote() for handle in self.handles])
         return reports[0]
 
     def get_state(self) -> dict[str, Any]:
@@ -65,6 +66,23 @@ class LearnerGroup:
     def close(self) -> None:
         for handle in self.handles:
             rlplat.kill(handle)
+
+
+def _get_all(refs: Sequence[ObjectRef]) -> list[Any]:
+    """What all learners return. One that fails leaves the others waiting for its gradients: the first failure is raised
+    at once, and where several fail, a death before the broken connections that it caused."""
+    waiting = list(refs)
+    while waiting:
+        done, waiting = rlplat.wait(waiting)
+        try:
+            rlplat.get(done)
+        except TaskError as error:
+            done, _ = rlplat.wait(waiting, num_returns=len(waiting), timeout=1.0) if waiting else ([], [])
+            for ref in done:
+                with contextlib.suppress(TaskError):
+                    rlplat.get(ref)
+            raise error
+    return rlplat.get(list(refs))
 
 
 def learner_gpus(num_gpus: float | str, device: str, spec: PolicySpec) -> float:

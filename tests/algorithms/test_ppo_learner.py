@@ -13,18 +13,22 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from algorithms.ppo import PPOConfig, PPOLearner
+from algorithms import ppo as ppo_module
+from algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, ppo_loss
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Episode
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.policy_spec import PolicySpec
 from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.spaces import ActionSpec, ObsSpec
+from tests.rl.specimens import BOX, IMAGE, make_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ppo_losses.json"
-VECTOR = PolicySpec((4,), "", "categorical", 2, "mlp", (16, 16), "tanh", False, True, 0.0)
-BOX = PolicySpec((4,), "", "gaussian", 2, "mlp", (16, 16), "tanh", False, True, 0.0)
-IMAGE = PolicySpec((2, 36, 36), "CHW", "categorical", 3, "nature_cnn", (16,), "tanh", True, True, 0.0)
+TWO = ActionSpec("discrete", n=2)
+VECTOR = make_spec(action=TWO, hidden_sizes=[16, 16])
+BOX_SPEC = make_spec(action=BOX, hidden_sizes=[16, 16])
+IMAGE_SPEC = make_spec(IMAGE, hidden_sizes=[16])
 
 
 @pytest.fixture
@@ -52,20 +56,24 @@ def make_batch(
     spec: PolicySpec = VECTOR, seed: int = 0, num_steps: int = 16, num_envs: int = 4
 ) -> SampleBatch:
     """Random, but for the same seed always the same; a few episodes end, a few rows are resets."""
+    assert isinstance(spec.obs, ObsSpec)
     rng = np.random.default_rng(seed)
-    dtype = np.uint8 if spec.obs_layout else np.float32
-    obs = np.zeros((num_envs, *spec.obs_shape), dtype)
-    discrete = spec.action_kind == "categorical"
-    actions = np.zeros(num_envs, np.int64) if discrete else np.zeros((num_envs, spec.action_size), np.float32)
+    is_image, discrete = spec.obs.kind == "image", spec.action.kind == "discrete"
+    obs = np.zeros((num_envs, *spec.obs.shape), np.uint8 if is_image else np.float32)
+    actions = np.zeros(num_envs, np.int64) if discrete else np.zeros((num_envs, 2), np.float32)
     batch = SampleBatch.empty(num_steps, obs, actions, episodes=[Episode(1.0, 5)], timing={"sample_s": 0.5})
-    if spec.obs_layout:
-        batch.obs[:] = rng.integers(0, 256, batch.obs.shape)
-    else:
-        batch.obs[:] = rng.normal(size=batch.obs.shape)
-    batch.actions[:] = rng.integers(spec.action_size, size=batch.actions.shape) if discrete else rng.normal(
-        size=batch.actions.shape
-    )  # fmt: skip
-    batch.log_probs[:] = np.log(1.0 / spec.action_size) if discrete else -2.0
+    shape = (num_steps, *obs.shape)
+    batch.obs = (
+        rng.integers(0, 256, shape).astype(np.uint8)
+        if is_image
+        else rng.normal(size=shape).astype(np.float32)
+    )
+    batch.actions[:] = (
+        rng.integers(spec.num_params, size=batch.actions.shape)
+        if discrete
+        else rng.normal(size=batch.actions.shape)
+    )
+    batch.log_probs[:] = np.log(1.0 / spec.num_params) if discrete else -2.0
     for column in (batch.values, batch.next_values, batch.rewards):
         column[:] = rng.normal(size=column.shape)
     ends = rng.random(batch.shape) < 0.1
@@ -73,10 +81,21 @@ def make_batch(
     batch.valid[1:] = ~ends[:-1]
     batch.terminated[:] = ends & batch.valid & (rng.random(batch.shape) < 0.5)
     batch.truncated[:] = ends & batch.valid & ~batch.terminated
+    if spec.core != "none":
+        batch.core_state = rng.normal(size=(num_envs, state_size(spec))).astype(np.float32)
     return batch
 
 
-@pytest.mark.parametrize("name, spec", [("categorical", VECTOR), ("gaussian", BOX), ("images", IMAGE)])
+def state_size(spec: PolicySpec) -> int:
+    from rlplat.rl.torch.cores import make_core
+
+    core = make_core(spec, 1)
+    return core.state_size if core is not None else 0
+
+
+@pytest.mark.parametrize(
+    "name, spec", [("categorical", VECTOR), ("gaussian", BOX_SPEC), ("images", IMAGE_SPEC)]
+)
 def test_golden_losses(parameter_server: Any, name: str, spec: PolicySpec) -> None:
     """Three rounds from fixed batches give the losses on file: a change here is a change of what is computed.
 
@@ -111,6 +130,7 @@ def test_an_update_counts_decisions_and_publishes_the_next_version(parameter_ser
 def test_rows_in_which_an_environment_reset_itself_are_not_learnt_from(parameter_server: Any) -> None:
     learners = [make_learner(parameter_server) for _ in range(2)]
     batch, spoilt = make_batch(), make_batch()
+    assert isinstance(spoilt.obs, np.ndarray)
     for column in (spoilt.obs, spoilt.values, spoilt.next_values, spoilt.log_probs):
         column[~spoilt.valid] = 1e6
     for learner, each in zip(learners, (batch, spoilt), strict=True):
@@ -149,6 +169,45 @@ def test_target_kl_ends_the_epochs(parameter_server: Any) -> None:
     assert far.metrics["learner/epochs"] < free.metrics["learner/epochs"] == 10
 
 
+def test_target_kl_looks_at_whole_epochs(parameter_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean KL of the three epochs: 0.01, 0.03, 0.02; a limit of 0.025 ends the update after the second, although single
+    minibatches of the first were beyond it."""
+    kls = iter([0.0, 0.03, 0.01, 0.05, 0.02, 0.02])
+    learner = make_learner(parameter_server, minibatch_size=32, num_epochs=3, target_kl=0.025)
+    taken: list[Any] = []
+
+    def train_minibatch(indices: Any, *_: Any) -> tuple[list[float], float]:
+        taken.append(indices)
+        return [next(kls) if name == "approx_kl" else 0.0 for name in LOSS_STATS], 1.0
+
+    monkeypatch.setattr(learner._net, "train_minibatch", train_minibatch)
+    metrics = learner.update(make_batch(num_steps=16)).metrics
+    assert len(taken) == 4 and metrics["learner/epochs"] == 2
+    assert metrics["learner/approx_kl"] == pytest.approx((0.03 + 0.01 + 0.05) / 4)
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_advantages_are_normalised_over_the_valid_rows_of_each_minibatch(
+    parameter_server: Any, monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    spec = make_spec(core=core)
+    learner = make_learner(parameter_server, spec, num_epochs=1, minibatch_size=32)
+    seen: list[Any] = []
+
+    def spy(log_probs: Any, entropies: Any, values: Any, columns: Any, **arguments: Any) -> Any:
+        mean, scale = arguments["advantage_mean"], arguments["advantage_scale"]
+        seen.append(((columns["advantages"] - mean) * scale).numpy())
+        return ppo_loss(log_probs, entropies, values, columns, **arguments)
+
+    monkeypatch.setattr(ppo_module, "ppo_loss", spy)
+    batch = make_batch(spec)
+    learner.update(batch)
+    assert len(seen) > 1 and sum(map(len, seen)) == batch.env_steps < batch.valid.size
+    for advantages in seen:
+        assert advantages.mean() == pytest.approx(0.0, abs=1e-6)
+        assert advantages.std(ddof=1) == pytest.approx(1.0, abs=1e-5)
+
+
 def test_reward_clipping_learns_from_signs(parameter_server: Any) -> None:
     batch, signs = make_batch(), make_batch()
     signs.rewards[:] = np.sign(signs.rewards)
@@ -167,12 +226,12 @@ def test_observation_statistics_travel_in_the_weights_one_round_late(parameter_s
     batch = make_batch()
     learner.update(batch)
     _, weights = rlplat.get(parameter_server.latest.remote())
-    seen = batch.flat("obs")[batch.valid_rows()]
+    seen = np.asarray(batch.flat_obs())[batch.valid_rows()]
     np.testing.assert_allclose(weights[OBS_MEAN], seen.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(weights[OBS_VAR], seen.var(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE_SPEC])
 def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, spec: PolicySpec) -> None:
     vector = {"normalize_observations": True} if spec is VECTOR else {}
     settings: dict[str, Any] = vector | {
@@ -186,7 +245,7 @@ def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, spec: Poli
     other = make_learner(another_server, spec, **(settings | {"seed": 5}))
     other.set_state(state)
     version, published = rlplat.get(another_server.latest.remote())
-    assert version == 2
+    assert version == state["version"] == 1
     np.testing.assert_array_equal(published["actor_head.weight"], state["weights"]["actor_head.weight"])
     for learner in (one, other):
         learner.update(make_batch(spec, 1))

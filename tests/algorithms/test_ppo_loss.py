@@ -18,7 +18,8 @@ SWITCHES = {
     "value_coef": 0.5,
     "entropy_coef": 0.01,
     "clip_value_loss": False,
-    "normalize_advantages": True,
+    "advantage_mean": 0.0,
+    "advantage_scale": 1.0,
 }
 
 
@@ -39,9 +40,7 @@ def minibatch(size: int = 64) -> dict[str, np.ndarray]:
 
 def reference(data: dict[str, np.ndarray], switches: dict[str, Any]) -> tuple[float, dict[str, float]]:
     epsilon = switches["clip_range"]
-    advantages = data["advantages"]
-    if switches["normalize_advantages"]:
-        advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    advantages = (data["advantages"] - switches["advantage_mean"]) * switches["advantage_scale"]
     policy_terms, value_terms, kl_terms, clipped = [], [], [], 0
     for i, advantage in enumerate(advantages):
         ratio = math.exp(data["new_log_probs"][i] - data["log_probs"][i])
@@ -80,10 +79,15 @@ def loss_of(data: dict[str, np.ndarray], **switches: Any) -> tuple[Any, Any, dic
 
 
 @pytest.mark.parametrize(
-    "clip_value_loss, normalize_advantages", list(itertools.product([False, True], repeat=2))
+    "clip_value_loss, moments", list(itertools.product([False, True], [(0.0, 1.0), (0.7, 0.5)]))
 )
-def test_agrees_with_the_formulas(clip_value_loss: bool, normalize_advantages: bool) -> None:
-    switches = SWITCHES | {"clip_value_loss": clip_value_loss, "normalize_advantages": normalize_advantages}
+def test_agrees_with_the_formulas(clip_value_loss: bool, moments: tuple[float, float]) -> None:
+    mean, scale = moments
+    switches = SWITCHES | {
+        "clip_value_loss": clip_value_loss,
+        "advantage_mean": mean,
+        "advantage_scale": scale,
+    }
     loss, stats, _ = loss_of(minibatch(), **switches)
     expected_loss, expected_stats = reference(minibatch(), switches)
     assert float(loss.detach()) == pytest.approx(expected_loss, rel=1e-5)
@@ -93,7 +97,7 @@ def test_agrees_with_the_formulas(clip_value_loss: bool, normalize_advantages: b
 def test_the_gradient_is_the_policy_gradient_where_the_policy_has_not_moved() -> None:
     data = minibatch()
     data["new_log_probs"] = data["log_probs"]
-    loss, stats, tensors = loss_of(data, normalize_advantages=False)
+    loss, stats, tensors = loss_of(data)
     loss.backward()
     size = len(data["advantages"])
     np.testing.assert_allclose(tensors["new_log_probs"].grad.numpy(), -data["advantages"] / size, rtol=1e-4)
@@ -112,14 +116,24 @@ def test_no_gradient_beyond_the_clip_range_where_the_loss_gains_from_it() -> Non
     data = {name: array[:4].copy() for name, array in minibatch().items()}
     data["advantages"] = np.array([1.0, 1.0, -1.0, -1.0])
     data["new_log_probs"] = data["log_probs"] + np.log([1.5, 0.5, 1.5, 0.5])
-    loss, _, tensors = loss_of(data, normalize_advantages=False)
+    loss, _, tensors = loss_of(data)
     loss.backward()
     assert (tensors["new_log_probs"].grad != 0).tolist() == [False, True, True, False]
 
 
-def test_one_sample_alone_is_not_normalised() -> None:
-    loss, _, _ = loss_of({name: array[:1] for name, array in minibatch().items()})
-    assert math.isfinite(float(loss.detach()))
+def test_the_clipped_value_loss_case_by_case() -> None:
+    """max((V - R)^2, (clip(V) - R)^2) / 2 with epsilon 0.2, V_old = 0, by hand; the larger one has the gradient."""
+    values, returns = [0.1, 0.5, 0.5, -0.5], [1.0, 1.0, 0.0, 1.0]
+    # within: (0.9)^2 | towards R: clipped (0.8)^2 > (0.5)^2 | away: (0.5)^2 > (0.2)^2 | away: (1.5)^2 > (1.2)^2
+    expected = [0.81, 0.64, 0.25, 2.25]
+    data = {name: array[:4].copy() for name, array in minibatch().items()}
+    data |= {"new_values": np.array(values), "values": np.zeros(4), "returns": np.array(returns)}
+    loss, stats, tensors = loss_of(data, clip_value_loss=True)
+    assert stats.tolist()[LOSS_STATS.index("value_loss")] == pytest.approx(0.5 * np.mean(expected))
+    loss.backward()
+    errors = np.array(values) - np.array(returns)
+    gradients = 0.5 * errors / 4 * [1, 0, 1, 1]  # no gradient where the clipped move is the larger error
+    np.testing.assert_allclose(tensors["new_values"].grad.numpy(), gradients, rtol=1e-5)
 
 
 def test_old_columns_get_no_gradient() -> None:

@@ -75,6 +75,82 @@ def test_the_config_of_a_run_reproduces_it(here: Path) -> None:
     assert "discount: 0.5\n" in Path("b/config.yaml").read_text()
 
 
+def test_policy_names_a_network_of_ones_own(here: Path, capsys: Any) -> None:
+    flags = ("--stop.env-steps", "20", "--policy", "./my_policy.py:Mine", "--policy.core", "lstm")
+    assert train(*flags, "--out", "a") == 0
+    config = Path("a/config.yaml").read_text()
+    assert "custom: ./my_policy.py:Mine\n" in config and "core: lstm\n" in config
+    assert main(["train", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ppo, a3c, dqn, es" in said and "torch, tf" in said and "--policy CLASS" in said
+
+
+POLICY = """
+from rlplat.rl.torch.networks import ActorCritic
+
+class Mine(ActorCritic):
+    def forward(self, obs, state=None, starts=None):
+        distribution, values, state = super().forward(obs, state, starts)
+        return distribution, 2.0 * values, state
+
+class Broken(ActorCritic):
+    def __init__(self, spec, compute_dtype):
+        raise ValueError("no such size")
+
+class Column(ActorCritic):
+    def forward(self, obs, state=None, starts=None):
+        distribution, values, state = super().forward(obs, state, starts)
+        return distribution, values.unsqueeze(-1), state
+"""
+CARTPOLE = (
+    "--algo", "ppo", "--env", "CartPole-v1", "--num-rollout-workers", "0", "--num-envs-per-worker", "4",
+    "--rollout-length", "16", "--stop.env-steps", "64", "--evaluation.episodes", "1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def policy_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The same classes in ./my_policy.py and in the package my_specimen_pkg."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (here / "my_policy.py").write_text(POLICY)
+    (here / "my_specimen_pkg").mkdir()
+    (here / "my_specimen_pkg" / "__init__.py").write_text("")
+    (here / "my_specimen_pkg" / "mod.py").write_text(POLICY)
+    yield
+    for name in [name for name in sys.modules if "my_specimen_pkg" in name or "my_policy" in name]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("place", ["./my_policy.py", "my_specimen_pkg.mod"])
+def test_a_network_of_ones_own_is_trained_evaluated_and_resumed(
+    policy_files: None, capsys: Any, place: str
+) -> None:
+    assert main(["train", *CARTPOLE, "--policy", f"{place}:Mine", "--out", "demo"]) == 0
+    assert main(["evaluate", "demo", "--episodes", "1"]) == 0
+    assert main(["train", "--resume", "demo", "--stop.env-steps", "128"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("./my_policy.py:Min", "has no 'Min'; did you mean 'Mine'?"),
+        ("./other.py:Mine", "there is no file other.py"),
+        ("my_specimen_pkg.mode:Mine", "there is no module 'my_specimen_pkg.mode'"),
+        ("./my_policy.py:Broken", "making the network raised ValueError: no such size"),
+        ("./my_policy.py:Column", "values for 1 step of 3 environments: shape (3, 1), expected (3,)"),
+    ],
+)
+def test_a_network_that_is_not_there_or_not_right_is_one_message(
+    policy_files: None, capsys: Any, policy: str, said: str
+) -> None:
+    assert main(["train", *CARTPOLE, "--policy", policy]) == 2
+    error = capsys.readouterr().err
+    messages = [line for line in error.splitlines() if line.startswith("rlplat: ")]
+    assert len(messages) == 1 and said in messages[0] and "Traceback" not in error
+
+
 def test_an_existing_run_is_never_overwritten(here: Path, capsys: Any) -> None:
     assert train("--stop.env-steps", "20", "--out", "runs/demo") == 0
     before = (here / "runs/demo/metrics.jsonl").read_text()
@@ -100,9 +176,9 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--algo", "pp", "--env", "X"], "unknown algorithm 'pp'; did you mean 'ppo'?\nalgorithms: ppo"),
+        (["--algo", "pp", "--env", "X"], "unknown algorithm 'pp'; did you mean 'ppo'?\nalgorithms: "),
         (["--algo", "no.such.module:X", "--env", "X"], "there is no module 'no.such.module'"),
-        (["--algo", "os:nothing", "--env", "X"], "module 'os' has no 'nothing'"),
+        (["--algo", "os:nothing", "--env", "X"], "'os' has no 'nothing'"),
         (["--algo", "os:getcwd", "--env", "X"], "has no `config_class`"),
         ([], "which algorithm? give --algo ppo"),
         (["--algo", ALGO], "'env' is not set and has no default: give --env VALUE"),
@@ -116,6 +192,10 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
         (
             ["--algo", ALGO, "--env", "X", "--set", "c.yaml"],
             "--set takes KEY=VALUE, not 'c.yaml'; a config file goes",
+        ),
+        (
+            ["--algo", ALGO, "--env", "X", "--policy", "MyPolicy"],
+            "bad value for 'policy.custom' (from --policy.custom): ",
         ),
         (["--resume", "nowhere"], "no run in nowhere"),
         (["--resume", "a", "--out", "b"], "leave --out away"),
@@ -190,6 +270,10 @@ def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
     assert train("--stop.env-steps", "50", "--out", "demo") == 0
     assert main(["train", "--resume", "demo", "--stop.env-steps", "80"]) == 0
     assert "80 env steps" in capsys.readouterr().out
+    # The closing line of the first part is gone: the lines are those of a run that never stopped.
+    iterations = [record["iteration"] for record in read_records(here / "demo/metrics.jsonl")]
+    assert iterations == [1, 2, 3, 4, 5, 6, 7, 8, 8]
+    assert len((here / "demo/progress.csv").read_text().splitlines()) == 10
     assert "env_steps: 80" in (here / "demo/config.yaml").read_text()
     assert main(["train", "--resume", "demo"]) == 0
     assert "already" in capsys.readouterr().out

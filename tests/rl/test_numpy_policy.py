@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.numpy_policy import NumpyActorCritic
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
-from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.spaces import ObsSpec
+from tests.rl.specimens import BOX, make_spec
 
-DISCRETE = PolicySpec(
-    obs_shape=(3,),
-    obs_layout="",
-    action_kind="categorical",
-    action_size=3,
-    encoder="mlp",
-    hidden_sizes=(8,),
-    activation="tanh",
-    share_encoder=False,
-    orthogonal_init=True,
-    initial_log_std=0.0,
+DISCRETE = make_spec(ObsSpec("vector", (3,), "float32"), hidden_sizes=[8])
+GAUSSIAN = make_spec(
+    ObsSpec("vector", (3,), "float32"), BOX, hidden_sizes=[8], activation="relu", share_encoder=True
 )
-GAUSSIAN = replace(DISCRETE, action_kind="gaussian", action_size=2, activation="relu", share_encoder=True)
-POLICY_SECTION = {
-    "encoder": "auto",
-    "hidden_sizes": [64, 64],
-    "activation": "tanh",
-    "share_encoder": "auto",
-    "orthogonal_init": True,
-    "initial_log_std": 0.0,
-}
 
 
 def constant_weights(spec: PolicySpec, params: list[float], value: float) -> Weights:
     """A network that gives the same logits (or means) and value whatever it sees."""
     hidden = spec.hidden_sizes[0]
     weights = {
-        "actor_encoder.layers.0.weight": np.zeros((hidden, spec.obs_size), np.float32),
+        "actor_encoder.layers.0.weight": np.zeros((hidden, 3), np.float32),
         "actor_encoder.layers.0.bias": np.zeros(hidden, np.float32),
-        "actor_head.weight": np.zeros((spec.action_size, hidden), np.float32),
+        "actor_head.weight": np.zeros((spec.num_params, hidden), np.float32),
         "actor_head.bias": np.array(params, np.float32),
         "critic_head.weight": np.zeros((1, hidden), np.float32),
         "critic_head.bias": np.array([value], np.float32),
@@ -52,7 +34,7 @@ def constant_weights(spec: PolicySpec, params: list[float], value: float) -> Wei
     weights |= {
         name.replace("actor_enc", "critic_enc"): w for name, w in weights.items() if "actor_enc" in name
     }
-    if spec.action_kind == "gaussian":
+    if spec.num_gaussian:
         weights["log_std"] = np.log(np.array([0.5, 2.0], np.float32))
     return weights
 
@@ -115,32 +97,9 @@ def test_acting_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def spaces(obs: ObsSpec, action: ActionSpec) -> SpaceSpec:
-    return SpaceSpec(obs, action)
-
-
-CARTPOLE = spaces(ObsSpec("vector", (4,), "float32", ""), ActionSpec("discrete", n=2))
-PONG = spaces(ObsSpec("image", (4, 84, 84), "uint8", "CHW"), ActionSpec("discrete", n=6))
-CHEETAH = spaces(
-    ObsSpec("vector", (17,), "float64", ""),
-    ActionSpec("box", shape=(6,), dtype="float32", low=(-1.0,) * 6, high=(1.0,) * 6),
-)
-
-
-def test_spec_follows_the_spaces() -> None:
-    vector = policy_spec(POLICY_SECTION, CARTPOLE)
-    assert (vector.encoder, vector.share_encoder, vector.action_kind, vector.action_size) == (
-        "mlp", False, "categorical", 2,
-    )  # fmt: skip
-    image = policy_spec(POLICY_SECTION, PONG)
-    assert (image.encoder, image.share_encoder, image.obs_layout) == ("nature_cnn", True, "CHW")
-    box = policy_spec(POLICY_SECTION | {"share_encoder": True}, CHEETAH)
-    assert (box.action_kind, box.action_size, box.share_encoder, box.obs_size) == ("gaussian", 6, True, 17)
-
-
-def test_small_images_are_vectors_and_vectors_no_images() -> None:
-    tiny = spaces(ObsSpec("image", (3, 16, 16), "uint8", "CHW"), ActionSpec("discrete", n=2))
-    assert policy_spec(POLICY_SECTION, tiny).encoder == "mlp"
-    for refused in (tiny, CARTPOLE):
-        with pytest.raises(ConfigError, match=r"policy\.encoder=mlp"):
-            policy_spec(POLICY_SECTION | {"encoder": "nature_cnn"}, refused)
+def test_it_carries_nothing_from_step_to_step() -> None:
+    policy = make_policy(DISCRETE, [0.0, 2.0, 1.0])
+    policy.act(np.zeros((5, 3), np.float32))
+    assert policy.core_state.size == 0
+    policy.reset_core(np.ones(5, np.bool_))
+    assert policy.get_state().keys() == {"rng"}

@@ -11,6 +11,7 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, EnvError
 from rlplat.rl import rollout_worker as rollout_worker_module
+from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Episode, Step
 from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.rollout_worker import RolloutWorker
@@ -22,18 +23,13 @@ CONFIG: dict[str, Any] = {
     "env": "Counting",
     "env_kwargs": {},
     "seed": 0,
+    "framework": "torch",
+    "deterministic": False,
     "num_envs_per_worker": 2,
     "num_rollout_workers": 1,
     "rollout_length": 4,
     "learner": {"precision": "auto", "num_threads": 0},
-    "policy": {
-        "encoder": "mlp",
-        "hidden_sizes": [1],
-        "activation": "relu",
-        "share_encoder": True,
-        "orthogonal_init": True,
-        "initial_log_std": 0.0,
-    },
+    "policy": PolicyConfig(hidden_sizes=[1], activation="relu", share_encoder=True).model_dump(),
 }
 
 
@@ -44,6 +40,7 @@ class CountingEnv:
     """
 
     spec = SpaceSpec(ObsSpec("vector", (1,), "float32", ""), ActionSpec("discrete", n=2))
+    not_saved = "the count"
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs

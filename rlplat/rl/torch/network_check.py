@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import rlplat
-from rlplat.errors import RlplatError, UsageError
+from rlplat.errors import ConfigError, RlplatError, UsageError
 from rlplat.rl.policy_spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.encoders import TensorObs
@@ -69,7 +69,7 @@ def _check_call(
     generator = torch.Generator(device=device).manual_seed(0)
     rows = f"{num_steps} step{'s' if num_steps > 1 else ''} of {NUM_ENVS} environments"
     call = f"forward(obs of {num_rows} rows: {_shown(spec)}, state {_given(state)}, starts {_given(starts)})"
-    with _errors_named(name, call):
+    with errors_named(name, call):
         returned = network(obs, state, starts)
     if not isinstance(returned, tuple) or len(returned) != 3:
         got = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
@@ -87,13 +87,13 @@ def _check_call(
         "sample()": lambda: distribution.sample(generator),
     }
     for what, draw in draws.items():
-        with _errors_named(name, f"{type(distribution).__name__}.{what}"):
+        with errors_named(name, f"{type(distribution).__name__}.{what}"):
             actions = draw()
         _require(name, f"{what} for {rows} and actions {spec.action}", actions, action_shape, dtype)
         _require_choices(name, what, spec, actions)
-    with _errors_named(name, f"{type(distribution).__name__}.log_prob(actions)"):
+    with errors_named(name, f"{type(distribution).__name__}.log_prob(actions)"):
         log_probs = distribution.log_prob(actions)
-    with _errors_named(name, f"{type(distribution).__name__}.entropy()"):
+    with errors_named(name, f"{type(distribution).__name__}.entropy()"):
         entropies = distribution.entropy()
     _require(name, f"log_prob(actions) for {rows}", log_probs, (num_rows,), torch.float32)
     _require(name, f"entropy() for {rows}", entropies, (num_rows,), torch.float32)
@@ -101,10 +101,12 @@ def _check_call(
 
 
 @contextmanager
-def _errors_named(name: str, call: str) -> Iterator[None]:
+def errors_named(name: str, call: str) -> Iterator[None]:
     """What is raised within becomes a UsageError that names the network, the call and the user's line."""
     try:
         yield
+    except ConfigError:
+        raise  # it names the class already
     except RlplatError as error:
         raise UsageError(f"{name}: {error}") from error
     except Exception as error:

@@ -13,6 +13,7 @@ from rlplat.rl.registry import load_class
 from rlplat.rl.torch.action_distributions import ActionDistribution
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder
+from rlplat.rl.torch.network_check import errors_named
 
 
 class ActorCritic(nn.Module):
@@ -90,6 +91,9 @@ class ActorCritic(nn.Module):
 
 def make_network(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -> ActorCritic:
     """The network of a spec: `ActorCritic`, or the class that `spec.custom` names ("pkg.mod:Class")."""
-    network_class = load_class(spec.custom) if spec.custom else ActorCritic
-    network: ActorCritic = network_class(spec, compute_dtype)
+    if not spec.custom and ":" not in spec.encoder:
+        return ActorCritic(spec, compute_dtype)
+    with errors_named(spec.custom or spec.encoder, "making the network"):
+        network_class = load_class(spec.custom) if spec.custom else ActorCritic
+        network: ActorCritic = network_class(spec, compute_dtype)
     return network

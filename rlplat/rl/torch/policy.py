@@ -76,7 +76,9 @@ class TorchActorCritic:
             return torch.cat(chunks).numpy()
 
     def reset_core(self, ended: Array) -> None:
-        if self._state_size and ended.any() and len(self._state) == len(ended):  # else: it begins anew as it is
+        if (
+            self._state_size and ended.any() and len(self._state) == len(ended)
+        ):  # else: it begins anew as it is
             self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
 
     def get_state(self) -> dict[str, Any]:

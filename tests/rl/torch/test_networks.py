@@ -1,30 +1,28 @@
+"""`ActorCritic`: initialisation, shared and separate encoders, cores between encoder and heads, weights as numpy."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
-from rlplat.rl.torch.networks import ActorCritic  # noqa: E402
-from rlplat.rl.torch.weights import (  # noqa: E402
-    load_weights,
-    weights_of,
-)
+from rlplat.errors import CheckpointError  # noqa: E402
+from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
+from rlplat.rl.torch.weights import load_weights, weights_of  # noqa: E402
+from tests.rl.specimens import IMAGE, make_spec, random_obs, spec_of_actions  # noqa: E402
 
-VECTOR = PolicySpec((4,), "", "categorical", 2, "mlp", (16, 8), "tanh", False, True, 0.0)
-IMAGE = PolicySpec((4, 84, 84), "CHW", "categorical", 6, "nature_cnn", (64,), "tanh", True, True, 0.0)
+CORES = ("none", "lstm", "gru", "attention")
 
 
-def images(num: int, shape: tuple[int, ...] = (4, 84, 84)) -> torch.Tensor:
-    return torch.randint(0, 256, (num, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+def rows(num: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num, 4, generator=torch.Generator().manual_seed(seed))
 
 
 def test_orthogonal_initialisation_with_its_gains() -> None:
-    network = ActorCritic(VECTOR)
-    weights = weights_of(network)
+    weights = weights_of(ActorCritic(make_spec()))
     second = weights["actor_encoder.layers.1.weight"]  # [8, 16]: orthogonal rows of length sqrt(2)
     np.testing.assert_allclose(second @ second.T, 2.0 * np.eye(8), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(weights["actor_head.weight"], axis=1), 0.01, rtol=1e-5)
@@ -32,58 +30,61 @@ def test_orthogonal_initialisation_with_its_gains() -> None:
     assert not any(w.any() for name, w in weights.items() if name.endswith("bias"))
 
 
+def test_or_the_frameworks_own() -> None:
+    weights = weights_of(ActorCritic(make_spec(orthogonal_init=False)))
+    assert all(w.any() for w in weights.values())
+
+
 def test_separate_or_shared_encoders() -> None:
-    separate, shared = (
-        weights_of(ActorCritic(VECTOR)),
-        weights_of(ActorCritic(replace(VECTOR, share_encoder=True))),
-    )
+    separate = weights_of(ActorCritic(make_spec()))
+    shared = weights_of(ActorCritic(make_spec(share_encoder=True)))
     assert "critic_encoder.layers.0.weight" in separate
     assert not any(name.startswith("critic_encoder") for name in shared)
 
 
-def test_nature_cnn_is_the_plain_network_on_fractions_of_255() -> None:
-    network = ActorCritic(IMAGE)
-    obs, encoder = images(3), network.actor_encoder
-    features = obs.float() / 255.0
-    for conv in (encoder.conv1, encoder.conv2, encoder.conv3):
-        features = torch.relu(conv(features))
-    features = torch.relu(encoder.linear(features.contiguous().flatten(1)))
-    logits, values = network(obs)
-    torch.testing.assert_close(logits, network.actor_head(features), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(values, network.critic_head(features).squeeze(-1), atol=1e-5, rtol=1e-4)
-    assert sum(p.numel() for p in network.parameters()) == 1_687_719  # 1.69 M, as published
+def test_values_come_from_the_critics_encoder() -> None:
+    network = ActorCritic(make_spec())
+    before = network(rows(5))[1]
+    with torch.no_grad():
+        network.actor_encoder.layers[0].weight.zero_()
+    torch.testing.assert_close(network(rows(5))[1], before, atol=0, rtol=0)
 
 
-def test_images_may_have_their_channels_last() -> None:
-    torch.manual_seed(0)
-    first = ActorCritic(IMAGE)
-    last = ActorCritic(replace(IMAGE, obs_shape=(84, 84, 4), obs_layout="HWC"))
-    load_weights(last, weights_of(first))
-    obs = images(2)
-    torch.testing.assert_close(first(obs)[1], last(obs.permute(0, 2, 3, 1).contiguous())[1])
+@pytest.mark.parametrize("core", CORES)
+def test_what_comes_out(core: str) -> None:
+    """2 steps of 3 environments: rows time first; without a state, episodes begin."""
+    network = ActorCritic(make_spec(core=core))
+    starts = torch.zeros(2, 3, dtype=torch.bool)
+    distribution, values, state = network(rows(6), None, starts)
+    assert distribution.sample(torch.Generator()).shape == values.shape == (6,)
+    assert state.shape == (3, network.state_size)
+    again = network(rows(6), torch.zeros(3, network.state_size), starts)[1]
+    torch.testing.assert_close(again, values, atol=0, rtol=0)
+    assert (network.state_size == 0) == (core == "none")
 
 
-def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters() -> None:
-    torch.manual_seed(0)
-    exact, fast = ActorCritic(IMAGE), ActorCritic(IMAGE, torch.bfloat16)
-    load_weights(fast, weights_of(exact))
-    obs = images(8)
-    values, fast_values = exact(obs)[1], fast(obs)[1]
-    assert fast_values.dtype == torch.float32
-    assert all(p.dtype == torch.float32 for p in fast.parameters())
-    torch.testing.assert_close(fast_values, values, atol=0.02, rtol=0.05)
-    fast_values.sum().backward()
-    values.sum().backward()
-    for (name, p), q in zip(exact.named_parameters(), fast.parameters(), strict=True):
-        if name.startswith("actor_head"):
-            continue
-        cosine = torch.nn.functional.cosine_similarity(p.grad.flatten(), q.grad.flatten(), dim=0)
-        assert cosine > 0.98, f"{name}: gradients point {float(cosine):.3f} the same way"
+@pytest.mark.parametrize("core", CORES)
+def test_evaluate_actions_is_forward(core: str) -> None:
+    network = ActorCritic(make_spec(core=core))
+    starts = torch.tensor([[False, False, False], [True, False, False]])
+    state = torch.zeros(3, network.state_size)
+    distribution, values, _ = network(rows(6), state, starts)
+    actions = torch.tensor([0, 1, 2, 0, 1, 2])
+    log_probs, entropies, same_values = network.evaluate_actions(rows(6), actions, state, starts)
+    torch.testing.assert_close(log_probs, distribution.log_prob(actions))
+    torch.testing.assert_close(entropies, distribution.entropy())
+    torch.testing.assert_close(same_values, values)
+
+
+def test_log_std_is_one_parameter_for_all_gaussian_columns() -> None:
+    network = ActorCritic(spec_of_actions("composite", initial_log_std=-0.5))
+    assert network.log_std.tolist() == [-0.5, -0.5]
+    assert not hasattr(ActorCritic(make_spec()), "log_std")
 
 
 def test_weights_are_copies_in_plain_order_and_load_again() -> None:
     torch.manual_seed(0)
-    one, two = ActorCritic(IMAGE), ActorCritic(IMAGE)
+    one, two = ActorCritic(make_spec(IMAGE)), ActorCritic(make_spec(IMAGE))
     weights = weights_of(one)
     assert all(w.flags.c_contiguous and w.dtype == np.float32 for w in weights.values())
     load_weights(two, weights)
@@ -92,3 +93,30 @@ def test_weights_are_copies_in_plain_order_and_load_again() -> None:
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         assert p.any() or p.ndim == 1
         torch.testing.assert_close(p, q, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "other, complaint",
+    [({"core": "lstm"}, "lack 'core.weight_ih'"), ({"hidden_sizes": [16, 9]}, r"shape \(8, 16\).*\(9, 16\)")],
+)
+def test_weights_of_another_network_are_refused(other: dict[str, Any], complaint: str) -> None:
+    weights = weights_of(ActorCritic(make_spec(share_encoder=True)))
+    with pytest.raises(CheckpointError, match=complaint):
+        load_weights(ActorCritic(make_spec(**({"share_encoder": True} | other))), weights)
+
+
+def test_custom_names_the_class() -> None:
+    network = make_network(make_spec(custom=f"{__name__}:Doubled"))
+    assert isinstance(network, Doubled)
+    obs = random_obs(network.spec, (3,), np.random.default_rng(0))
+    torch.manual_seed(0)
+    assert isinstance(obs, np.ndarray)
+    tensor = torch.from_numpy(obs)
+    expected = 2.0 * network.critic_head(network.critic_encoder(tensor)).squeeze(-1)
+    torch.testing.assert_close(network(tensor)[1], expected)
+
+
+class Doubled(ActorCritic):
+    def forward(self, obs: Any, state: Any = None, starts: Any = None) -> Any:
+        distribution, values, state = super().forward(obs, state, starts)
+        return distribution, 2.0 * values, state

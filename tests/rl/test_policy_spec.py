@@ -1,0 +1,128 @@
+"""From settings and spaces to a spec; no framework is imported here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlplat.errors import ConfigError
+from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.policy_spec import Head, action_heads
+from rlplat.rl.spaces import ActionSpec, ObsSpec
+from tests.rl.specimens import (
+    BOX,
+    COMPOSITE,
+    DISCRETE,
+    IMAGE,
+    MULTI_BINARY,
+    MULTI_DISCRETE,
+    TREE,
+    VECTOR,
+    make_spec,
+    masked,
+)
+
+PONG = ObsSpec("image", (4, 84, 84), "uint8", "CHW")
+TINY = ObsSpec("image", (3, 16, 16), "uint8", "CHW")
+
+
+def test_spec_follows_the_spaces() -> None:
+    vector = make_spec()
+    assert (vector.encoder, vector.share_encoder, vector.heads) == ("mlp", False, (Head("categorical", 3),))
+    image = make_spec(PONG)
+    assert (image.encoder, image.share_encoder, image.has_images) == ("nature_cnn", True, True)
+    box = make_spec(action=BOX, share_encoder=True)
+    assert (box.heads, box.share_encoder, box.num_gaussian) == ((Head("gaussian", 2),), True, 2)
+    assert make_spec(TREE).encoder == "nature_cnn" and make_spec({"0": VECTOR}).encoder == "mlp"
+
+
+def test_heads_in_the_order_of_the_columns() -> None:
+    assert action_heads(MULTI_DISCRETE) == [Head("categorical", 2), Head("categorical", 3)]
+    assert action_heads(MULTI_BINARY) == [Head("bernoulli", 3)]
+    heads = action_heads(COMPOSITE, squash=True)
+    assert [(head.kind, head.size, head.num_columns) for head in heads] == [
+        ("categorical", 3, 1),
+        ("bernoulli", 3, 3),
+        ("squashed_gaussian", 2, 2),
+        ("categorical", 2, 1),
+        ("categorical", 3, 1),
+    ]
+    assert sum(head.num_columns for head in heads) == COMPOSITE.flat_size
+    assert (heads[2].low, heads[2].high) == (BOX.low, BOX.high)
+
+
+def test_small_images_are_vectors_and_vectors_no_images() -> None:
+    assert make_spec(TINY).encoder == "mlp"
+    for refused in (TINY, VECTOR, {"a": TINY, "b": VECTOR}):
+        with pytest.raises(ConfigError, match=r"at least 36 x 36 .*policy\.encoder=mlp"):
+            make_spec(refused, encoder="nature_cnn")
+    assert make_spec(TINY, encoder="impala_cnn").has_images
+
+
+def test_what_a_policy_without_a_framework_can_do() -> None:
+    assert make_spec().is_plain_mlp and make_spec(action=BOX).is_plain_mlp
+    for other in (
+        make_spec(IMAGE),
+        make_spec(core="gru"),
+        make_spec(custom="my_policy:Mine"),
+        make_spec(encoder="my_policy:Encoder"),
+        make_spec(action=MULTI_DISCRETE),
+        make_spec(action=BOX, squash_actions=True),
+        make_spec(masked(DISCRETE)),
+        make_spec(ObsSpec("discrete", (), "int64", nvec=(5,))),
+    ):
+        assert not other.is_plain_mlp
+
+
+def test_a_core_shares_the_encoder() -> None:
+    assert make_spec(core="lstm").share_encoder
+    with pytest.raises(ConfigError, match=r"policy\.core=lstm .* policy\.share_encoder=false"):
+        make_spec(core="lstm", share_encoder=False)
+
+
+def test_attention_heads_divide_the_core() -> None:
+    assert make_spec(core="attention", core_size=12, attention_heads=3).core_size == 12
+    with pytest.raises(
+        ConfigError, match=r"core_size=12 does not divide into policy\.attention_heads=5 equal"
+    ):
+        make_spec(core="attention", core_size=12, attention_heads=5)
+    assert make_spec(core="lstm", core_size=12, attention_heads=5).core == "lstm"  # not its business
+
+
+def test_squashing_needs_bounds() -> None:
+    endless = replace(BOX, high=(1.0, float("inf")))
+    with pytest.raises(ConfigError, match="squash_actions needs bounded actions"):
+        make_spec(action=endless, squash_actions=True)
+    mixed = ActionSpec("composite", parts=(("a", DISCRETE), ("b", endless)))
+    with pytest.raises(ConfigError, match="squash_actions needs bounded actions"):
+        make_spec(action=mixed, squash_actions=True)
+    assert make_spec(squash_actions=True).heads == (Head("categorical", 3),)
+
+
+def test_has_mask() -> None:
+    assert make_spec(masked(DISCRETE)).has_mask and not make_spec().has_mask and not make_spec(TREE).has_mask
+
+
+@pytest.mark.parametrize("path", ["./deep_cnn.py:Encoder", "mod:my_nature_cnn"])
+def test_an_encoder_of_ones_own_may_have_any_name(path: str) -> None:
+    assert make_spec(encoder=path).encoder == path and not make_spec(encoder=path).share_encoder
+
+
+@pytest.mark.parametrize(
+    "settings", [{"encoder": "natur_cnn"}, {"custom": "my_policy"}, {"core": "rnn"}, {"custom": ":Class"}]
+)
+def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        PolicyConfig(**settings)
+
+
+def test_it_needs_no_framework() -> None:
+    code = (
+        "import sys, rlplat.rl.policy_spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,198 @@
+"""Encoders against plain torch written once more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402, N812
+
+from rlplat.errors import ConfigError  # noqa: E402
+from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
+from rlplat.rl.spaces import ObsSpec  # noqa: E402
+from rlplat.rl.torch.encoders import make_encoder  # noqa: E402
+from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
+from rlplat.rl.torch.weights import load_weights, weights_of  # noqa: E402
+from tests.rl.specimens import DISCRETE, TREE, VECTOR, make_spec, masked, random_obs  # noqa: E402
+
+PONG = ObsSpec("image", (4, 84, 84), "uint8", "CHW")
+
+
+def tensors(spec: PolicySpec, num: int, seed: int = 0) -> Any:
+    obs = random_obs(spec, (num,), np.random.default_rng(seed))
+    if isinstance(obs, dict):
+        return {path: torch.from_numpy(leaf) for path, leaf in obs.items()}
+    return torch.from_numpy(obs)
+
+
+def one_hot(choice: int, n: int) -> list[float]:
+    return [float(i == choice) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    "leaf, value, expected",
+    [
+        (ObsSpec("discrete", (), "int64", nvec=(3,)), 1, [0, 1, 0]),
+        (ObsSpec("multi_discrete", (2,), "int64", nvec=(2, 3)), [1, 2], [0, 1, 0, 0, 1]),
+        (ObsSpec("multi_binary", (3,), "int8"), [1, 0, 1], [1, 0, 1]),
+        (ObsSpec("vector", (2, 2), "float32"), [[1.0, 2.0], [3.0, 4.0]], [1, 2, 3, 4]),
+        (ObsSpec("vector", (2,), "int32"), [7, -1], [7, -1]),
+        (ObsSpec("image", (1, 1, 2), "uint8", "HWC"), [[[255, 51]]], [1.0, 0.2]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, ObsSpec) else "",
+)
+def test_what_an_mlp_sees_of_each_kind(leaf: ObsSpec, value: Any, expected: list[float]) -> None:
+    spec = make_spec(leaf, hidden_sizes=[6], activation="relu")
+    encoder = make_encoder(spec)
+    assert leaf.num_features == len(expected)
+    seen = torch.tensor([expected], dtype=torch.float32)
+    by_hand = torch.relu(seen @ encoder.layers[0].weight.T + encoder.layers[0].bias)
+    obs = torch.from_numpy(np.array([value], leaf.dtype))
+    torch.testing.assert_close(encoder(obs), by_hand)
+
+
+def test_an_mlp_has_its_layers_and_activation() -> None:
+    encoder = make_encoder(make_spec(hidden_sizes=[16, 8], activation="tanh"))
+    obs = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    first, second = encoder.layers
+    torch.testing.assert_close(encoder(obs), torch.tanh(second(torch.tanh(first(obs)))))
+    assert encoder.num_features == 8
+
+
+def test_nature_cnn_is_the_plain_network_on_fractions_of_255() -> None:
+    spec = make_spec(PONG, replace(DISCRETE, n=6))
+    assert spec.encoder == "nature_cnn" and spec.share_encoder and spec.has_images
+    network = ActorCritic(spec)
+    obs, encoder = tensors(spec, 3), network.actor_encoder
+    features = obs.float() / 255.0
+    for conv in (encoder.conv1, encoder.conv2, encoder.conv3):
+        features = torch.relu(conv(features))
+    features = torch.relu(encoder.linear(features.contiguous().flatten(1)))
+    torch.testing.assert_close(encoder(obs), features, atol=1e-5, rtol=1e-4)
+    assert encoder.num_features == 512
+    assert sum(p.numel() for p in network.parameters()) == 1_687_719  # 1.69 M, as published
+
+
+def test_impala_cnn_is_the_plain_network_on_fractions_of_255() -> None:
+    """Espeholt et al. 2018, figure 3, right: written down section by section."""
+    spec = make_spec(PONG, encoder="impala_cnn")
+    encoder = make_encoder(spec)
+    obs = tensors(spec, 2)
+    x = obs.float() / 255.0
+    for entry, (a, b, c, d) in zip(encoder.entries, encoder.blocks, strict=True):
+        x = F.max_pool2d(entry(x), kernel_size=3, stride=2, padding=1)
+        x = x + b(torch.relu(a(torch.relu(x))))
+        x = x + d(torch.relu(c(torch.relu(x))))
+    assert x.shape[1:] == (32, 11, 11)
+    expected = torch.relu(encoder.linear(torch.relu(x).flatten(1)))
+    torch.testing.assert_close(encoder(obs), expected, atol=1e-5, rtol=1e-4)
+    assert encoder.num_features == 256
+    convolutions = [m for m in encoder.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert [conv.out_channels for conv in convolutions[:3]] == [16, 32, 32] and len(convolutions) == 15
+
+
+@pytest.mark.parametrize("name, side", [("nature_cnn", 36), ("impala_cnn", 8)])
+def test_the_smallest_images(name: str, side: int) -> None:
+    leaf = ObsSpec("image", (3, side, side + 1), "uint8", "CHW")
+    spec = make_spec(leaf, encoder=name)
+    assert make_encoder(spec)(tensors(spec, 2)).isfinite().all()
+    with pytest.raises(ConfigError, match=rf"at least {side} x {side} .*Box\(3, {side - 1}, 90\)"):
+        make_spec(replace(leaf, shape=(3, side - 1, 90)), encoder=name)
+
+
+@pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+def test_channels_last_are_the_same_pictures(name: str) -> None:
+    first_spec = make_spec(PONG, encoder=name)
+    last_spec = make_spec(replace(PONG, shape=(84, 84, 4), layout="HWC"), encoder=name)
+    first, last = make_encoder(first_spec), make_encoder(last_spec)
+    load_weights(last, weights_of(first))
+    obs = tensors(first_spec, 2)
+    torch.testing.assert_close(first(obs), last(obs.permute(0, 2, 3, 1).contiguous()))
+
+
+@pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters(name: str) -> None:
+    torch.manual_seed(0)
+    spec = make_spec(PONG, encoder=name)
+    exact, fast = ActorCritic(spec), ActorCritic(spec, torch.bfloat16)
+    load_weights(fast, weights_of(exact))
+    obs = tensors(spec, 4)
+    values, fast_values = exact(obs)[1], fast(obs)[1]
+    assert fast_values.dtype == torch.float32
+    assert all(p.dtype == torch.float32 for p in fast.parameters())
+    torch.testing.assert_close(fast_values, values, atol=0.02, rtol=0.05)
+    fast_values.sum().backward()
+    values.sum().backward()
+    for (parameter_name, p), q in zip(exact.named_parameters(), fast.parameters(), strict=True):
+        if parameter_name.startswith("actor_head"):
+            continue
+        cosine = torch.nn.functional.cosine_similarity(p.grad.flatten(), q.grad.flatten(), dim=0)
+        assert cosine > 0.98, f"{parameter_name}: gradients point {float(cosine):.3f} the same way"
+
+
+def test_a_tree_is_its_images_through_cnns_beside_its_numbers() -> None:
+    spec = make_spec(TREE, hidden_sizes=[7], activation="relu")
+    assert spec.encoder == "nature_cnn"
+    encoder = make_encoder(spec)
+    obs = tensors(spec, 3)
+    rows = []
+    for i in range(3):
+        dials = obs["arm/dials"][i]
+        rows.append(
+            one_hot(int(obs["gear"][i]), 5)
+            + obs["arm/joints"][i].flatten().tolist()
+            + obs["arm/lamps"][i].tolist()
+            + one_hot(int(dials[0]), 3)
+            + one_hot(int(dials[1]), 2)
+        )
+    (cnn,) = encoder.images
+    inputs = torch.cat([cnn(obs["camera"]), torch.tensor(rows)], dim=1)
+    layer = encoder.mlp.layers[0]
+    assert layer.weight.shape == (7, 512 + 5 + 6 + 3 + 5) and encoder.num_features == 7
+    torch.testing.assert_close(encoder(obs), torch.relu(inputs @ layer.weight.T + layer.bias))
+
+
+def test_a_tree_with_an_mlp_sees_its_pictures_as_numbers() -> None:
+    spec = make_spec(TREE, encoder="mlp")
+    encoder = make_encoder(spec)
+    assert len(encoder.images) == 0 and not spec.has_images
+    assert encoder.mlp.layers[0].in_features == 2 * 36 * 36 + 5 + 6 + 3 + 5
+    assert encoder(tensors(spec, 2)).isfinite().all()
+
+
+def test_the_mask_is_no_feature() -> None:
+    spec = make_spec(masked(DISCRETE), DISCRETE)
+    encoder = make_encoder(spec)
+    obs = tensors(spec, 4)
+    assert encoder.mlp.layers[0].in_features == VECTOR.shape[0]
+    torch.testing.assert_close(encoder(obs), encoder(obs | {"action_mask": ~obs["action_mask"]}))
+
+
+ENCODER = """
+import torch
+
+class Sums(torch.nn.Module):
+    def __init__(self, spec, compute_dtype):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.num_features = 1
+
+    def forward(self, obs):
+        return obs.sum(dim=1, keepdim=True) * self.scale
+"""
+
+
+def test_an_encoder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_encoder.py").write_text(ENCODER)
+    network = ActorCritic(make_spec(encoder="./my_encoder.py:Sums", share_encoder=True))
+    torch.testing.assert_close(network.actor_encoder(torch.ones(2, 4)), torch.tensor([[8.0], [8.0]]))
+    assert network.actor_head.in_features == 1
+    with pytest.raises(ConfigError, match="has no 'Sum'; did you mean 'Sums'"):
+        make_network(make_spec(encoder="./my_encoder.py:Sum"))
