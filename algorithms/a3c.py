@@ -44,6 +44,7 @@ from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning_rewards import LearningRewards
 from rlplat.rl.normalization import ObsNormalizer
@@ -189,12 +190,13 @@ class TorchA3C:
 
         tensor = torch.from_numpy
         rows = tensor(batch.valid_rows())
-        log_probs, entropies, values = self._network.evaluate_actions(
+        distribution, values, _ = self._network(
             {path: tensor(leaf) for path, leaf in obs.items()} if isinstance(obs, dict) else tensor(obs),
-            tensor(batch.flat("actions")),
             tensor(batch.core_state) if batch.core_state.size else None,
             tensor(episode_starts(batch)),
         )
+        log_probs = distribution.log_prob(tensor(batch.flat("actions")))
+        entropies = distribution.entropy()
         loss, stats = a3c_loss(
             log_probs[rows],
             entropies[rows],
@@ -550,6 +552,7 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
 
 def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
+    require_framework(config.framework, config.learner.num_learners)
     if config.learner.device == "cuda" or config.learner.num_gpus not in ("auto", 0):
         raise ConfigError(
             "A3C's workers compute gradients on the CPU: leave learner.device and learner.num_gpus at auto, or train "

@@ -50,10 +50,14 @@ from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
 from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learner_group import learner_gpus
+from rlplat.rl.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.multi_agent.config import MultiAgentConfig
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
+from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, weights_in_state
+from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.policy_spec import PolicySpec, policy_spec
 from rlplat.rl.q_spec import EPSILON, QSpec, lane_epsilons, make_q_policy, require_discrete
 from rlplat.rl.ratio_limiter import RatioLimiter
@@ -157,6 +161,9 @@ class DQNConfig(AlgorithmConfig):
     ratio_slack: NonNegativeFloat = 2_000.0
     """asynchronous: env steps that rollout workers, or the learner, may be ahead of env_steps_per_update (never less
     than what is under way at any time)."""
+
+    multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
+    """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
 
 
 def td_losses(
@@ -419,7 +426,8 @@ class TorchDQN:
         load_weights(self.network, state["weights"])
         load_weights(self.target, state["target"])
         self._optimizer.set_state(state["optimizer"])
-        self._noise.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
+        if "noise" in state:  # not where the other framework saved it
+            self._noise.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
 
     def _tensor(self, array: Array) -> Tensor:
         import torch
@@ -637,6 +645,7 @@ class DQN:
     def __init__(self, config: DQNConfig) -> None:
         self.config = config
         self._rollout_workers: RolloutWorkers | None = None
+        self._rings: PolicyRings | None = None
         self._actors: list[ActorHandle] = []
         self._shards: list[ActorHandle] = []
         self._evaluation = Evaluation(config.model_dump(), self.make_policy)
@@ -657,27 +666,33 @@ class DQN:
             backend = "zmq" if config.num_rollout_workers else "inproc"
             rlplat.init(backend=backend, preload=("torch",) if config.framework == "torch" else ())
         try:
-            spec, self.spaces = preflight(config)
-            self._start(spec)
+            specs, self.spaces = preflight(config)
+            self._start(specs)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, spec: PolicySpec) -> None:
-        """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
+    def _start(self, specs: dict[str, PolicySpec]) -> None:
+        """Parameter servers, replay, learners, rollout workers; returns when the first weights are published.
+
+        specs: by policy; one with the name "" where the environment has one agent.
+        """
+        plan = self.spaces if isinstance(self.spaces, MultiAgentPlan) else None
         config, settings, q = self.config, self.config.model_dump(), q_spec(self.config)
         num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
-        num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
-        shape = replay_shape(config, spec)
-        parameter_server = self._parameter_server = rlplat.remote(ParameterServer).remote()
-        self._learner = (
-            rlplat.remote(DQNLearner)
-            .options(num_gpus=num_gpus)
-            .remote(settings, spec, parameter_server, None if config.asynchronous else shape)
-        )
-        self._actors += [self._learner, parameter_server]
+
+        def start_learner(name: str, spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
+            num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
+            learner = rlplat.remote(DQNLearner).options(num_gpus=num_gpus)
+            own = plan.settings(settings, name) if plan else settings
+            replay = None if config.asynchronous else replay_shape(config, spec, plan, name)
+            return LearnerGroup(lambda rank: learner.remote(own, spec, parameter_server, replay), 1)
+
+        rings = self._rings = PolicyRings(specs, start_learner, plan)
         epsilons = None
         if config.asynchronous:
+            spec = specs[ALONE]
+            shape = replay_shape(config, spec)
             # Worker w fills shard w % S, lanes w // S * B and on.
             S = config.num_replay_shards
             part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
@@ -692,20 +707,25 @@ class DQN:
             self._limiter = RatioLimiter(
                 config.env_steps_per_update, config.learning_starts, max(config.ratio_slack, under_way)
             )
+
+        def make_worker(index: int, incarnation: int) -> ActorHandle:
+            if plan is None:
+                own_epsilons = epsilons[index] if epsilons is not None else None
+                return rlplat.remote(TransitionWorker).remote(
+                    settings, q, index, incarnation, rings.sources[ALONE], own_epsilons
+                )
+            return rlplat.remote(MultiAgentRolloutWorker).remote(
+                settings, plan, index, incarnation, rings.sources, DQN.make_policy, writes="transitions"
+            )
+
         self._rollout_workers = RolloutWorkers(
-            lambda index, incarnation: rlplat.remote(TransitionWorker).remote(
-                settings,
-                q,
-                index,
-                incarnation,
-                parameter_server,
-                epsilons[index] if epsilons is not None else None,
-            ),
+            make_worker,
             num_workers,
             max_restarts=config.max_worker_restarts,
             restart_on_env_error=config.on_env_error == "restart",
+            num_batches=len(plan.trained) if plan else 1,
         )
-        rlplat.get(self._learner.ready.remote())
+        rings.wait_until_ready()
 
     def step(self) -> Result:
         """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
@@ -718,7 +738,7 @@ class DQN:
         sampled = perf_counter()
         while True:
             try:
-                report: UpdateReport = rlplat.get(self._learner.update.remote(*batches))
+                report = self._ring().update(batches)
                 break
             except RlplatError as error:
                 batches = workers.replace_lost(batches, error)
@@ -800,7 +820,7 @@ class DQN:
 
     def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
         """A shard has drawn minibatches: the learner trains on them."""
-        metrics, priorities = self._learner.learn.remote(drawn, self._env_steps)
+        metrics, priorities = self._ring().learner().learn.remote(drawn, self._env_steps)
         self._pending[metrics] = partial(self._on_learnt, shard, metrics, priorities)
 
     def _on_learnt(self, shard: ActorHandle, metrics: ObjectRef, priorities: ObjectRef) -> None:
@@ -829,8 +849,7 @@ class DQN:
 
     def weights(self) -> ObjectRef:
         """A ref to (version, weights) as they are now."""
-        self._workers()
-        return self._parameter_server.latest.remote()
+        return self._ring().weights()
 
     def evaluate(self, episodes: int) -> list[Episode]:
         """Greedy episodes (or epsilon-greedy, `evaluation.deterministic`) on raw rewards with the newest weights."""
@@ -860,7 +879,7 @@ class DQN:
             "env_steps": self._env_steps,
             "updates": self._updates,
             "episode_window": self._window.get_state(),
-            "learner": rlplat.get(self._learner.get_state.remote()),
+            "learner": self._ring().get_state(),
             "shards": rlplat.get([shard.get_state.remote() for shard in self._shards]),
             "rollout_workers": workers.get_state(),
         }
@@ -872,7 +891,7 @@ class DQN:
                 f"the checkpoint has {len(state['shards'])} replay shards, and the config {len(self._shards)}: "
                 "asynchronous and num_replay_shards cannot change when a run is resumed"
             )
-        rlplat.get(self._learner.set_state.remote(state["learner"]))
+        self._ring().set_state(state["learner"])
         if self._shards:
             states = zip(self._shards, state["shards"], strict=True)
             self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
@@ -895,8 +914,7 @@ class DQN:
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:
         """What `make_policy`'s policy acts with, out of `get_state()`."""
-        weights: Weights = state["learner"]["weights"]
-        return weights
+        return weights_in_state(state["learner"], lambda learner: learner["weights"])
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""
@@ -907,9 +925,11 @@ class DQN:
                 self._rollout_workers.close()
             for actor in self._actors:
                 rlplat.kill(actor)
+            if self._rings is not None:
+                self._rings.close()
             if self._owns_runtime:
                 rlplat.shutdown()
-        self._rollout_workers = None
+        self._rollout_workers = self._rings = None
         self._actors.clear()
         self._shards.clear()
 
@@ -917,6 +937,11 @@ class DQN:
         if self._rollout_workers is None:
             raise NotInitialized("this DQN is closed: make a new one, and use it within `with`")
         return self._rollout_workers
+
+    def _ring(self) -> PolicyRings:
+        self._workers()
+        assert self._rings is not None
+        return self._rings
 
     def __enter__(self) -> DQN:
         return self
@@ -936,12 +961,15 @@ def q_spec(config: DQNConfig) -> QSpec:
     )
 
 
-def replay_shape(config: DQNConfig, spec: PolicySpec) -> ReplayShape:
-    """The whole replay, one lane for every environment."""
-    has_core = spec.core != "none"
+def replay_shape(
+    config: DQNConfig, spec: PolicySpec, plan: MultiAgentPlan | None = None, name: str = ALONE
+) -> ReplayShape:
+    """The whole replay, one lane for every environment (several agents: for every column of the policy)."""
+    has_core, num_copies = spec.core != "none", config.num_envs_per_worker
+    num_columns = plan.num_columns(name, num_copies) if plan else num_copies
     return ReplayShape(
         capacity=config.replay_capacity,
-        num_lanes=max(1, config.num_rollout_workers) * config.num_envs_per_worker,
+        num_lanes=max(1, config.num_rollout_workers) * num_columns,
         n_step=config.n_step,
         discount=config.discount,
         alpha=config.priority_alpha if config.prioritized else 0.0,
@@ -952,13 +980,29 @@ def replay_shape(config: DQNConfig, spec: PolicySpec) -> ReplayShape:
     )
 
 
-def preflight(config: DQNConfig) -> tuple[PolicySpec, SpaceSpec]:
-    """In the driver, before any actor starts: environment and policy fit, and the replay fits into memory."""
+def preflight(config: DQNConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | MultiAgentPlan]:
+    """In the driver, before any actor starts: environment and policies fit, and the replay fits into memory."""
+    require_framework(config.framework, config.learner.num_learners)
+    settings = config.model_dump()
+    plan = plan_multi_agent(settings)
+    if plan is not None:
+        if config.asynchronous:
+            raise ConfigError("asynchronous replay shards are for one agent: set asynchronous to false")
+        for policy in plan.policies.values():
+            require_discrete(policy.spaces, config.env)
+        specs = plan.specs(settings)
+        for name, spec in specs.items():
+            _check_replay(config, spec, replay_shape(config, spec, plan, name))
+        return specs, plan
     spaces = env_check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     require_discrete(spaces, config.env)
-    spec = policy_spec(config.policy.model_dump(), spaces)
-    shape = replay_shape(config, spec)
+    spec = policy_spec(settings["policy"], spaces)
+    _check_replay(config, spec, replay_shape(config, spec))
+    return {ALONE: spec}, spaces
+
+
+def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
     low, high = config.value_range
     if config.distributional == "c51" and low >= high:
         raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
@@ -973,10 +1017,9 @@ def preflight(config: DQNConfig) -> tuple[PolicySpec, SpaceSpec]:
     needed_bytes, free_bytes = bytes_of_replay(shape, spec.obs), psutil.virtual_memory().available
     if needed_bytes > free_bytes:
         raise ConfigError(
-            f"a replay of {config.replay_capacity} steps of {spaces.obs} takes {needed_bytes / 2**30:.1f} GiB, and "
+            f"a replay of {config.replay_capacity} steps of {spec.obs} takes {needed_bytes / 2**30:.1f} GiB, and "
             f"{free_bytes / 2**30:.1f} GiB are free: lower replay_capacity"
         )
-    return spec, spaces
 
 
 def _means(metrics: list[dict[str, float]]) -> dict[str, float]:

@@ -38,11 +38,15 @@ from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning_rewards import LearningRewards
+from rlplat.rl.multi_agent.config import MultiAgentConfig
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
+from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, weights_in_state
+from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
-from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.policy_spec import PolicySpec, make_policy, policy_spec
 from rlplat.rl.registry import load_class
 from rlplat.rl.returns import explained_variance, gae
@@ -98,6 +102,9 @@ class PPOConfig(AlgorithmConfig):
     overlap_sampling: bool = False
     """Sample the next round while the learner updates: weights are one version behind. Worth it where learner and
     rollout workers do not share CPUs (a GPU)."""
+
+    multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
+    """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -412,10 +419,14 @@ class PPOLearner:
         num_steps, num_envs = batch.shape
         if batch.core_state.size == 0:
             order = batch.valid_rows()
+            if not len(order):
+                return []  # of an agent that had no turn
             num_minibatches = max(1, round(len(order) / self.config.minibatch_size))
             return np.array_split(self._rng.permutation(order), num_minibatches)
         num_minibatches = max(1, round(num_steps * num_envs / self.config.minibatch_size))
-        num_minibatches = min(num_minibatches, num_envs // self._num_learners)  # every learner needs a fragment
+        num_minibatches = min(
+            num_minibatches, num_envs // self._num_learners
+        )  # every learner needs a fragment
         rows = np.arange(num_steps)[:, None] * num_envs
         return [rows + envs for envs in np.array_split(self._rng.permutation(num_envs), num_minibatches)]
 
@@ -505,8 +516,7 @@ class PPO:
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
         self._rollout_workers: RolloutWorkers | None = None
-        self._learners: LearnerGroup | None = None
-        self._parameter_server: ActorHandle | None = None
+        self._rings: PolicyRings | None = None
         self._next_batches: list[ObjectRef] | None = None
         self._evaluation = Evaluation(config.model_dump(), self.make_policy)
         self._window = EpisodeWindow()
@@ -518,41 +528,56 @@ class PPO:
             backend = "zmq" if config.num_rollout_workers else "inproc"
             rlplat.init(backend=backend, preload=(config.framework,) if config.framework == "torch" else ())
         try:
-            spec, self.spaces = preflight(config)
-            self._start(spec)
+            specs, self.spaces = preflight(config)
+            self._start(specs)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, spec: PolicySpec) -> None:
-        """Parameter server, learners, rollout workers; returns when the first weights are published."""
+    def _start(self, specs: dict[str, PolicySpec]) -> None:
+        """Parameter servers, learners, rollout workers; returns when the first weights are published.
+
+        specs: by policy; one with the name "" where the environment has one agent.
+        """
         config, settings = self.config, self.config.model_dump()
-        num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
-        parameter_server = self._parameter_server = rlplat.remote(ParameterServer).remote()
-        learner = rlplat.remote(PPOLearner).options(num_gpus=num_gpus)
-        self._learners = LearnerGroup(
-            lambda rank: learner.remote(settings, spec, parameter_server, rank), config.learner.num_learners
-        )
+        plan = self.spaces if isinstance(self.spaces, MultiAgentPlan) else None
+
+        def start_learners(name: str, spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
+            num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
+            learner = rlplat.remote(PPOLearner).options(num_gpus=num_gpus)
+            own = plan.settings(settings, name) if plan else settings
+            return LearnerGroup(
+                lambda rank: learner.remote(own, spec, parameter_server, rank), config.learner.num_learners
+            )
+
+        rings = self._rings = PolicyRings(specs, start_learners, plan)
+
+        def make_worker(index: int, incarnation: int) -> ActorHandle:
+            if plan is None:
+                worker = rlplat.remote(RolloutWorker)
+                return worker.remote(settings, index, incarnation, rings.sources[ALONE])
+            several = rlplat.remote(MultiAgentRolloutWorker)
+            return several.remote(settings, plan, index, incarnation, rings.sources, PPO.make_policy)
+
         self._rollout_workers = RolloutWorkers(
-            lambda index, incarnation: rlplat.remote(RolloutWorker).remote(
-                settings, index, incarnation, parameter_server
-            ),
+            make_worker,
             max(1, config.num_rollout_workers),
             max_restarts=config.max_worker_restarts,
             restart_on_env_error=config.on_env_error == "restart",
+            num_batches=len(plan.trained) if plan else 1,
         )
-        self._learners.wait_until_ready()
+        rings.wait_until_ready()
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
-        workers, learners = self._ring()
+        workers, rings = self._ring()
         started = perf_counter()
         batches = self._next_batches or workers.sample()
         sampled = perf_counter()
         while True:
             self._next_batches = workers.start_sampling() if self.config.overlap_sampling else None
             try:
-                report = learners.update(batches)
+                report = rings.update(batches)
                 break
             except RlplatError as error:
                 batches = workers.replace_lost(batches, error)
@@ -575,9 +600,7 @@ class PPO:
 
     def weights(self) -> ObjectRef:
         """A ref to (version, weights) as they are now."""
-        self._ring()
-        assert self._parameter_server is not None
-        return self._parameter_server.latest.remote()
+        return self._ring()[1].weights()
 
     def evaluate(self, episodes: int) -> list[Episode]:
         """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights."""
@@ -589,19 +612,19 @@ class PPO:
         return self._ring()[0].not_saved()
 
     def get_state(self) -> dict[str, Any]:
-        workers, learners = self._ring()
+        workers, rings = self._ring()
         return {
             "iteration": self._iteration,
             "env_steps": self._env_steps,
             "episode_window": self._window.get_state(),
-            "learner": learners.get_state(),
+            "learner": rings.get_state(),
             "rollout_workers": workers.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        workers, learners = self._ring()
+        workers, rings = self._ring()
         self._next_batches = None
-        learners.set_state(state["learner"])
+        rings.set_state(state["learner"])
         workers.set_state(state["rollout_workers"])
         self._window.set_state(state["episode_window"])
         self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
@@ -616,8 +639,7 @@ class PPO:
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:
         """What `make_policy`'s policy acts with, out of `get_state()`."""
-        weights: Weights = state["learner"]["weights"] | state["learner"]["obs_weights"]
-        return weights
+        return weights_in_state(state["learner"], lambda learner: learner["weights"] | learner["obs_weights"])
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""
@@ -625,18 +647,16 @@ class PPO:
             self._evaluation.close()
             if self._rollout_workers is not None:
                 self._rollout_workers.close()
-            if self._learners is not None:
-                self._learners.close()
-            if self._parameter_server is not None:
-                rlplat.kill(self._parameter_server)
+            if self._rings is not None:
+                self._rings.close()
             if self._owns_runtime:
                 rlplat.shutdown()
-        self._rollout_workers = self._learners = self._parameter_server = None
+        self._rollout_workers = self._rings = None
 
-    def _ring(self) -> tuple[RolloutWorkers, LearnerGroup]:
-        if self._rollout_workers is None or self._learners is None:
+    def _ring(self) -> tuple[RolloutWorkers, PolicyRings]:
+        if self._rollout_workers is None or self._rings is None:
             raise NotInitialized("this PPO is closed: make a new one, and use it within `with`")
-        return self._rollout_workers, self._learners
+        return self._rollout_workers, self._rings
 
     def __enter__(self) -> PPO:
         return self
@@ -645,16 +665,26 @@ class PPO:
         self.close()
 
 
-def preflight(config: PPOConfig) -> tuple[PolicySpec, SpaceSpec]:
-    """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
-    assert spaces is not None
-    spec = policy_spec(config.policy.model_dump(), spaces)
-    if config.normalize_observations and not (isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"):
-        raise ConfigError(
-            f"normalize_observations is for vectors, but observations are {spaces.obs}: set it to false (images are "
-            "scaled by 1/255 as it is)"
-        )
+def preflight(config: PPOConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | MultiAgentPlan]:
+    """In the driver, before any actor starts: the environment is sound, and policies for its spaces can be built."""
+    require_framework(config.framework, config.learner.num_learners)
+    specs: dict[str, PolicySpec]
+    settings = config.model_dump()
+    spaces: SpaceSpec | MultiAgentPlan | None = plan_multi_agent(settings)
+    if isinstance(spaces, MultiAgentPlan):
+        specs = spaces.specs(settings)
+    else:
+        spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+        assert spaces is not None
+        specs = {ALONE: policy_spec(settings["policy"], spaces)}
+    for spec in specs.values():
+        if config.normalize_observations and not (
+            isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
+        ):
+            raise ConfigError(
+                f"normalize_observations is for vectors, but observations are {spec.obs}: set it to false (images are "
+                "scaled by 1/255 as it is)"
+            )
     LearningRewards(config)  # refuses settings that exclude each other
     num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
     if num_envs < config.learner.num_learners:
@@ -667,4 +697,4 @@ def preflight(config: PPOConfig) -> tuple[PolicySpec, SpaceSpec]:
             "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set one "
             "of them to false"
         )
-    return spec, spaces
+    return specs, spaces

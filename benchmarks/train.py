@@ -3,9 +3,9 @@
     ./scripts/bench train --peer sb3 --json train.jsonl --markdown benchmarks/results/train.md
     ./scripts/bench train --rows threshold --peer sb3 --seeds 1 2 3
 
-Columns: rlplat (PPO on CartPole: one rollout worker; others: `rlplat_config` in train_peers.py), `--peer inproc` (rlplat
-with everything in one process) and `--peer sb3` (Stable-Baselines3). Each figure comes from a fresh process; the peers
-take turns.
+Columns: rlplat (PPO on CartPole: one rollout worker; others: `rlplat_config` in train_peers.py), `--peer inproc`
+(rlplat with everything in one process) and `--peer sb3` (Stable-Baselines3). Each figure comes from a fresh process;
+the peers take turns.
 """
 
 from __future__ import annotations

@@ -104,7 +104,15 @@ class Evaluator:
 
     def run(self, pinned: tuple[int, Weights], episodes: int, video: str = "") -> Evaluated:
         """pinned: (version, weights); video: where to write a film of one episode, empty for none."""
+        from rlplat.rl.multi_agent.evaluation import GamePlayer
+        from rlplat.rl.multi_agent.policy_map import plan_multi_agent
+
         version, weights = pinned
+        plan = plan_multi_agent(self._settings)
+        if plan is not None:
+            with GamePlayer(self._settings, plan, self._make_policy) as player:
+                no_video = "games of several agents are not filmed" if video else ""
+                return Evaluated(version, player.play(weights, episodes), no_video)
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
             self._envs[num_envs] = make_vector_env(

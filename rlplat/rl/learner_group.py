@@ -48,12 +48,18 @@ class LearnerGroup:
 
     def update(self, batches: Sequence[ObjectRef]) -> UpdateReport:
         """One learning step on the batches of one round."""
+        return self.finish_update(self.start_update(batches))
+
+    def start_update(self, batches: Sequence[ObjectRef]) -> list[ObjectRef]:
+        """Does not wait for the learning: what `finish_update` takes."""
         if len(self.handles) == 1:
-            report: UpdateReport = rlplat.get(self.handles[0].update.remote(*batches))
-            return report
+            return [self.handles[0].update.remote(*batches)]
         # First the batches: a learner that lacks one must not leave the others waiting for its gradients.
         rlplat.get([handle.stage.remote(*batches) for handle in self.handles])
-        reports: list[UpdateReport] = _get_all([handle.update_staged.remote() for handle in self.handles])
+        return [handle.update_staged.remote() for handle in self.handles]
+
+    def finish_update(self, started: Sequence[ObjectRef]) -> UpdateReport:
+        reports: list[UpdateReport] = _get_all(started)
         return reports[0]
 
     def get_state(self) -> dict[str, Any]:

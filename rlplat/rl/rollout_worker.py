@@ -155,7 +155,7 @@ class RolloutWorker:
         begins_anew = np.ones(self._env.num_envs, np.bool_)
         if state["env"] is not None:
             self._obs = self._env.set_state(state["env"])
-            for b, reason in self._env.not_restored.items():
+            for reason in self._env.not_restored.values():
                 print(f"warning: {reason}; a new episode begins there", file=sys.stderr)
             begins_anew[:] = [b in self._env.not_restored for b in range(self._env.num_envs)]
         self._policy.reset_core(begins_anew)

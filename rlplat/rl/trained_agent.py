@@ -77,7 +77,10 @@ class TrainedAgent:
             )
 
         def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-            if str(spaces) != saved.spaces:
+            # Of several policies, `MultiAgentPlan` lists the spaces one after another.
+            if not any(
+                each == str(spaces) or each.endswith(f": {spaces}") for each in saved.spaces.split("; ")
+            ):
                 raise CheckpointError(
                     f"{self.checkpoint.path} cannot be loaded: its spaces are {saved.spaces}, those of "
                     f"{settings['env']} are now {spaces}"

@@ -179,9 +179,15 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
         raise ConfigError(f"no run in {directory}: it has no config.yaml")
     plan = plan_from_file(saved, layers, algo)
     before = plan_from_file(saved, []).config
-    for key in ("env", "env_kwargs", "framework", "policy"):
+    for key in ("env", "env_kwargs", "policy"):
         if getattr(plan.config, key, None) != getattr(before, key, None):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
+    frameworks = [getattr(config, "framework", None) for config in (before, plan.config)]
+    if frameworks[0] != frameworks[1]:
+        plan.notes.append(
+            f"framework {frameworks[0]} -> {frameworks[1]}: weights, the optimizer's moments and counters go on "
+            "exactly; the sampling of actions begins anew"
+        )
     return plan
 
 

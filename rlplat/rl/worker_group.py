@@ -51,28 +51,35 @@ class RolloutWorkers:
         *,
         max_restarts: int = 3,
         restart_on_env_error: bool = False,
+        num_batches: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """make_worker(worker_index, incarnation) starts an actor with `sample()`."""
+        """make_worker(worker_index, incarnation) starts an actor with `sample()`; num_batches: how many that returns
+        (one per trained policy). Where there are several, a fragment is a list of their refs."""
         self._make_worker = make_worker
         self._incarnations = [0] * num_workers
         self._limits = [RestartLimit(max_restarts) for _ in range(num_workers)]
         self._restart_on_env_error = restart_on_env_error
+        self._num_batches = num_batches
         self._clock = clock
         self.restarts = 0
         self.handles = [make_worker(index, 0) for index in range(num_workers)]
 
-    def sample(self) -> list[ObjectRef]:
+    def sample(self) -> list[Any]:
         """One fragment from every worker; returns when all are there (or lost)."""
-        refs = self.start_sampling()
-        rlplat.wait(refs, num_returns=len(refs))
-        return refs
+        fragments = self.start_sampling()
+        _wait_for(fragments)
+        return fragments
 
-    def start_sampling(self) -> list[ObjectRef]:
+    def start_sampling(self) -> list[Any]:
         """One fragment from every worker; returns at once."""
-        return [handle.sample.remote() for handle in self.handles]
+        return [self.start_fragment(slot) for slot in range(len(self.handles))]
 
-    def replace_lost(self, refs: Sequence[ObjectRef], error: RlplatError) -> list[ObjectRef]:
+    def start_fragment(self, slot: int) -> Any:
+        """One fragment from one worker: a ref, or a list of them; returns at once."""
+        return self.handles[slot].sample.options(num_returns=self._num_batches).remote()
+
+    def replace_lost(self, refs: Sequence[Any], error: RlplatError) -> list[Any]:
         """Called when the use of `refs` raised: replace the workers whose fragments were lost, and sample these again.
 
         Nothing of a lost fragment is used. Raises `error` when none was lost, and when a worker dies too often.
@@ -90,8 +97,8 @@ class RolloutWorkers:
         if not lost:
             raise error
         for slot in lost:
-            completed[slot] = self.handles[slot].sample.remote()
-        rlplat.wait(completed, num_returns=len(completed))
+            completed[slot] = self.start_fragment(slot)
+        _wait_for(completed)
         return completed
 
     def get_state(self) -> dict[str, Any]:
@@ -105,7 +112,9 @@ class RolloutWorkers:
         the next incarnation, with random numbers of its own, where they were not."""
         if len(state["incarnations"]) != len(self.handles):
             return  # another number of workers than before: nothing to carry over
-        for slot, (incarnation, worker) in enumerate(zip(state["incarnations"], state["workers"], strict=True)):
+        for slot, (incarnation, worker) in enumerate(
+            zip(state["incarnations"], state["workers"], strict=True)
+        ):
             self.close_worker(slot)
             self._incarnations[slot] = int(incarnation) + (worker["env"] is None)
             self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
@@ -140,3 +149,10 @@ class RolloutWorkers:
         self.restarts += 1
         self._incarnations[slot] += 1
         self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+
+
+def _wait_for(fragments: Sequence[Any]) -> None:
+    refs: list[ObjectRef] = [
+        ref for fragment in fragments for ref in (fragment if isinstance(fragment, list) else [fragment])
+    ]
+    rlplat.wait(refs, num_returns=len(refs))

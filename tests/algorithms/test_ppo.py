@@ -107,7 +107,7 @@ def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None
 def test_a_dead_learner_ends_the_run(runtime: None) -> None:
     with PPO(PPOConfig(**QUICK)) as ppo:
         ppo.step()
-        rlplat.kill(ppo._ring()[1].handles[0])
+        rlplat.kill(ppo._ring()[1].learner())
         with pytest.raises(RlplatError):
             ppo.step()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import curves, runtime, train
+from benchmarks import a3c_scaling, curves, runtime, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import evaluate as evaluate_command
@@ -33,7 +33,7 @@ PAGES = [
 ]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BENCHMARKS = {"runtime": runtime, "train": train, "curves": curves}
+BENCHMARKS = {"runtime": runtime, "train": train, "curves": curves, "a3c_scaling": a3c_scaling}
 
 
 def page_name(page: Path) -> str:

@@ -49,6 +49,9 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.rl.interfaces",
         "rlplat.checkpoints",
         "rlplat.metrics",
+        "algorithms.a3c",
+        "algorithms.dqn",
+        "algorithms.es",
         "algorithms.ppo",
     ],
 )

@@ -25,11 +25,6 @@ _NOT_THE_USERS = tuple(os.path.dirname(module.__file__ or "-") + os.sep for modu
 def check_network(network: Any, spec: PolicySpec, device: torch.device) -> None:
     """Raises UsageError where the network does not keep the promises of `ActorCritic` for this spec."""
     name = spec.custom or type(network).__name__
-    if not hasattr(network, "evaluate_actions"):
-        raise UsageError(
-            f"{name} has no evaluate_actions(obs, actions, state, starts): extend "
-            "rlplat.rl.torch.networks.ActorCritic, or write `evaluate_actions = ActorCritic.evaluate_actions` into it"
-        )
     state_size = int(getattr(network, "state_size", 0))
     # As in acting: one step of several environments, state given, no starts.
     _check_call(name, network, spec, device, 1, torch.zeros(NUM_ENVS, state_size, device=device), None)

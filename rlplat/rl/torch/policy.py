@@ -52,6 +52,11 @@ class TorchActorCritic:
         """float32[B, S], a copy."""
         return self._state.numpy().copy()
 
+    @core_state.setter
+    def core_state(self, state: Array) -> None:
+        """For rows that did not act: where agents take turns, all rows pass through the core."""
+        self._state = torch.from_numpy(np.array(state, np.float32)).clone()
+
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
         self._normalize.set_weights(weights)
@@ -85,8 +90,9 @@ class TorchActorCritic:
         return {"generator": self._generator.get_state().numpy().copy(), "core": self.core_state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self._state = torch.from_numpy(np.array(state["core"], np.float32))
+        if "generator" in state:  # not where the other framework saved it
+            self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
+        self.core_state = state["core"]
 
     def _state_of(self, obs: Obs) -> Tensor:
         """The core's state for these rows: an episode's beginning where their number is new."""

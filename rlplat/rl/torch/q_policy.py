@@ -50,6 +50,11 @@ class TorchQPolicy:
         """float32[B, S], a copy."""
         return self._state.numpy().copy()
 
+    @core_state.setter
+    def core_state(self, state: Array) -> None:
+        """For rows that did not act: where agents take turns, all rows pass through the core."""
+        self._state = torch.from_numpy(np.array(state, np.float32)).clone()
+
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
         if self.follows_weights and EPSILON in weights:
@@ -90,8 +95,9 @@ class TorchQPolicy:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
-        self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self._state = torch.from_numpy(np.array(state["core"], np.float32)).clone()
+        if "generator" in state:  # not where the other framework saved it
+            self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
+        self.core_state = state["core"]
 
     def _forward(self, obs: Obs) -> tuple[Array, Tensor]:
         num_rows = obs_rows(obs)

@@ -172,12 +172,6 @@ def test_choices_that_do_not_exist() -> None:
     )
 
 
-def test_a_network_without_evaluate_actions() -> None:
-    assert message(Plain).startswith(
-        "my_policy:Plain has no evaluate_actions(obs, actions, state, starts): extend"
-    )
-
-
 def test_a_distribution_that_lacks_a_method() -> None:
     assert "NoMode.mode() raised AttributeError: 'NoMode' object has no attribute 'mode'" in message(Bare)
 

@@ -1,0 +1,1 @@
+"""Many agents in one environment, policies mapped to them (docs/multi-agent.md)."""

@@ -1,0 +1,283 @@
+"""One PettingZoo environment as a sequence of moments, the same for parallel and turn-based (AEC) ones.
+
+game = make_game("pettingzoo.classic.tictactoe_v3", {})
+moment = game.reset(seed=1)
+while not moment.is_over:
+    moment = game.step({agent: act(obs) for agent, (obs, info) in moment.to_act.items()})
+
+A decision of an agent is answered by the first later moment that has the agent in `to_act` or in `ended`: at once in a
+parallel environment, at its next turn or its end in a turn-based one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from rlplat.errors import EnvError, EnvNotFound, MissingExtra, RlplatError
+from rlplat.rl.env_names import resolve_env
+
+
+class Ending(NamedTuple):
+    terminated: bool
+    truncated: bool
+    """Never both: what is terminated has no future that could have been cut off."""
+    obs: Any
+    info: dict[str, Any]
+
+
+class Moment(NamedTuple):
+    """What `reset` and `step` tell, by agent."""
+
+    to_act: dict[str, tuple[Any, dict[str, Any]]]
+    """(observation, info) of the agents that decide next: all that are alive, or the one whose turn it is."""
+    rewards: dict[str, float]
+    """Of agents in `to_act` and `ended`: what they collected since their last decision (or the beginning)."""
+    ended: dict[str, Ending]
+
+    @property
+    def is_over(self) -> bool:
+        return not self.to_act
+
+
+class Game(Protocol):
+    agents: tuple[str, ...]
+    """All that may appear, by name."""
+
+    def reset(self, seed: int | None = None) -> Moment: ...
+
+    def step(self, actions: Mapping[str, Any]) -> Moment:
+        """actions: of all agents in the last moment's `to_act`, as the environment wants them."""
+        ...
+
+    def spaces(self, agent: str) -> tuple[Any, Any]:
+        """(observation space, action space)"""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ParallelGame:
+    """All agents that are alive act at once (`pettingzoo.ParallelEnv`)."""
+
+    def __init__(self, env: Any, name: str) -> None:
+        self._env, self._name = env, name
+        self._agents = _possible_agents(env, name)
+        self.agents = tuple(self._agents)
+
+    def spaces(self, agent: str) -> tuple[Any, Any]:
+        return _spaces(self._env, self._name, self._agents[agent])
+
+    def reset(self, seed: int | None = None) -> Moment:
+        returned = self._env.reset(seed=seed)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise EnvError(
+                f"{self._name}: reset() returned a {type(returned).__name__}; a parallel environment returns "
+                "(observations, infos), both dicts by agent"
+            )
+        obs, infos = returned
+        to_act = {
+            str(agent): (self._of(obs, agent, "observations"), infos.get(agent, {}))
+            for agent in self._env.agents
+        }
+        return Moment(to_act, dict.fromkeys(to_act, 0.0), {})
+
+    def step(self, actions: Mapping[str, Any]) -> Moment:
+        returned = self._env.step({self._agents[name]: action for name, action in actions.items()})
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            raise EnvError(
+                f"{self._name}: step() returned a {type(returned).__name__}"
+                f"{f' of {len(returned)}' if isinstance(returned, tuple) else ''}; a parallel environment returns "
+                "(observations, rewards, terminations, truncations, infos), all dicts by agent"
+            )
+        obs, rewards, terminations, truncations, infos = returned
+        to_act: dict[str, tuple[Any, dict[str, Any]]] = {}
+        collected: dict[str, float] = {}
+        ended: dict[str, Ending] = {}
+        for name in actions:
+            agent = self._agents[name]
+            collected[name] = self._of(rewards, agent, "rewards")
+            terminated = bool(self._of(terminations, agent, "terminations"))
+            truncated = bool(self._of(truncations, agent, "truncations")) and not terminated
+            if terminated or truncated:
+                ended[name] = Ending(
+                    terminated, truncated, self._of(obs, agent, "observations"), infos.get(agent, {})
+                )
+            elif agent not in self._env.agents:
+                raise EnvError(
+                    f"{self._name}: '{agent}' left `agents` in step() although it is neither terminated nor truncated; "
+                    "set one of both in its last step"
+                )
+        for agent in self._env.agents:
+            name = str(agent)
+            if name not in ended:  # an agent that appears only now has no reward for a decision
+                to_act[name] = self._of(obs, agent, "observations"), infos.get(agent, {})
+                collected.setdefault(name, float(rewards.get(agent, 0.0)))
+        return Moment(to_act, collected, ended)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _of(self, values: Any, agent: Any, what: str) -> Any:
+        try:
+            return values[agent]
+        except (KeyError, TypeError):
+            raise EnvError(
+                f"{self._name}: {what} lack '{agent}' ({_keys(values)}); give an entry for every agent that acted or "
+                "is in `agents`"
+            ) from None
+
+
+class TurnGame:
+    """One agent after another (`pettingzoo.AECEnv`)."""
+
+    def __init__(self, env: Any, name: str) -> None:
+        self._env, self._name = env, name
+        self._agents = _possible_agents(env, name)
+        self.agents = tuple(self._agents)
+
+    def spaces(self, agent: str) -> tuple[Any, Any]:
+        return _spaces(self._env, self._name, self._agents[agent])
+
+    def reset(self, seed: int | None = None) -> Moment:
+        self._env.reset(seed=seed)
+        return self._next_decision()
+
+    def step(self, actions: Mapping[str, Any]) -> Moment:
+        [action] = actions.values()
+        self._env.step(action)
+        return self._next_decision()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _next_decision(self) -> Moment:
+        """Past the agents that ended, which have nothing to decide any more, to the one whose turn it is."""
+        rewards: dict[str, float] = {}
+        ended: dict[str, Ending] = {}
+        while self._env.agents:
+            agent = str(self._env.agent_selection)
+            obs, rewards[agent], terminated, truncated, info = self._env.last()
+            if not terminated and not truncated:
+                return Moment({agent: (obs, info)}, rewards, ended)
+            if agent in ended:
+                raise EnvError(
+                    f"{self._name}: '{agent}' has ended, but step(None) leaves it in `agents`; call _was_dead_step() "
+                    "where a terminated or truncated agent steps"
+                )
+            ended[agent] = Ending(bool(terminated), bool(truncated) and not terminated, obs, info)
+            self._env.step(None)
+        return Moment({}, rewards, ended)
+
+
+def is_multi_agent(name: str, env_kwargs: Mapping[str, Any]) -> bool:
+    """Whether a name means a PettingZoo environment; makes one only where a function's result cannot be known."""
+    if is_module_name(name):
+        return True
+    if ":" not in name:
+        return False
+    factory = resolve_env(name).factory
+    if factory is None or "pettingzoo" not in sys.modules:
+        return False
+    if isinstance(factory, type):
+        return _is_parallel(factory) or _is_turn_based(factory)
+    if name.rpartition(":")[2] in ("env", "raw_env", "parallel_env"):
+        return True
+    try:
+        env = factory(**env_kwargs)
+    except Exception:
+        return False  # the pre-flight makes it again and says what is wrong
+    try:
+        return _is_parallel(type(env)) or _is_turn_based(type(env))
+    finally:
+        env.close()
+
+
+def is_module_name(name: str) -> bool:
+    """`pettingzoo.classic.tictactoe_v3`, and nothing that gymnasium has registered."""
+    return "." in name and all(part.isidentifier() for part in name.split("."))
+
+
+def make_game(name: str, env_kwargs: Mapping[str, Any]) -> Game:
+    """name: a module with `parallel_env` or `env`, pkg.mod:factory, pkg.mod:Class or ./file.py:either."""
+    factory = _module_factory(name) if is_module_name(name) else resolve_env(name).factory
+    if factory is None:
+        raise EnvNotFound(f"'{name}' is an environment of one agent; leave out what is for several")
+    try:
+        env = factory(**env_kwargs)
+    except RlplatError:
+        raise
+    except Exception as error:
+        given = f"env_kwargs={dict(env_kwargs)}" if env_kwargs else "no env_kwargs"
+        raise EnvError(
+            f"{name}: making the environment (with {given}) raised {type(error).__name__}: {error}"
+        ) from error
+    if _is_parallel(type(env)):
+        return ParallelGame(env, name)
+    if _is_turn_based(type(env)):
+        return TurnGame(env, name)
+    raise EnvError(
+        f"{name} made a {type(env).__name__}, which is neither a pettingzoo.ParallelEnv nor a pettingzoo.AECEnv; "
+        "derive it from one of them"
+    )
+
+
+def _module_factory(name: str) -> Callable[..., Any]:
+    root = name.partition(".")[0]
+    if root == "pettingzoo" and importlib.util.find_spec("pettingzoo") is None:
+        raise MissingExtra("pettingzoo", "marl", name)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # on importing, instead of a registry of 1.27
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise EnvError(
+                f"environment '{name}': it needs '{error.name}', which is not installed"
+            ) from error
+        raise EnvNotFound(
+            f"no module '{name}'; a PettingZoo environment is a module (pettingzoo.classic.tictactoe_v3), or "
+            "pkg.mod:parallel_env, pkg.mod:env, pkg.mod:Class"
+        ) from None
+    for attribute in ("parallel_env", "env"):
+        if hasattr(module, attribute):
+            factory: Callable[..., Any] = getattr(module, attribute)
+            return factory
+    raise EnvNotFound(f"the module '{name}' has neither parallel_env nor env; name the factory: {name}:NAME")
+
+
+def _is_parallel(kind: type) -> bool:
+    return any(base.__name__ == "ParallelEnv" for base in kind.__mro__)
+
+
+def _is_turn_based(kind: type) -> bool:
+    return any(base.__name__ == "AECEnv" for base in kind.__mro__)
+
+
+def _possible_agents(env: Any, name: str) -> dict[str, Any]:
+    """The environment's own agent ids by name."""
+    agents = getattr(env, "possible_agents", None)
+    if not agents:
+        raise EnvError(f"{name} has no possible_agents; list there every agent that may appear")
+    by_name = {str(agent): agent for agent in agents}
+    if len(by_name) < len(agents):
+        raise EnvError(f"{name}: two of possible_agents {list(agents)} have the same name")
+    return by_name
+
+
+def _spaces(env: Any, name: str, agent: Any) -> tuple[Any, Any]:
+    try:
+        return env.observation_space(agent), env.action_space(agent)
+    except Exception as error:
+        raise EnvError(
+            f"{name}: the spaces of '{agent}' cannot be had: {type(error).__name__}: {error}; define "
+            "observation_space(agent) and action_space(agent)"
+        ) from error
+
+
+def _keys(values: Any) -> str:
+    return f"there are {', '.join(map(str, values))}" if isinstance(values, dict) else type(values).__name__

@@ -1,0 +1,315 @@
+"""`MultiAgentPlan`: which policy decides for which agent, made once in the driver and sent to every actor.
+
+plan = plan_multi_agent(config.model_dump())            # None where the environment has one agent
+plan.policy_of(copy=0, agent="player_1")                # "main"
+plan.trained                                            # ("main",)
+plan.settings(config.model_dump(), "main")              # those of this policy's learner
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from rlplat.config import closest
+from rlplat.errors import ConfigError
+from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.env_spaces import space_spec
+from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
+from rlplat.rl.multi_agent.games import Game, Moment, is_multi_agent, make_game
+from rlplat.rl.policy_spec import PolicySpec, policy_spec
+from rlplat.rl.spaces import MASK, SpaceSpec
+
+SHARED = "shared"
+"""Name of the one policy where nothing is said."""
+
+
+@dataclass(frozen=True)
+class AgentPolicy:
+    """One policy."""
+
+    name: str
+    spaces: SpaceSpec
+    agents: tuple[str, ...]
+    """Whom it decides for in the first copy of the environment."""
+    is_trained: bool
+    section: dict[str, Any]
+    """What differs from the run's `policy` section."""
+
+
+@dataclass(frozen=True)
+class MultiAgentPlan:
+    agents: tuple[str, ...]
+    """All that may appear."""
+    policies: dict[str, AgentPolicy]
+    mapping: dict[str, str]
+    """Agent -> policy in copies that do not swap sides."""
+    masked_by_info: frozenset[str]
+    """Agents whose action mask comes in `infos`."""
+    self_play: SelfPlayConfig | None
+    episode_return: str
+    """mean or sum, over the agents of trained policies."""
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the policies that learn, in their order."""
+        return tuple(name for name, policy in self.policies.items() if policy.is_trained)
+
+    @property
+    def opponent(self) -> str:
+        """The policy that plays with snapshots, or the empty string."""
+        return self.self_play.opponent if self.self_play else ""
+
+    @property
+    def learner(self) -> str:
+        """The policy that snapshots are taken of; only with self-play."""
+        assert self.self_play is not None
+        return self.self_play.learner
+
+    def policy_of(self, copy: int, agent: str) -> str:
+        """Who decides for this agent in this copy of the environment.
+
+        With self_play.swap_sides, the policies move on by one agent from copy to copy: after as many copies as there
+        are agents, everyone has been everybody.
+        """
+        if self.self_play is None or not self.self_play.swap_sides:
+            return self.mapping[agent]
+        index = self.agents.index(agent)
+        return self.mapping[self.agents[(index + copy) % len(self.agents)]]
+
+    def settings(self, settings: dict[str, Any], name: str) -> dict[str, Any]:
+        """The run's settings as they are for one policy: its network, its random numbers, its share of the run.
+
+        Schedules go by the env steps that a learner has seen; those of one policy's learner are its agents' share.
+        """
+        trained = self.trained
+        num_agents = sum(len(self.policies[each].agents) for each in trained)
+        share = len(self.policies[name].agents) / num_agents if name in trained else 1.0
+        index = list(self.policies).index(name)
+        seed = settings["seed"]
+        if index:
+            seed = int(np.random.SeedSequence(seed, spawn_key=(9, index)).generate_state(1)[0])
+        return settings | {
+            "policy": settings["policy"] | self.policies[name].section,
+            "seed": seed,
+            "stop": settings["stop"] | {"env_steps": max(1, round(settings["stop"]["env_steps"] * share))},
+        }
+
+    def specs(self, settings: dict[str, Any]) -> dict[str, PolicySpec]:
+        """The network of every policy."""
+        return {
+            name: policy_spec(self.settings(settings, name)["policy"], policy.spaces)
+            for name, policy in self.policies.items()
+        }
+
+    def num_columns(self, name: str, num_copies: int) -> int:
+        """Of a policy's batches, from a worker with that many copies of the environment."""
+        return sum(self.policy_of(copy, agent) == name for copy in range(num_copies) for agent in self.agents)
+
+    def __str__(self) -> str:
+        """`main (player_1): Box(9) float32 -> Discrete(9); opponent (player_2), frozen: ...`; one line."""
+        return "; ".join(
+            f"{policy.name} ({', '.join(policy.agents)}){'' if policy.is_trained else ', frozen'}: {policy.spaces}"
+            for policy in self.policies.values()
+        )
+
+
+def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
+    """The plan of a config (as a dict), or None for an environment of one agent; ConfigError where it does not fit."""
+    name, kwargs = settings["env"], settings["env_kwargs"]
+    if not is_multi_agent(name, kwargs):
+        return None
+    if "multi_agent" not in settings:
+        raise ConfigError(
+            f"'{name}' is a PettingZoo environment with several agents; ppo and dqn learn with those (--algo ppo)"
+        )
+    game = make_game(name, kwargs)
+    try:
+        return make_plan(
+            MultiAgentConfig.model_validate(settings["multi_agent"]),
+            *agent_spaces(game, name),
+            run_policy=settings["policy"],
+        )
+    finally:
+        game.close()
+
+
+def agent_spaces(game: Game, name: str) -> tuple[dict[str, SpaceSpec], frozenset[str]]:
+    """(spaces by agent, agents whose mask comes in `infos`); plays a moment to see what the infos hold.
+
+    Only the agents that are there to act at first are looked at; others are taken to be like those of equal spaces.
+    """
+    moment: Moment = game.reset(seed=0)
+    specs: dict[str, SpaceSpec] = {}
+    for agent in game.agents:
+        try:
+            specs[agent] = space_spec(*game.spaces(agent))
+        except Exception as error:
+            raise ConfigError(f"{name}: agent '{agent}': {error}") from None
+    seen = {agent for agent, (_, info) in moment.to_act.items() if MASK in info}
+    masked = frozenset(
+        agent
+        for agent in game.agents
+        if any(specs[agent] == specs[other] for other in seen)
+        and not (isinstance(specs[agent].obs, dict) and MASK in specs[agent].obs)  # type: ignore[operator]
+    )
+    return {
+        agent: space_spec(*game.spaces(agent), adds_mask=agent in masked) for agent in game.agents
+    }, masked
+
+
+def make_plan(
+    config: MultiAgentConfig,
+    spaces: Mapping[str, SpaceSpec],
+    masked_by_info: frozenset[str] = frozenset(),
+    *,
+    run_policy: Mapping[str, Any],
+) -> MultiAgentPlan:
+    """spaces: of every agent; run_policy: the run's `policy` section. ConfigError names what does not fit."""
+    mapping = resolve_mapping(config, spaces)
+    names = list(config.policies) or list(dict.fromkeys(mapping.values()))
+    policies: dict[str, AgentPolicy] = {}
+    for name in names:
+        agents = tuple(agent for agent in spaces if mapping[agent] == name)
+        if not agents:
+            raise ConfigError(
+                f"multi_agent.policies.{name} decides for nobody: map an agent to it ({_listed(spaces)}), or "
+                "leave it out"
+            )
+        for agent in agents[1:]:
+            if spaces[agent] != spaces[agents[0]]:
+                raise ConfigError(
+                    f"policy '{name}' cannot be shared by '{agents[0]}' ({spaces[agents[0]]}) and '{agent}' "
+                    f"({spaces[agent]}): their spaces differ; map them to two policies, or pad one of the spaces"
+                )
+        if not name or "/" in name:
+            raise ConfigError(f"'{name}' cannot be the name of a policy: it becomes a part of metrics' names")
+        entry = config.policies.get(name)
+        section = dict(entry.policy) if entry else {}
+        try:
+            PolicyConfig.model_validate({**run_policy, **section})
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ConfigError(
+                f"multi_agent.policies.{name}.policy.{key}: {first['msg']}{closest(key, PolicyConfig.model_fields)}"
+            ) from None
+        policies[name] = AgentPolicy(
+            name, spaces[agents[0]], agents, entry.trained if entry else True, section
+        )
+    plan = MultiAgentPlan(
+        agents=tuple(spaces),
+        policies=policies,
+        mapping=mapping,
+        masked_by_info=masked_by_info,
+        self_play=None,
+        episode_return=config.episode_return,
+    )
+    if config.self_play is not None:
+        plan = _with_self_play(plan, config.self_play)
+    if not plan.trained:
+        raise ConfigError(
+            f"no policy of {_listed(policies)} is trained; set multi_agent.policies.NAME.trained=true"
+        )
+    return plan
+
+
+def resolve_mapping(config: MultiAgentConfig, spaces: Mapping[str, SpaceSpec]) -> dict[str, str]:
+    """Agent -> policy for every agent."""
+    if not config.mapping:
+        return _default_mapping(config, spaces)
+    patterns = config.mapping
+    for pattern, policy in patterns.items():
+        if config.policies and policy not in config.policies:
+            raise ConfigError(
+                f"multi_agent.mapping.{pattern} names the policy '{policy}', which multi_agent.policies lacks"
+                f"{closest(policy, config.policies)}; there are: {_listed(config.policies)}"
+            )
+        if pattern not in spaces and not fnmatch.filter(spaces, pattern):
+            raise ConfigError(
+                f"multi_agent.mapping.{pattern} fits no agent{closest(pattern, spaces)}; agents: {_listed(spaces)}"
+            )
+    mapping: dict[str, str] = {}
+    for agent in spaces:
+        fitting = [
+            policy
+            for pattern, policy in patterns.items()
+            if pattern == agent or fnmatch.fnmatchcase(agent, pattern)
+        ]
+        if not fitting:
+            raise ConfigError(
+                f"no policy decides for '{agent}': multi_agent.mapping has only {_listed(patterns)}; add it, or '*'"
+            )
+        mapping[agent] = patterns.get(agent, fitting[0])
+    return mapping
+
+
+def _default_mapping(config: MultiAgentConfig, spaces: Mapping[str, SpaceSpec]) -> dict[str, str]:
+    """Agents with equal spaces share a policy: `shared`, or, where there are several kinds, named after the first."""
+    if len(config.policies) == 1:
+        return dict.fromkeys(spaces, next(iter(config.policies)))
+    if config.policies:
+        raise ConfigError(
+            f"multi_agent.policies has {_listed(config.policies)}, but multi_agent.mapping does not say who decides "
+            f"for {_listed(spaces)}; e.g. --set multi_agent.mapping.{next(iter(spaces))}={next(iter(config.policies))}"
+        )
+    kinds: list[tuple[str, SpaceSpec]] = []
+    mapping: dict[str, str] = {}
+    for agent, spec in spaces.items():
+        alike = [name for name, kind in kinds if kind == spec]
+        if not alike:
+            kinds.append((agent, spec))
+        mapping[agent] = alike[0] if alike else agent
+    return mapping if len(kinds) > 1 else dict.fromkeys(spaces, SHARED)
+
+
+def _with_self_play(plan: MultiAgentPlan, self_play: SelfPlayConfig) -> MultiAgentPlan:
+    opponent = self_play.opponent
+    if opponent not in plan.policies:
+        raise ConfigError(
+            f"multi_agent.self_play.opponent is '{opponent}', which is no policy{closest(opponent, plan.policies)}; "
+            f"there are: {_listed(plan.policies)}"
+        )
+    if plan.policies[opponent].is_trained:
+        raise ConfigError(
+            f"multi_agent.self_play.opponent '{opponent}' is trained itself: set "
+            f"multi_agent.policies.{opponent}.trained=false"
+        )
+    learner = self_play.learner or (plan.trained[0] if len(plan.trained) == 1 else "")
+    if learner not in plan.trained:
+        said = f"'{learner}', which is not trained" if learner else "not given"
+        raise ConfigError(
+            f"multi_agent.self_play.learner is {said}; it is one of the trained policies: "
+            f"{_listed(plan.trained) or '-'}"
+        )
+    mine, theirs = plan.policies[learner], plan.policies[opponent]
+    if mine.section != theirs.section:
+        raise ConfigError(
+            f"'{opponent}' plays with weights of '{learner}', so their networks must be equal, but "
+            f"multi_agent.policies.{learner}.policy is {mine.section} and that of {opponent} {theirs.section}"
+        )
+    mine.spaces.require_same(theirs.spaces, f"policy '{learner}'", f"its opponent '{opponent}'")
+    if self_play.swap_sides:
+        odd = [name for name, policy in plan.policies.items() if policy.spaces != mine.spaces]
+        if odd:
+            raise ConfigError(
+                f"multi_agent.self_play.swap_sides needs equal spaces, but those of '{odd[0]}' are not those of "
+                f"'{learner}'; set it to false"
+            )
+    return MultiAgentPlan(
+        plan.agents,
+        plan.policies,
+        plan.mapping,
+        plan.masked_by_info,
+        self_play.model_copy(update={"learner": learner}),
+        plan.episode_return,
+    )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)

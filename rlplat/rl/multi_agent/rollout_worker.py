@@ -1,0 +1,178 @@
+"""`MultiAgentRolloutWorker`: the rollout worker for environments with several agents.
+
+worker = rlplat.remote(MultiAgentRolloutWorker).remote(settings, plan, 0, 0, rings.sources, PPO.make_policy)
+refs = worker.sample.options(num_returns=len(plan.trained)).remote()    # a batch [T, B] per trained policy
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+import rlplat
+from rlplat.rl.evaluation import MakePolicy
+from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
+from rlplat.rl.multi_agent.rows import NoRows, Rows, SampleRows, TransitionRows
+from rlplat.rl.multi_agent.vector_env import make_multi_agent_vector_env
+from rlplat.rl.policy_spec import cpu_share
+from rlplat.rl.seeding import seed_sequences
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle
+
+
+class MultiAgentRolloutWorker:
+    """Steps E copies; E is `num_envs_per_worker`. A trained policy with A agents gets B = E * A columns.
+
+    A fragment ends as soon as one column of a trained policy has its T rows (in a parallel environment, all of them at
+    once, where no agent dies early).
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        plan: MultiAgentPlan,
+        worker_index: int,
+        incarnation: int,
+        sources: dict[str, ActorHandle],
+        make_policy: MakePolicy,
+        *,
+        writes: Literal["samples", "transitions"] = "samples",
+        epsilons: Array | None = None,
+    ) -> None:
+        """sources: where each policy's weights come from: its parameter server, or the pool of opponents;
+        make_policy: of the algorithm's class; writes: `SampleBatch`es or `TransitionBatch`es, those epsilon-greedily
+        with epsilons float[E], one per copy (None: the one that comes with the weights)."""
+        self.worker_index, self.incarnation = worker_index, incarnation
+        self._plan = plan
+        self._sources = sources
+        policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
+        *policy_seeds, opponent_seed = policy_seed.spawn(len(plan.policies) + 1)
+        self._rng = np.random.Generator(np.random.PCG64(opponent_seed))
+        num_copies = config["num_envs_per_worker"]
+        self._env = make_multi_agent_vector_env(
+            config["env"],
+            num_copies,
+            plan,
+            seed=env_seed,
+            env_kwargs=config["env_kwargs"],
+            game_id=(worker_index, incarnation),
+        )
+        self._versions = dict.fromkeys(plan.policies, -1)
+        self._columns: dict[str, PolicyColumns] = {}
+        for name, seed in zip(plan.policies, policy_seeds, strict=True):
+            settings, spaces = plan.settings(config, name), plan.policies[name].spaces
+            places = self._env.columns[name]
+            obs, actions = (
+                self._env.empty_obs(name, len(places)),
+                empty_actions(spaces.action, len(places)),
+            )
+            rows: Rows = NoRows()
+            if name in plan.trained and writes == "samples":
+                rows = SampleRows(config["rollout_length"], obs, actions)
+            elif name in plan.trained:
+                by_column = None if epsilons is None else epsilons[[copy for copy, _ in places]]
+                rows = TransitionRows(config["rollout_length"], obs, actions, epsilons=by_column)
+            section = settings["policy"]
+            self._columns[name] = PolicyColumns(
+                make_policy(settings, spaces, seed),
+                rows,
+                obs,
+                actions,
+                has_core=section["core"] != "none" or bool(section["custom"]),
+            )
+        torch = sys.modules.get("torch")
+        if torch is not None and config["num_rollout_workers"] > 0:
+            # The policies have set it as if they were alone; an MLP wants one.
+            torch.set_num_threads(min(torch.get_num_threads(), cpu_share(config["num_rollout_workers"])))
+        self._begin_games()
+
+    def sample(self) -> Any:
+        """One batch per trained policy, in the order of `plan.trained`; alone where there is one."""
+        started = perf_counter()
+        self._pull_weights()
+        weights_s = perf_counter() - started
+        batches = self.roll_out()
+        for batch in batches:
+            batch.timing |= {"weights_s": weights_s, "sample_s": perf_counter() - started}
+        return batches[0] if len(batches) == 1 else tuple(batches)
+
+    def set_weights(self, policy: str, version: int, weights: Weights) -> None:
+        """The weights that this policy acts with from now on."""
+        self._versions[policy] = version
+        self._columns[policy].policy.set_weights(weights)
+
+    def roll_out(self) -> list[Any]:
+        """One batch per trained policy under the weights that are there."""
+        missing = [name for name, version in self._versions.items() if version < 0]
+        assert not missing, f"policies {missing} have no weights; every source has some before workers sample"
+        trained = [self._columns[name] for name in self._plan.trained]
+        act_s = env_s = 0.0
+        before = perf_counter()
+        while not any(columns.rows.is_full for columns in trained):
+            actions = {name: columns.act() for name, columns in self._columns.items()}
+            between = perf_counter()
+            turns = self._env.step(actions)
+            after = perf_counter()
+            act_s += between - before
+            env_s += after - between
+            before = after
+            for name, columns in self._columns.items():
+                columns.take(turns[name])
+        episodes = self._env.pop_episodes()
+        return [
+            self._columns[name].finish(
+                weights_version=self._versions[name],
+                worker_index=self.worker_index,
+                incarnation=self.incarnation,
+                episodes=episodes.get(name, []),
+                timing={"act_s": act_s, "env_s": env_s},
+            )
+            for name in self._plan.trained
+        ]
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "policies": {name: columns.policy.get_state() for name, columns in self._columns.items()},
+            "rng": self._rng.bit_generator.state,
+            "env": None,  # see `not_saved`; `RolloutWorkers` asks for it
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there, with new games."""
+        for name, columns in self._columns.items():
+            columns.policy.set_state(state["policies"][name])
+        self._rng.bit_generator.state = state["rng"]
+        self._begin_games()
+
+    def not_saved(self) -> str:
+        """What `get_state` leaves out."""
+        return "the states of PettingZoo environments: after a resume new games start"
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _begin_games(self) -> None:
+        turns = self._env.reset()
+        for name, columns in self._columns.items():
+            columns.forget()
+            if isinstance(columns.rows, TransitionRows):
+                columns.rows.continues = False
+            columns.take(turns[name])
+
+    def _pull_weights(self) -> None:
+        """The newest ones; an opponent draws one of its snapshots."""
+        refs = {
+            name: source.draw.remote(self._rng.random(), self._versions[name])
+            if name == self._plan.opponent
+            else source.latest.remote(self._versions[name])
+            for name, source in self._sources.items()
+        }
+        for name, newer in zip(refs, rlplat.get(list(refs.values())), strict=True):
+            if newer is not None:
+                self.set_weights(name, *newer)

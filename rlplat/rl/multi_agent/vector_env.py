@@ -1,0 +1,334 @@
+"""`MultiAgentVectorEnv`: E copies of one PettingZoo environment; every (copy, agent) is a column of its policy.
+
+env = MultiAgentVectorEnv([make_game(name, kwargs) for _ in range(E)], plan, name, seed=1)
+turns = env.reset()                                     # {policy: Turns}
+while True:
+    turns = env.step({name: act(name, each.acting, each.obs) for name, each in turns.items()})
+episodes = env.pop_episodes()                           # {policy: [AgentEpisode]} of games that are over
+
+A copy whose game is over is reset in the same step: a column can be answered and to act again at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from rlplat.errors import EnvError, RlplatError
+from rlplat.rl.env_spaces import action_converter, action_row
+from rlplat.rl.env_watchdog import EnvHung, NullWatchdog, StepWatchdog
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.multi_agent.agent_returns import AgentEpisode
+from rlplat.rl.multi_agent.games import Game, Moment, make_game
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
+from rlplat.rl.obs_reader import ObsMismatch, ObsReader, brief, put_row
+from rlplat.rl.spaces import MASK, ActionSpec, SpaceSpec
+
+
+class Turns(NamedTuple):
+    """What one step means for one policy's columns."""
+
+    answered: Array
+    """int64[M]: columns whose last decision is answered by what follows."""
+    rewards: Array
+    """float32[M]: collected since that decision, raw."""
+    terminated: Array
+    """bool[M]"""
+    truncated: Array
+    """bool[M]; never where `terminated` is."""
+    final_obs: Obs
+    """[M, ...]: the last observation where `truncated`; zeros elsewhere."""
+    acting: Array
+    """int64[N]: columns that decide next; in `step`, their actions come in this order."""
+    obs: Obs
+    """[N, ...] of `acting`."""
+
+
+class MultiAgentVectorEnv:
+    def __init__(
+        self,
+        games: Sequence[Game],
+        plan: MultiAgentPlan,
+        name: str,
+        *,
+        seed: np.random.SeedSequence | int = 0,
+        step_timeout_s: float = 60.0,
+        game_id: tuple[int, int] = (0, 0),
+    ) -> None:
+        """game_id: (worker, incarnation), the beginning of the ids of games."""
+        self.name = name
+        self.num_copies = len(games)
+        self.columns: dict[str, list[tuple[int, str]]] = {policy: [] for policy in plan.policies}
+        """By policy: (copy, agent) of every column."""
+        self._games, self._plan, self._game_id = games, plan, game_id
+        self._places: dict[tuple[int, str], tuple[str, int]] = {}
+        for copy in range(len(games)):
+            for agent in plan.agents:
+                policy = plan.policy_of(copy, agent)
+                self._places[copy, agent] = policy, len(self.columns[policy])
+                self.columns[policy].append((copy, agent))
+        self._readers = {
+            agent: ObsReader(*games[0].spaces(agent), adds_mask=agent in plan.masked_by_info)
+            for agent in plan.agents
+        }
+        self._specs: dict[str, SpaceSpec] = {
+            name: self._readers[policy.agents[0]].spec for name, policy in plan.policies.items()
+        }
+        self._converters = {
+            name: action_converter(games[0].spaces(policy.agents[0])[1])
+            for name, policy in plan.policies.items()
+        }
+        self._seed: np.random.SeedSequence | None = (
+            seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        )
+        self._acting: dict[str, list[tuple[int, str]]] = {}
+        self._decided: list[set[str]] = [set() for _ in games]
+        """Agents with a decision that is not answered yet, by copy."""
+        self._returns: list[dict[str, float]] = [{} for _ in games]
+        self._lengths: list[dict[str, int]] = [{} for _ in games]
+        self._game_steps = [0] * len(games)
+        self._game_numbers = [0] * len(games)
+        self._episodes: dict[str, list[AgentEpisode]] = {}
+        self._num_steps = 0
+        self._now: tuple[int, Mapping[str, Any]] = 0, {}
+        """The copy that is being stepped, and its actions."""
+        self._is_closed = False
+        self._watchdog: StepWatchdog | NullWatchdog = (
+            StepWatchdog(step_timeout_s, self._place) if math.isfinite(step_timeout_s) else NullWatchdog()
+        )
+
+    def empty_obs(self, policy: str, num_rows: int) -> Obs:
+        """Zeros [num_rows, ...]; in a mask everything is legal, so that rows that mean nothing do no harm."""
+        obs: Obs = self._readers[self._plan.policies[policy].agents[0]].empty(num_rows)
+        if isinstance(obs, dict) and MASK in obs:
+            obs[MASK][:] = True
+        return obs
+
+    def reset(self, seed: np.random.SeedSequence | int | None = None) -> dict[str, Turns]:
+        """New games everywhere. Without a seed only the first reset is seeded; copy i gets its i-th child."""
+        if seed is not None:
+            self._seed = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        sequence, self._seed = self._seed, None
+        self._watchdog.bind_thread()
+        notes = {policy: _Notes() for policy in self.columns}
+        for copy in range(self.num_copies):
+            one = None
+            if sequence is not None:
+                child = np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, copy))
+                one = int(child.generate_state(1, np.uint32)[0] >> 1)
+            self._begin_game(copy, notes, one)
+        return self._turns(notes)
+
+    def step(self, actions: Mapping[str, Array]) -> dict[str, Turns]:
+        """actions by policy: [N, ...] for the columns in its last `acting`, as `PolicyOutput.actions`."""
+        self._num_steps += 1
+        by_copy: list[dict[str, Any]] = [{} for _ in range(self.num_copies)]
+        for policy, places in self._acting.items():
+            if places:
+                rows = actions[policy]
+                assert len(rows) == len(places), (
+                    f"{len(rows)} actions of '{policy}' for {len(places)} columns"
+                )
+                converted = self._converters[policy](rows)
+                for i, (copy, agent) in enumerate(places):
+                    by_copy[copy][agent] = action_row(converted, i)
+        notes = {policy: _Notes() for policy in self.columns}
+        for copy, of_copy in enumerate(by_copy):
+            self._now = copy, of_copy
+            moment = self._guarded(self._games[copy].step, of_copy)
+            self._decided[copy].update(of_copy)
+            self._game_steps[copy] += 1
+            for agent in of_copy:
+                self._lengths[copy][agent] = self._lengths[copy].get(agent, 0) + 1
+            self._take(copy, moment, notes)
+            if moment.is_over:
+                self._end_game(copy)
+                self._begin_game(copy, notes)
+        return self._turns(notes)
+
+    def pop_episodes(self) -> dict[str, list[AgentEpisode]]:
+        """Of the games that are over since the last call, by policy."""
+        episodes, self._episodes = self._episodes, {}
+        return episodes
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._watchdog.close()
+            for game in self._games:
+                game.close()
+
+    def _begin_game(self, copy: int, notes: dict[str, _Notes], seed: int | None = None) -> None:
+        self._now = copy, {}
+        self._returns[copy], self._lengths[copy] = {}, {}
+        self._decided[copy] = set()
+        self._game_steps[copy] = 0
+        moment = self._guarded(self._games[copy].reset, seed)
+        if moment.is_over:
+            raise EnvError(f"{self._place()}: after reset() no agent is there to act; see `agents`")
+        self._take(copy, moment, notes)
+
+    def _end_game(self, copy: int) -> None:
+        game = (*self._game_id, copy, self._game_numbers[copy])
+        self._game_numbers[copy] += 1
+        for agent, total in self._returns[copy].items():
+            policy, _ = self._places[copy, agent]
+            episode = AgentEpisode(
+                total, self._lengths[copy].get(agent, 0), agent, game, self._game_steps[copy]
+            )
+            self._episodes.setdefault(policy, []).append(episode)
+
+    def _take(self, copy: int, moment: Moment, notes: dict[str, _Notes]) -> None:
+        for agent, reward in moment.rewards.items():
+            policy, column = self._column(copy, agent)
+            if not isinstance(reward, float | int | np.floating | np.integer) or not math.isfinite(reward):
+                raise EnvError(
+                    f"{self._place()}: the reward of '{agent}' is {brief(reward)} ({type(reward).__name__}); it must "
+                    "be a finite number"
+                )
+            self._returns[copy][agent] = self._returns[copy].get(agent, 0.0) + float(reward)
+            if agent not in self._decided[copy]:
+                continue  # it got this before it decided anything: it belongs to no row
+            self._decided[copy].discard(agent)
+            ending = moment.ended.get(agent)
+            terminated, truncated = (ending.terminated, ending.truncated) if ending else (False, False)
+            final = (
+                self._read(agent, ending.obs, ending.info, must_act=False) if ending and truncated else None
+            )
+            notes[policy].answered.append((column, float(reward), terminated, truncated, final))
+        for agent, (obs, info) in moment.to_act.items():
+            policy, column = self._column(copy, agent)
+            notes[policy].acting.append((column, (copy, agent), self._read(agent, obs, info)))
+
+    def _column(self, copy: int, agent: str) -> tuple[str, int]:
+        try:
+            return self._places[copy, agent]
+        except KeyError:
+            raise EnvError(
+                f"{self._place()}: agent '{agent}' is not in possible_agents ({', '.join(self._plan.agents)}); list it"
+            ) from None
+
+    def _read(self, agent: str, obs: Any, info: Any, *, must_act: bool = True) -> Any:
+        """One agent's observation as its policy sees it; checked."""
+        try:
+            row = self._readers[agent].read(obs, info.get(MASK) if isinstance(info, dict) else None)
+        except ObsMismatch as error:
+            raise EnvError(f"{self._place()}: agent '{agent}': {error}") from None
+        for path, leaf in (row if isinstance(row, dict) else {"": row}).items():
+            if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                where = f" '{path}'" if path else ""
+                raise EnvError(
+                    f"{self._place()}: NaN or infinity in the observation{where} of agent '{agent}': {brief(leaf)}; "
+                    "find where the environment divides by zero or overflows"
+                )
+        if isinstance(row, dict) and MASK in row and not self._has_choice(agent, row[MASK]):
+            if must_act:
+                raise EnvError(
+                    f"{self._place()}: agent '{agent}' is to act, but its action mask {brief(row[MASK])} leaves a "
+                    "choice without a legal action; make one legal, or end the agent"
+                )
+            row[MASK] = np.ones_like(row[MASK])
+        return row
+
+    def _has_choice(self, agent: str, mask: Array) -> bool:
+        action: ActionSpec = self._readers[agent].spec.action
+        start = 0
+        for size in action.mask_groups:
+            if not mask[start : start + size].any():
+                return False
+            start += size
+        return True
+
+    def _turns(self, notes: dict[str, _Notes]) -> dict[str, Turns]:
+        self._acting = {policy: [place for _, place, _ in each.acting] for policy, each in notes.items()}
+        return {policy: self._turns_of(policy, each) for policy, each in notes.items()}
+
+    def _turns_of(self, policy: str, notes: _Notes) -> Turns:
+        final_obs = self.empty_obs(policy, len(notes.answered))
+        obs = self.empty_obs(policy, len(notes.acting))
+        for i, (*_, final) in enumerate(notes.answered):
+            if final is not None:
+                put_row(final_obs, i, final)
+        for i, (_, _, row) in enumerate(notes.acting):
+            put_row(obs, i, row)
+        return Turns(
+            answered=np.array([each[0] for each in notes.answered], np.int64),
+            rewards=np.array([each[1] for each in notes.answered], np.float32),
+            terminated=np.array([each[2] for each in notes.answered], np.bool_),
+            truncated=np.array([each[3] for each in notes.answered], np.bool_),
+            final_obs=final_obs,
+            acting=np.array([each[0] for each in notes.acting], np.int64),
+            obs=obs,
+        )
+
+    def _guarded(self, call: Any, argument: Any) -> Moment:
+        what = f"{call.__name__}()"
+        try:
+            self._watchdog.deadline = monotonic() + self._watchdog.timeout_s
+            moment: Moment = call(argument)
+            self._watchdog.deadline = math.inf
+            return moment
+        except BaseException as error:
+            self._watchdog.deadline = math.inf
+            self._fail(error, what)
+
+    def _fail(self, error: BaseException, what: str) -> NoReturn:
+        if isinstance(error, EnvHung):
+            raise EnvError(
+                f"{self._place()}: {what} took longer than step_timeout_s={self._watchdog.timeout_s:g}, at {error}; "
+                "fix the environment or raise the limit"
+            ) from None
+        if isinstance(error, EnvError):
+            raise EnvError(f"{self._place()}: {error}") from error.__cause__
+        if isinstance(error, RlplatError) or not isinstance(error, Exception | SystemExit):
+            raise error
+        raise EnvError(f"{self._place()}: {what} raised {type(error).__name__}: {error}") from error
+
+    def _place(self) -> str:
+        """`tictactoe (copy 3 of 0..7), step 812 (4 of its game), actions {'player_1': 4}`."""
+        copy, actions = self._now
+        which = f"{self.name} (copy {copy} of 0..{self.num_copies - 1})" if self.num_copies > 1 else self.name
+        shown = (
+            f", actions {brief({agent: _plain(action) for agent, action in actions.items()})}"
+            if actions
+            else ""
+        )
+        return (
+            f"{which}, step {self._num_steps} ({self._game_steps[copy] + bool(actions)} of its game){shown}"
+        )
+
+
+class _Notes:
+    """What a step brings to one policy, before it is put into arrays."""
+
+    def __init__(self) -> None:
+        self.answered: list[tuple[int, float, bool, bool, Any]] = []
+        self.acting: list[tuple[int, tuple[int, str], Any]] = []
+
+
+def make_multi_agent_vector_env(
+    name: str,
+    num_copies: int,
+    plan: MultiAgentPlan,
+    *,
+    seed: np.random.SeedSequence | int = 0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    step_timeout_s: float = 60.0,
+    game_id: tuple[int, int] = (0, 0),
+) -> MultiAgentVectorEnv:
+    """`num_copies` games side by side; EnvError where their agents are not those of the plan."""
+    games = [make_game(name, env_kwargs or {}) for _ in range(num_copies)]
+    if games[0].agents != plan.agents:
+        raise EnvError(
+            f"{name} has the agents {', '.join(games[0].agents)}, but the run was planned for "
+            f"{', '.join(plan.agents)}; possible_agents must be the same every time"
+        )
+    return MultiAgentVectorEnv(games, plan, name, seed=seed, step_timeout_s=step_timeout_s, game_id=game_id)
+
+
+def _plain(action: Any) -> Any:
+    return action.tolist() if isinstance(action, np.ndarray | np.generic) else action
