@@ -1,0 +1,281 @@
+"""DQN's networks, losses and optimizer on TensorFlow: the numbers of `td_losses`, `TorchDQN` in algorithms/dqn.py."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from algorithms.dqn import DQNConfig, Trained
+from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.q_spec import QSpec
+from rlplat.rl.replay_buffer import Minibatch, SequenceMinibatch
+from rlplat.rl.spaces import MASK
+from rlplat.rl.tf import tf
+from rlplat.rl.tf.adam import Adam
+from rlplat.rl.tf.device import resolve_device, resolve_precision, seeded, set_up
+from rlplat.rl.tf.q_network import check_q_network, make_q_network
+from rlplat.rl.tf.tensors import FLOAT, graph, obs_signature, obs_tensors, rows
+from rlplat.rl.tf.weights import load_weights, named_variables, weights_of
+
+
+def tf_td_losses(
+    outputs: tf.Tensor,
+    actions: tf.Tensor,
+    next_outputs: tf.Tensor,
+    next_actions: tf.Tensor,
+    returns: tf.Tensor,
+    discounts: tf.Tensor,
+    *,
+    distributional: str = "none",
+    loss: str = "huber",
+    support: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """(losses float32[N] with gradients, errors float32[N] for the priorities); see `algorithms.dqn.td_losses`."""
+    chosen = tf.gather(outputs, actions, axis=1, batch_dims=1)  # [N, Z]
+    next_chosen = tf.stop_gradient(tf.gather(next_outputs, next_actions, axis=1, batch_dims=1))
+    if distributional == "c51":
+        assert support is not None
+        targets = tf_c51_projection(returns, discounts, tf.nn.softmax(next_chosen), support)
+        cross = targets * tf.nn.log_softmax(chosen)
+        losses = tf.reduce_sum(tf.math.xlogy(targets, targets) - cross, axis=-1)
+        return losses, tf.stop_gradient(losses)
+    targets = returns[:, None] + discounts[:, None] * next_chosen
+    if distributional == "qr":
+        losses = tf_quantile_huber_losses(chosen, targets)
+        return losses, tf.stop_gradient(tf.reduce_mean(targets, axis=-1) - tf.reduce_mean(chosen, axis=-1))
+    errors = tf.squeeze(targets - chosen, -1)
+    losses = _huber(errors) if loss == "huber" else 0.5 * tf.square(errors)
+    return losses, tf.stop_gradient(errors)
+
+
+def tf_c51_projection(
+    returns: tf.Tensor, discounts: tf.Tensor, next_probs: tf.Tensor, support: tf.Tensor
+) -> tf.Tensor:
+    """float32[N, Z]: the distribution of R + discount * Z' on the atoms of `support` (Bellemare et al. 2017, alg. 1).
+
+    Atom j gets from atom i the share max(0, 1 - |clip(R + discount * z_i) - z_j| / spacing). next_probs: float32[N, Z].
+    """
+    Z = support.shape[0]
+    moved = tf.clip_by_value(returns[:, None] + discounts[:, None] * support, support[0], support[-1])
+    place = tf.clip_by_value((moved - support[0]) / (support[1] - support[0]), 0.0, Z - 1.0)
+    shares = tf.nn.relu(1.0 - tf.abs(place[:, :, None] - tf.range(Z, dtype=tf.float32)))  # [N, i, j]
+    return tf.linalg.matvec(shares, next_probs, transpose_a=True)
+
+
+def tf_quantile_huber_losses(quantiles: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """float32[N]: sum_i mean_j |tau_i - 1{u_ij < 0}| huber(u_ij), u_ij = target_j - quantile_i, tau_i the middle of the
+    i-th of Z equal parts of [0, 1] (Dabney et al. 2018, eq. 10, kappa = 1). quantiles, targets: float32[N, Z]."""
+    Z = quantiles.shape[1]
+    taus = (tf.range(Z, dtype=tf.float32) + 0.5) / Z
+    errors = targets[:, None, :] - quantiles[:, :, None]  # [N, i, j]
+    weights = tf.abs(taus[None, :, None] - tf.cast(errors < 0, tf.float32))
+    return tf.reduce_sum(tf.reduce_mean(weights * _huber(errors), axis=2), axis=1)
+
+
+def _huber(errors: tf.Tensor) -> tf.Tensor:
+    sizes = tf.abs(errors)
+    return tf.where(sizes <= 1.0, 0.5 * tf.square(errors), sizes - 0.5)
+
+
+class TfDQN:
+    """Networks, optimizer and loss on TensorFlow; what its methods mean is said by `TorchDQN`.
+
+    A gradient step is one call of one graph, whatever the minibatch's size.
+    """
+
+    def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
+        set_up(config.learner.num_threads, spec, deterministic=config.deterministic)
+        self.config, self._spec = config, spec
+        self.device = resolve_device(config.learner.device, spec)
+        precision = resolve_precision(config.learner.precision, spec, self.device)
+        with tf.device(self.device), seeded(seed):
+            self.network, self.target = make_q_network(spec, q, precision), make_q_network(spec, q, precision)
+            for network in (self.network, self.target):
+                check_q_network(network)
+            self._variables = named_variables(self.network)
+            self._target_variables = named_variables(self.target)
+            self._optimizer = Adam(self._variables, epsilon=config.adam_epsilon)
+        self._noise = np.random.Generator(np.random.PCG64(seed))
+        self._max_norm = config.max_gradient_norm or math.inf
+        self._norms = np.zeros(len(self._variables) + 1, np.float32)
+        self._has_core = spec.core != "none"
+        signature = self._sequence_signature() if self._has_core else self._minibatch_signature()
+        self._target_outputs = graph(self._target_rows, obs_signature(spec.obs))
+        self._step = graph(self._train_rows, signature, FLOAT)
+        self._move_target = graph(self._move_target_variables, FLOAT)
+        self.update_target(tau=1.0)
+
+    def train(
+        self, batch: Minibatch | SequenceMinibatch, learning_rate: float, next_outputs: Array | None = None
+    ) -> Trained:
+        """One gradient step; next_outputs: what `target_outputs` gave for the batch's `next_obs`, if it was asked."""
+        if self.config.noisy:
+            self.network.draw_noise(self._noise)
+            self.target.draw_noise(self._noise)
+        tensors = self._tensors(batch, next_outputs)
+        loss, q_mean, priorities, norms = self._step(tensors, np.float32(learning_rate))
+        self._norms = norms.numpy()
+        return Trained(float(loss), float(q_mean), float(self._norms[-1]), priorities.numpy())
+
+    def _train_rows(self, batch: dict[str, Any], learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """(loss, mean Q, priorities float32[M], the norms of `Adam.apply`)"""
+        with tf.device(self.device):
+            loss, q_mean, priorities, gradients = self.gradients(batch)
+            norms = self._optimizer.apply(gradients, learning_rate, self._max_norm)
+            return loss, q_mean, priorities, norms
+
+    def gradients(self, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """(loss, mean Q, priorities float32[M], gradients in the order of the variables)"""
+        with tf.GradientTape() as tape:
+            forward = self._forward_sequences if self._has_core else self._forward
+            outputs, next_outputs, next_q, next_mask = forward(batch)
+            legal = next_q if next_mask is None else tf.where(next_mask, next_q, -math.inf)
+            actions = tf.reshape(batch["actions"], [-1])
+            losses, errors = tf_td_losses(
+                outputs,
+                actions,
+                next_outputs,
+                tf.argmax(legal, axis=1),
+                tf.reshape(batch["returns"], [-1]),
+                tf.reshape(batch["discounts"], [-1]),
+                distributional=self.config.distributional,
+                loss=self.config.loss,
+                support=getattr(self.network, "support", None),
+            )
+            if self._has_core:
+                mask = batch["mask"]  # [U, M]
+                losses = tf.reshape(losses, tf.shape(mask)) * mask
+            if self.config.prioritized:
+                losses *= batch["weights"]
+            loss = tf.reduce_sum(losses) / tf.reduce_sum(mask) if self._has_core else tf.reduce_mean(losses)
+        priorities = tf.abs(errors)
+        if self._has_core:
+            sizes = tf.reshape(priorities, tf.shape(mask)) * mask
+            mean = tf.reduce_sum(sizes, axis=0) / tf.reduce_sum(mask, axis=0)
+            priorities = 0.9 * tf.reduce_max(sizes, axis=0) + 0.1 * mean
+        q_taken = tf.gather(self.network.q_values(outputs), actions, axis=1, batch_dims=1)
+        gradients = tape.gradient(loss, list(self._variables.values()))
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return loss, tf.reduce_mean(q_taken), priorities, gradients
+
+    def target_outputs(self, next_obs: Obs) -> Array:
+        """The target network's outputs for many minibatches at once: half the work, as long as it stays the same."""
+        outputs: Array = self._target_outputs(obs_tensors(next_obs, self._spec)).numpy()
+        return outputs
+
+    def _target_rows(self, next_obs: Any) -> tf.Tensor:
+        with tf.device(self.device):
+            return self.target(next_obs)[0]
+
+    def _forward(self, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Outputs [N, A, Z] for s; the target network's for s', Q(s', .) [N, A] that chooses a', legal a' [N, A]."""
+        outputs, _ = self.network(batch["obs"])
+        next_obs, next_outputs = batch["next_obs"], batch["next_outputs"]
+        choosing = self.network(next_obs)[0] if self.config.double else next_outputs
+        next_q = tf.stop_gradient(self.network.q_values(choosing))
+        return outputs, next_outputs, next_q, next_obs[MASK] if self._spec.has_mask else None
+
+    def _forward_sequences(
+        self, batch: dict[str, Any]
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """As `_forward`, N = U * M rows of the sequences after the burn-in, which only brings the core's state up."""
+        obs, starts, burn_in = batch["obs"], batch["starts"], self.config.burn_in
+        state = target_state = batch["core_states"]
+        M = tf.shape(state)[0]
+        if burn_in:
+            warm_up = tf.nest.map_structure(lambda leaf: leaf[: burn_in * M], obs)
+            _, state = self.network(warm_up, state, starts[:burn_in])
+            _, target_state = self.target(warm_up, target_state, starts[:burn_in])
+            state = tf.stop_gradient(state)
+            obs = tf.nest.map_structure(lambda leaf: leaf[burn_in * M :], obs)
+        next_outputs, _ = self.target(obs, target_state, starts[burn_in:])
+        all_outputs, _ = self.network(obs, state, starts[burn_in:])
+        M = tf.cast(M, tf.int64)
+        ends = tf.reshape((batch["bootstraps"] - burn_in) * M + tf.range(M), [-1])
+        next_outputs = tf.gather(next_outputs, ends)
+        choosing = tf.gather(all_outputs, ends) if self.config.double else next_outputs
+        next_q = tf.stop_gradient(self.network.q_values(choosing))
+        next_mask = tf.gather(obs[MASK], ends) if self._spec.has_mask else None
+        return all_outputs[: tf.size(batch["actions"])], next_outputs, next_q, next_mask
+
+    def update_target(self, tau: float) -> None:
+        """target = tau * online + (1 - tau) * target"""
+        self._move_target(np.float32(tau))
+
+    def _move_target_variables(self, tau: tf.Tensor) -> None:
+        for name, target in self._target_variables.items():
+            online = self._variables[name]
+            target.assign(tf.where(tau == 1.0, online, target + tau * (online - target)))
+
+    def non_finite_gradients(self) -> list[str]:
+        """Names of the parameters whose gradients hold NaN or infinity."""
+        names = zip(self._variables, self._norms, strict=False)  # the last norm is that of all together
+        return [name for name, norm in names if not math.isfinite(norm)]
+
+    def weights(self) -> Weights:
+        return weights_of(self.network)
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "weights": weights_of(self.network),
+            "target": weights_of(self.target),
+            "optimizer": self._optimizer.get_state(),
+            "tf_noise": self._noise.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Also that of a `TorchDQN`: noise then goes on from this object's own generator."""
+        load_weights(self.network, state["weights"])
+        load_weights(self.target, state["target"])
+        self._optimizer.set_state(state["optimizer"])
+        if "tf_noise" in state:
+            self._noise.bit_generator.state = state["tf_noise"]
+
+    def _minibatch_signature(self) -> dict[str, Any]:
+        obs = obs_signature(self._spec.obs)
+        floats = {name: rows() for name in ("returns", "discounts", "weights")}
+        outputs = rows(self._spec.action.n, self.network.q.num_outputs)
+        actions = rows(dtype=tf.int64)
+        return {"obs": obs, "next_obs": obs, "next_outputs": outputs, "actions": actions} | floats
+
+    def _sequence_signature(self) -> dict[str, Any]:
+        by_time = [None, None]  # [L or U, M]
+        floats = {name: tf.TensorSpec(by_time) for name in ("returns", "discounts", "mask")}
+        integers = {name: tf.TensorSpec(by_time, tf.int64) for name in ("actions", "bootstraps")}
+        return (
+            {
+                "obs": obs_signature(self._spec.obs),
+                "starts": tf.TensorSpec(by_time, tf.bool),
+                "core_states": rows(self.network.state_size),
+                "weights": rows(),
+            }
+            | floats
+            | integers
+        )
+
+    def _tensors(
+        self, batch: Minibatch | SequenceMinibatch, next_outputs: Array | None = None
+    ) -> dict[str, Any]:
+        """What the signature names; observations of sequences as [L*M, ...]."""
+        names = ["actions", "returns", "discounts", "weights"]
+        tensors = {}
+        if isinstance(batch, Minibatch):
+            tensors["obs"] = obs_tensors(batch.obs, self._spec)
+            tensors["next_obs"] = obs_tensors(batch.next_obs, self._spec)
+            tensors["next_outputs"] = (
+                self.target_outputs(batch.next_obs) if next_outputs is None else next_outputs
+            )
+        else:
+            names += ["bootstraps", "mask", "starts", "core_states"]
+            num_rows = batch.starts.size
+            flat = map_obs(lambda leaf: leaf.reshape(num_rows, *leaf.shape[2:]), batch.obs)
+            tensors["obs"] = obs_tensors(flat, self._spec)
+        arrays = {name: getattr(batch, name) for name in names}
+        return tensors | {
+            name: array.astype(np.float32) if array.dtype == np.float64 else array
+            for name, array in arrays.items()
+        }

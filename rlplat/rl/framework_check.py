@@ -1,0 +1,27 @@
+"""In the driver, without importing a framework: is it installed, and can it do what the config asks?
+
+require_framework(config.framework, config.learner.num_learners)          # in an algorithm's preflight
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rlplat.errors import ConfigError, MissingExtra
+
+PACKAGES = {"torch": ("torch", "torch"), "tf": ("tensorflow", "tf")}
+"""Framework -> (package, extra)."""
+GROUPING = ("torch",)
+"""Frameworks whose learners form data-parallel groups."""
+
+
+def require_framework(framework: str, num_learners: int = 1) -> None:
+    """Raises MissingExtra, or ConfigError for a group of learners where there are none."""
+    package, extra = PACKAGES[framework]
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(package, extra, f"framework={framework}")
+    if num_learners > 1 and framework not in GROUPING:
+        raise ConfigError(
+            f"learner.num_learners={num_learners} needs framework=torch (gradients are averaged by torch.distributed); "
+            f"with framework={framework} set it to 1"
+        )

@@ -1,0 +1,167 @@
+"""Encoders: from observations to features float32[N, F], F = encoder.num_features; those of rl/torch/encoders.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.registry import load_class
+from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.tf import tf
+from rlplat.rl.tf.layers import Conv, Linear
+
+TensorObs = Any
+"""A tensor [N, ...], or a dict of such by path, as `interfaces.Obs`."""
+
+
+def make_encoder(spec: PolicySpec, compute_dtype: tf.DType = tf.float32) -> Any:
+    """The encoder of a spec; `compute_dtype` is that of convolutions (parameters are float32 always).
+
+    `spec.encoder` may name a class, "pkg.mod:Class": a tf.Module (or Keras layer) made with (spec, compute_dtype) that
+    has `num_features`.
+    """
+    if ":" in spec.encoder:
+        return load_class(spec.encoder)(spec, compute_dtype)
+    if isinstance(spec.obs, dict):
+        return TreeEncoder(spec, compute_dtype)
+    if spec.encoder == "mlp":
+        return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
+    return _image_encoder(spec.encoder, spec.obs, compute_dtype)
+
+
+class MLPEncoder(tf.Module):
+    """Linear layers with tanh or ReLU: [N, ...] -> float32[N, hidden_sizes[-1]]."""
+
+    def __init__(self, num_inputs: int, spec: PolicySpec, leaf: ObsSpec | None = None) -> None:
+        """`leaf`: what the observations are; None: features already."""
+        super().__init__()
+        sizes = (num_inputs, *spec.hidden_sizes)
+        self.leaf = leaf
+        self.layers = [Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes))]
+        self.activation = tf.tanh if spec.activation == "tanh" else tf.nn.relu
+        self.num_features = sizes[-1]
+
+    def __call__(self, obs: tf.Tensor) -> tf.Tensor:
+        features = obs if self.leaf is None else leaf_features(obs, self.leaf)
+        for layer in self.layers:
+            features = self.activation(layer(features))
+        return features
+
+
+class NatureCNN(tf.Module):
+    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512.
+
+    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]; pixels are fractions of 255 by scaling the first kernel.
+    """
+
+    def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
+        super().__init__()
+        self.channels_first, (channels, height, width) = _channels_height_width(image)
+        self.compute_dtype = compute_dtype
+        self.conv1 = Conv(channels, 32, 8, stride=4)
+        self.conv2 = Conv(32, 64, 4, stride=2)
+        self.conv3 = Conv(64, 64, 3)
+        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.linear = Linear(64 * height * width, 512)
+        self.num_features = 512
+
+    def __call__(self, obs: tf.Tensor) -> tf.Tensor:
+        dtype = self.compute_dtype
+        features = tf.nn.relu(self.conv1(_channels_last(obs, self.channels_first), dtype, scale=1.0 / 255.0))
+        features = tf.nn.relu(self.conv2(features, dtype))
+        features = tf.nn.relu(self.conv3(features, dtype))
+        features = tf.nn.relu(self.linear(_flattened(features), dtype))
+        return tf.cast(features, tf.float32)
+
+
+class ImpalaCNN(tf.Module):
+    """The deep network of Espeholt et al. 2018 (IMPALA, figure 3): sections of 16, 32, 32 channels (a convolution,
+    3x3/2 max pooling, two residual blocks), then a layer of 256. Images and precision as in `NatureCNN`."""
+
+    CHANNELS = (16, 32, 32)
+
+    def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
+        super().__init__()
+        self.channels_first, (channels, height, width) = _channels_height_width(image)
+        self.compute_dtype = compute_dtype
+        self.entries: list[Conv] = []
+        self.blocks: list[list[Conv]] = []
+        for size in self.CHANNELS:
+            self.entries.append(Conv(channels, size, 3))
+            self.blocks.append([Conv(size, size, 3) for _ in range(4)])
+            channels, height, width = size, (height + 1) // 2, (width + 1) // 2
+        self.linear = Linear(channels * height * width, 256)
+        self.num_features = 256
+
+    def __call__(self, obs: tf.Tensor) -> tf.Tensor:
+        dtype = self.compute_dtype
+        features, scale = _channels_last(obs, self.channels_first), 1.0 / 255.0
+        for entry, convs in zip(self.entries, self.blocks, strict=True):
+            features = entry(features, dtype, padding="SAME", scale=scale)
+            # Not padding="SAME", which puts all of an odd padding on one side, where torch has one on both.
+            edges = ((0, 0), (1, 1), (1, 1), (0, 0))
+            features = tf.nn.max_pool2d(
+                tf.pad(features, edges, constant_values=features.dtype.min), 3, 2, "VALID"
+            )
+            for first in (0, 2):
+                inner = convs[first](tf.nn.relu(features), dtype, padding="SAME")
+                features = features + convs[first + 1](tf.nn.relu(inner), dtype, padding="SAME")
+            scale = 1.0
+        features = self.linear(_flattened(tf.nn.relu(features)), dtype)
+        return tf.cast(tf.nn.relu(features), tf.float32)
+
+
+class TreeEncoder(tf.Module):
+    """For dict observations: images through a CNN each, all else as numbers beside their features, then an MLP."""
+
+    def __init__(self, spec: PolicySpec, compute_dtype: tf.DType) -> None:
+        super().__init__()
+        assert isinstance(spec.obs, dict)
+        # Private: TensorFlow would wrap a dict whose keys have slashes, and a spec holds no variables.
+        self._leaves = tuple((path, leaf) for path, leaf in spec.obs.items() if leaf.kind != "mask")
+        images = [(path, leaf) for path, leaf in self._leaves if spec.encodes_as_image(leaf)]
+        self._image_paths = tuple(path for path, _ in images)
+        cnn = "impala_cnn" if spec.encoder == "impala_cnn" else "nature_cnn"
+        self.images = [_image_encoder(cnn, leaf, compute_dtype) for _, leaf in images]
+        num_numbers = sum(leaf.num_features for path, leaf in self._leaves if path not in self._image_paths)
+        num_inputs = num_numbers + sum(encoder.num_features for encoder in self.images)
+        self.mlp = MLPEncoder(num_inputs, spec)
+        self.num_features = self.mlp.num_features
+
+    def __call__(self, obs: dict[str, tf.Tensor]) -> tf.Tensor:
+        parts = [encoder(obs[path]) for path, encoder in zip(self._image_paths, self.images, strict=True)]
+        parts += [
+            leaf_features(obs[path], leaf) for path, leaf in self._leaves if path not in self._image_paths
+        ]
+        return self.mlp(tf.concat(parts, axis=1))
+
+
+def leaf_features(obs: tf.Tensor, leaf: ObsSpec) -> tf.Tensor:
+    """One leaf as numbers: float32[N, leaf.num_features]; choices become one-hot, pixels fractions of 255."""
+    if leaf.kind == "discrete":
+        return tf.one_hot(obs, leaf.nvec[0])
+    if leaf.kind == "multi_discrete":
+        return tf.concat([tf.one_hot(obs[:, i], n) for i, n in enumerate(leaf.nvec)], axis=1)
+    features = tf.cast(tf.reshape(obs, (-1, leaf.flat_size)), tf.float32)
+    return features / 255.0 if leaf.kind == "image" else features
+
+
+def _image_encoder(name: str, image: ObsSpec, compute_dtype: tf.DType) -> NatureCNN | ImpalaCNN:
+    return (ImpalaCNN if name == "impala_cnn" else NatureCNN)(image, compute_dtype)
+
+
+def _channels_last(images: tf.Tensor, channels_first: bool) -> tf.Tensor:
+    return tf.transpose(images, (0, 2, 3, 1)) if channels_first else images
+
+
+def _flattened(features: tf.Tensor) -> tf.Tensor:
+    """[N, H, W, C] -> [N, C*H*W]: the order in which torch's weights of the next layer are."""
+    return tf.reshape(tf.transpose(features, (0, 3, 1, 2)), (-1, features.shape[1:].num_elements()))
+
+
+def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:
+    """(whether channels are the first axis, (C, H, W))"""
+    order = (2, 0, 1) if image.layout == "HWC" else (0, 1, 2)
+    channels, height, width = (image.shape[i] for i in order)
+    return image.layout != "HWC", (channels, height, width)

@@ -1,0 +1,81 @@
+"""Linear layers, convolutions and layer normalisation with torch's parameters: names, layouts and initialisation.
+
+TensorFlow wants kernels [in, out] and [kh, kw, in, out]; they are kept in torch's order, so that weights, gradients and
+Adam's moments are the same arrays in both frameworks, and are transposed in the graph (a matrix product takes either
+order; the largest convolution kernel of ours is 36,864 numbers).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rlplat.rl.tf import tf
+
+
+class Linear(tf.Module):
+    """x W^T + b: weight float32[out, in], bias float32[out]."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight, self.bias = _uniform_parameters((num_outputs, num_inputs), num_inputs, bias)
+
+    def __call__(self, x: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
+        """float32[..., in] -> [..., out] in `dtype`."""
+        y = tf.linalg.matmul(tf.cast(x, dtype), tf.cast(self.weight, dtype), transpose_b=True)
+        return y if self.bias is None else y + tf.cast(self.bias, dtype)
+
+
+class Conv(tf.Module):
+    """A convolution of images [N, H, W, C] (the only order that CPUs compute): weight float32[out, in, k, k]."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, kernel: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.stride = stride
+        fan_in = num_inputs * kernel * kernel
+        self.weight, self.bias = _uniform_parameters((num_outputs, num_inputs, kernel, kernel), fan_in, True)
+
+    def __call__(
+        self, images: tf.Tensor, dtype: tf.DType, *, padding: str = "VALID", scale: float = 1.0
+    ) -> tf.Tensor:
+        """scale: of the inputs, applied to the kernel."""
+        kernel = self.weight if scale == 1.0 else self.weight * scale
+        kernel = tf.cast(tf.transpose(kernel, (2, 3, 1, 0)), dtype)
+        return tf.nn.bias_add(
+            tf.nn.conv2d(tf.cast(images, dtype), kernel, self.stride, padding), tf.cast(self.bias, dtype)
+        )
+
+
+class LayerNorm(tf.Module):
+    """Ba et al. 2016 over the last axis: weight, bias float32[size]."""
+
+    EPSILON = 1e-5
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.bias = tf.Variable(tf.ones(size)), tf.Variable(tf.zeros(size))
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        mean = tf.reduce_mean(x, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(x - mean), axis=-1, keepdims=True)
+        return (x - mean) * tf.math.rsqrt(variance + self.EPSILON) * self.weight + self.bias
+
+
+def orthogonal(shape: tuple[int, ...], gain: float) -> np.ndarray:
+    """float32: orthogonal rows or columns of length `gain` of the kernel as a matrix [out, rest] (Saxe et al. 2014)."""
+    num_rows, num_columns = shape[0], math.prod(shape[1:])
+    tall = tf.random.normal((max(num_rows, num_columns), min(num_rows, num_columns))).numpy()
+    q, r = np.linalg.qr(tall)
+    q *= np.sign(np.diag(r))  # makes the draw uniform over orthogonal matrices
+    matrix = q.T if num_rows < num_columns else q
+    return np.ascontiguousarray(gain * matrix, np.float32).reshape(shape)
+
+
+def _uniform_parameters(
+    shape: tuple[int, ...], fan_in: int, bias: bool
+) -> tuple[tf.Variable, tf.Variable | None]:
+    """torch's default: everything uniform within +-1 / sqrt(fan_in)."""
+    bound = 1.0 / math.sqrt(fan_in)
+    weight = tf.Variable(tf.random.uniform(shape, -bound, bound))
+    return weight, tf.Variable(tf.random.uniform(shape[:1], -bound, bound)) if bias else None

@@ -1,0 +1,124 @@
+"""`TfActorCritic`: acts through TensorFlow, on the CPU; for whatever is more than a plain MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.obs_tree import obs_rows, take_obs
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.tf import tf
+from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
+from rlplat.rl.tf.network_check import check_network
+from rlplat.rl.tf.networks import make_network
+from rlplat.rl.tf.tensors import graph, obs_signature, obs_tensors, rows
+from rlplat.rl.tf.weights import load_weights
+
+VALUES_BATCH = 256
+"""Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
+
+
+class TfActorCritic:
+    """Acts with the weights of a network built from the same spec (see interfaces.Policy)."""
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        seed: np.random.SeedSequence,
+        *,
+        precision: str = "auto",
+        num_threads: int = 0,
+    ) -> None:
+        set_up(num_threads, spec)
+        self.spec = spec
+        with tf.device(CPU):
+            with seeded(seed):
+                self._network = make_network(spec, resolve_precision(precision, spec, CPU))
+            check_network(self._network, spec)  # builds Keras layers; their weights come by name
+            self._generator = tf.random.Generator.from_seed(
+                int(seed.generate_state(1, np.uint64)[0]) >> 1, alg="philox"
+            )
+        self._normalize = ObsNormalizer()
+        self._state_size = int(getattr(self._network, "state_size", 0))
+        self._core_state = np.zeros((0, self._state_size), np.float32)
+        signature = obs_signature(spec.obs), rows(self._state_size)
+        self._sample = graph(self._sample_rows, *signature)
+        self._choose = graph(self._choose_rows, *signature)
+        self._value = graph(self._value_rows, *signature)
+
+    @property
+    def core_state(self) -> Array:
+        """float32[B, S], a copy."""
+        return self._core_state.copy()
+
+    @core_state.setter
+    def core_state(self, state: Array) -> None:
+        """For rows that did not act: where agents take turns, all rows pass through the core."""
+        self._core_state = np.array(state, np.float32)
+
+    def set_weights(self, weights: Weights) -> None:
+        load_weights(self._network, weights)
+        self._normalize.set_weights(weights)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """obs: [B, ...] -> actions as in `spec.action`, log_probs float32[B], values float32[B]."""
+        act = self._choose if deterministic else self._sample
+        state = self._state_of(obs)
+        actions, log_probs, values, state = act(self._tensors(obs), state)
+        self._core_state = state.numpy()
+        return PolicyOutput(actions.numpy(), log_probs.numpy(), values.numpy())
+
+    def values(self, obs: Obs) -> Array:
+        """obs: [B, ...] -> float32[B]."""
+        if self._state_size:
+            values: Array = self._value(self._tensors(obs), self._state_of(obs)).numpy()
+            return values
+        num_rows = obs_rows(obs)
+        chunks = [take_obs(obs, slice(i, i + VALUES_BATCH)) for i in range(0, num_rows, VALUES_BATCH)]
+        empty = np.zeros((min(num_rows, VALUES_BATCH), 0), np.float32)
+        return np.concatenate(
+            [self._value(self._tensors(chunk), empty[: obs_rows(chunk)]).numpy() for chunk in chunks]
+        )
+
+    def reset_core(self, ended: Array) -> None:
+        if self._state_size and ended.any():
+            self._core_state = self._core_state * ~ended[:, None]
+
+    def get_state(self) -> dict[str, Any]:
+        return {"tf_generator": self._generator.state.numpy(), "core": self.core_state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Also that of a `TorchActorCritic`: the core goes on, the draws are this policy's own."""
+        if "tf_generator" in state:
+            self._generator.reset(np.array(state["tf_generator"], np.int64))
+        self._core_state = np.array(state["core"], np.float32)
+
+    def _state_of(self, obs: Obs) -> Array:
+        """The core's state for these rows: an episode's beginning where their number is new."""
+        num_rows = obs_rows(obs)
+        if len(self._core_state) != num_rows:
+            self._core_state = np.zeros((num_rows, self._state_size), np.float32)
+        return self._core_state
+
+    def _tensors(self, obs: Obs) -> Any:
+        normalized: Obs = obs if isinstance(obs, dict) else self._normalize(obs)
+        return obs_tensors(normalized, self.spec)
+
+    def _sample_rows(self, obs: Any, state: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.device(CPU):
+            distribution, values, state = self._network(obs, state)
+            actions = distribution.sample(self._generator)
+            return actions, distribution.log_prob(actions), values, state
+
+    def _choose_rows(self, obs: Any, state: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.device(CPU):
+            distribution, values, state = self._network(obs, state)
+            actions = distribution.mode()
+            return actions, distribution.log_prob(actions), values, state
+
+    def _value_rows(self, obs: Any, state: tf.Tensor) -> tf.Tensor:
+        with tf.device(CPU):
+            return self._network(obs, state)[1]

@@ -1,0 +1,79 @@
+"""`TfA3C` beside `TorchA3C`: equal gradients from equal weights, one graph for all fragments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="parity is with torch")
+pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
+
+from algorithms.a3c import A3CConfig, TorchA3C
+from algorithms.a3c_tf import TfA3C
+from tests.rl.tf.twins import SPECS, perturbed, random_batch
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_tf_losses.json"
+CONFIG = A3CConfig(env="made up", learner={"precision": "float32"})
+COEFFICIENTS = {"value_coef": 0.5, "entropy_coef": 0.02}
+STATE_SIZES = {"mlp": 0, "composite mask": 0, "gru": 8, "nature": 0}
+
+
+def gradients_of(
+    net: Any, name: str, seed: int, num_envs: int = 4
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    batch = random_batch(SPECS[name](), STATE_SIZES[name], seed, num_envs=num_envs)
+    assert not batch.valid.all()
+    advantages, returns = np.random.default_rng(seed).normal(size=(2, *batch.shape)).astype(np.float32)
+    gradients, stats = net.gradients(batch.flat_obs(), batch, advantages, returns, **COEFFICIENTS)
+    return gradients, stats
+
+
+@pytest.mark.parametrize("name", STATE_SIZES)
+def test_gradients_and_losses_are_torchs(name: str) -> None:
+    spec = SPECS[name]()
+    theirs = TorchA3C(CONFIG, spec, np.random.SeedSequence(1), 1)
+    ours = TfA3C(CONFIG, spec, np.random.SeedSequence(2), 1)
+    weights = perturbed(theirs.weights(), np.random.default_rng(0))
+    theirs.set_weights(weights)
+    ours.set_weights(weights)
+    for name_, weight in ours.weights().items():
+        np.testing.assert_array_equal(weight, weights[name_])
+    for seed, num_envs in ((2, 4), (3, 6)):
+        (expected, expected_stats), (got, stats) = (
+            gradients_of(net, name, seed, num_envs) for net in (theirs, ours)
+        )
+        assert stats == pytest.approx(expected_stats, abs=1e-5)
+        assert list(got) == list(expected)
+        for parameter, gradient in got.items():
+            assert gradient.dtype == np.float32 and gradient.flags.c_contiguous
+            np.testing.assert_allclose(gradient, expected[parameter], rtol=1e-4, atol=1e-5, err_msg=parameter)
+    assert ours._gradients.experimental_get_tracing_count() == 1
+
+
+def test_gradients_can_be_changed_in_place() -> None:
+    """The worker clips them so."""
+    net = TfA3C(CONFIG, SPECS["mlp"](), np.random.SeedSequence(1), 1)
+    gradients, _ = gradients_of(net, "mlp", 2)
+    for gradient in gradients.values():
+        gradient *= 0.5
+
+
+@pytest.mark.parametrize("name", ["mlp", "gru"])
+def test_golden_losses(name: str) -> None:
+    """Fixed weights and fragments give the losses on file; after an intended change delete it and run this once."""
+    net = TfA3C(CONFIG, SPECS[name](), np.random.SeedSequence(1), 1)
+    losses = []
+    for seed in (2, 3):
+        gradients, stats = gradients_of(net, name, seed)
+        norm = float(np.sqrt(sum(np.square(gradient).sum() for gradient in gradients.values())))
+        losses.append(stats | {"gradient_norm": norm})
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if name not in golden:
+        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
+        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
+    for got, expected in zip(losses, golden[name], strict=True):
+        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5)

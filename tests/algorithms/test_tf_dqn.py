@@ -1,0 +1,244 @@
+"""`TfDQN` beside `TorchDQN`: equal losses, priorities, gradients and weights from equal weights; and who acts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity is with torch")
+pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
+
+from algorithms.dqn import DQNConfig, TorchDQN, c51_projection, q_spec, quantile_huber_losses  # noqa: E402
+from algorithms.dqn_tf import TfDQN, tf_c51_projection, tf_quantile_huber_losses  # noqa: E402
+from rlplat.rl.interfaces import Weights  # noqa: E402
+from rlplat.rl.obs_tree import map_obs  # noqa: E402
+from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
+from rlplat.rl.q_spec import make_q_policy  # noqa: E402
+from rlplat.rl.replay_buffer import Minibatch, SequenceMinibatch  # noqa: E402
+from rlplat.rl.tf.q_network import NoisyLinear  # noqa: E402
+from rlplat.rl.torch.q_network import NoisyLinear as TorchNoisyLinear  # noqa: E402
+from rlplat.rl.torch.q_policy import TorchQPolicy  # noqa: E402
+from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_tf_losses.json"
+RAINBOW = {
+    "double": True,
+    "dueling": True,
+    "prioritized": True,
+    "distributional": "c51",
+    "num_atoms": 11,
+    "noisy": True,
+    "head_hidden_size": 12,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("mlp", {}),
+    "prioritized": ("discrete obs", {"prioritized": True}),
+    "mse, double, masked": ("mask", {"loss": "mse", "double": True}),
+    "rainbow": ("nature", RAINBOW),
+    "quantiles": ("tree", {"distributional": "qr", "num_atoms": 7, "dueling": True}),
+    "sequences": ("lstm", {"double": True, "prioritized": True, "burn_in": 2, "unroll_length": 3}),
+    "masked sequences": ("attention", {"burn_in": 0, "unroll_length": 3, "dueling": True}),
+}
+
+
+def config_of(case: str) -> DQNConfig:
+    settings = {"env": "made up", "learner": {"precision": "float32", "device": "cpu", "num_threads": 1}}
+    return DQNConfig(**(settings | CASES[case][1] | {"max_gradient_norm": 1.0}))
+
+
+def make(framework: Any, case: str, seed: int) -> Any:
+    config = config_of(case)
+    return framework(config, SPECS[CASES[case][0]](), q_spec(config), np.random.SeedSequence(seed))
+
+
+def transitions(spec: PolicySpec, rng: np.random.Generator, size: int = 12) -> Minibatch:
+    return Minibatch(
+        obs=random_obs(spec, size, rng),
+        actions=rng.integers(0, 3, size),
+        returns=rng.normal(0, 3, size).astype(np.float32),
+        discounts=np.where(rng.random(size) < 0.2, 0.0, 0.9).astype(np.float32),
+        next_obs=random_obs(spec, size, rng),
+        weights=rng.uniform(0.2, 1.0, size).astype(np.float32),
+        rows=np.arange(size),
+        stamps=np.arange(size),
+    )
+
+
+def sequences(
+    spec: PolicySpec, rng: np.random.Generator, state_size: int, burn_in: int, num_learnt: int
+) -> SequenceMinibatch:
+    M, U, L = 4, num_learnt, burn_in + num_learnt + 1
+    flat = random_obs(spec, L * M, rng)
+    steps = np.arange(U)[:, None] + burn_in
+    return SequenceMinibatch(
+        obs=map_obs(lambda leaf: leaf.reshape(L, M, *leaf.shape[1:]), flat),
+        starts=rng.random((L, M)) < 0.2,
+        core_states=random_state(spec, M, state_size, rng),
+        actions=rng.integers(0, 3, (U, M)),
+        returns=rng.normal(size=(U, M)).astype(np.float32),
+        discounts=np.full((U, M), 0.9, np.float32),
+        bootstraps=steps + rng.integers(0, 2, (U, M)),
+        mask=np.concatenate([np.ones((1, M)), rng.random((U - 1, M)) < 0.7]).astype(np.float32),
+        weights=rng.uniform(0.2, 1.0, M).astype(np.float32),
+        rows=np.arange(M),
+        stamps=np.arange(M),
+    )
+
+
+def batches(case: str, net: Any, count: int) -> list[Any]:
+    name, settings = CASES[case]
+    spec, rng = SPECS[name](), np.random.default_rng(5)
+    if spec.core == "none":
+        return [transitions(spec, rng, 12 + i) for i in range(count)]
+    shape = (net.network.state_size, settings["burn_in"], settings["unroll_length"])
+    return [sequences(spec, rng, *shape) for _ in range(count)]
+
+
+def set_noise(theirs: Any, ours: Any, rng: np.random.Generator) -> None:
+    """The same noise in both, from now on."""
+    torch_layers = [m for m in theirs.modules() if isinstance(m, TorchNoisyLinear)]
+    shapes = [tuple(m.weight.shape) for m in torch_layers]
+    names = [n for n, m in theirs.named_modules() if isinstance(m, TorchNoisyLinear)]
+    for name, layer, (size_out, size_in) in zip(names, torch_layers, shapes, strict=True):
+        noise = rng.normal(size=size_out).astype(np.float32), rng.normal(size=size_in).astype(np.float32)
+        layer._noise = tuple(torch.from_numpy(each) for each in noise)
+        twin: Any = ours
+        for part in name.split("."):
+            twin = getattr(twin, part)
+        assert isinstance(twin, NoisyLinear)
+        twin.noise_out.assign(noise[0])
+        twin.noise_in.assign(noise[1])
+    for network in (theirs, ours):
+        network.draw_noise = lambda generator: None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_steps_are_torchs(case: str) -> None:
+    theirs, ours = make(TorchDQN, case, 1), make(TfDQN, case, 2)
+    rng, state = np.random.default_rng(0), theirs.get_state()
+    state |= {"weights": perturbed(state["weights"], rng), "target": perturbed(state["target"], rng)}
+    theirs.set_state(state)
+    ours.set_state(state)
+    for network in ("network", "target"):
+        set_noise(getattr(theirs, network), getattr(ours, network), rng)
+    for step, batch in enumerate(batches(case, ours, 3)):
+        gradients = ours.gradients(ours._tensors(batch))[3] if step == 0 else []
+        expected, got = theirs.train(batch, 1e-3), ours.train(batch, 1e-3)
+        assert got.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-5)
+        assert got.q_mean == pytest.approx(expected.q_mean, rel=1e-4, abs=1e-5)
+        assert got.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
+        np.testing.assert_allclose(got.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
+        if step == 0:
+            scale = max(1.0, expected.gradient_norm)  # torch's Adam has scaled them in place, to the norm 1
+            for (name, parameter), gradient in zip(theirs.network.named_parameters(), gradients, strict=True):
+                expected_gradient = parameter.grad.numpy() * scale
+                np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=2e-5, err_msg=name)
+        if step == 1:
+            for net in (theirs, ours):
+                net.update_target(0.3)
+    for part in ("weights", "target"):
+        kept = ours.get_state()[part]
+        for name, weight in theirs.get_state()[part].items():
+            np.testing.assert_allclose(kept[name], weight, rtol=1e-5, atol=2e-5, err_msg=f"{part} {name}")
+    assert ours._step.experimental_get_tracing_count() == 1
+
+
+def test_projection_and_quantile_loss_are_torchs() -> None:
+    rng, support = np.random.default_rng(0), np.linspace(-2, 2, 9, dtype=np.float32)
+    returns, discounts = rng.normal(0, 2, 20).astype(np.float32), rng.uniform(0, 1, 20).astype(np.float32)
+    returns[:3], discounts[:3] = [0.5, -9.0, 9.0], 0.0  # on an atom, below and above all
+    probs = rng.dirichlet(np.ones(9), 20).astype(np.float32)
+    expected = c51_projection(*map(torch.from_numpy, (returns, discounts, probs, support))).numpy()
+    got = tf_c51_projection(returns, discounts, probs, support).numpy()
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    np.testing.assert_allclose(got.sum(axis=1), 1.0, atol=1e-5)
+    quantiles, targets = rng.normal(size=(2, 20, 5)).astype(np.float32)
+    np.testing.assert_allclose(
+        tf_quantile_huber_losses(quantiles, targets).numpy(),
+        quantile_huber_losses(torch.from_numpy(quantiles), torch.from_numpy(targets)).numpy(),
+        rtol=1e-5,
+    )
+
+
+def test_the_target_network_is_a_copy_at_first_and_moves_by_tau() -> None:
+    net = make(TfDQN, "plain", 1)
+    before = net.get_state()
+    assert all((before["target"][name] == w).all() for name, w in before["weights"].items())
+    net.train(batches("plain", net, 1)[0], 0.1)
+    net.update_target(0.25)
+    after = net.get_state()
+    for name, target in after["target"].items():
+        expected = 0.75 * before["target"][name] + 0.25 * after["weights"][name]
+        np.testing.assert_allclose(target, expected, atol=1e-6)
+
+
+def test_values_of_next_observations_may_come_ahead_of_many_steps() -> None:
+    one, other = make(TfDQN, "plain", 1), make(TfDQN, "plain", 1)
+    drawn = batches("plain", one, 1)[0]
+    ahead = other.target_outputs(drawn.next_obs)
+    for part in (slice(0, 5), slice(5, 12)):
+        batch = drawn.part(part.start, part.stop)
+        expected, got = one.train(batch, 1e-3), other.train(batch, 1e-3, ahead[part])
+        assert got.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", ["plain", "rainbow"])
+def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
+    one, other = make(TfDQN, case, 1), make(TfDQN, case, 7)
+    first, second = batches(case, one, 2)
+    one.train(first, 1e-3)
+    other.set_state(one.get_state())
+    assert one.train(second, 1e-3).loss == other.train(second, 1e-3).loss
+    kept = other.get_state()["weights"]
+    assert all((kept[name] == w).all() for name, w in one.get_state()["weights"].items())
+
+
+@pytest.mark.parametrize("case", ["rainbow", "sequences"])
+def test_acts_like_torch(case: str) -> None:
+    name, _ = CASES[case]
+    spec, q, rng = SPECS[name](), q_spec(config_of(case)), np.random.default_rng(0)
+    weights: Weights = perturbed(make(TorchDQN, case, 1).weights(), rng)
+    ours = make_q_policy(spec, q, np.random.SeedSequence(1), framework="tf", precision="float32")
+    theirs = TorchQPolicy(spec, q, np.random.SeedSequence(1), precision="float32")
+    for policy in (ours, theirs):
+        policy.set_weights(weights)
+        policy.epsilon = 0.0
+    for _ in range(3):
+        obs = random_obs(spec, 5, rng)
+        np.testing.assert_allclose(ours.q_values(obs), theirs.q_values(obs), rtol=1e-4, atol=1e-5)
+        outputs = [policy.act(obs, deterministic=True) for policy in (ours, theirs)]
+        np.testing.assert_array_equal(outputs[0].actions, outputs[1].actions)
+        np.testing.assert_allclose(ours.core_state, theirs.core_state, atol=1e-5)
+        for policy in (ours, theirs):
+            policy.reset_core(np.array([True, False, False, True, False]))
+    state = ours.get_state()
+    drawn = [ours.choose(obs) for _ in range(2)]
+    ours.set_state(state)
+    np.testing.assert_array_equal(ours.choose(obs)[2], drawn[0][2])
+    if q.noisy:
+        assert (drawn[0][2] != drawn[1][2]).any()
+    ours.set_state(theirs.get_state())
+    np.testing.assert_array_equal(ours.core_state, theirs.core_state)
+
+
+@pytest.mark.parametrize("case", ["plain", "quantiles", "sequences"])
+def test_golden_losses(case: str) -> None:
+    """Three gradient steps from fixed weights and minibatches give the numbers on file; after an intended change delete
+    the file and run this once."""
+    net = make(TfDQN, case, 1)
+    losses = []
+    for batch in batches(case, net, 3):
+        trained = net.train(batch, 1e-3)
+        losses.append(
+            {"loss": trained.loss, "q_mean": trained.q_mean, "gradient_norm": trained.gradient_norm}
+        )
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if case not in golden:
+        GOLDEN.write_text(json.dumps(golden | {case: losses}, indent=1, sort_keys=True) + "\n")
+        pytest.fail(f"{GOLDEN} had no {case!r}; written now: look at it and run again")
+    for got, expected in zip(losses, golden[case], strict=True):
+        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5)

@@ -1,0 +1,281 @@
+"""`TfPPO` beside `TorchPPO`: equal numbers from equal weights, one graph for all minibatches, states exchanged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity is with torch")
+pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
+
+import rlplat  # noqa: E402
+from algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, TorchPPO, ppo_loss  # noqa: E402
+from algorithms.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
+from rlplat.errors import ConfigError, NonFiniteError  # noqa: E402
+from rlplat.rl.interfaces import Array  # noqa: E402
+from rlplat.rl.parameter_server import ParameterServer  # noqa: E402
+from rlplat.rl.sample_batch import SampleBatch, episode_starts  # noqa: E402
+from rlplat.rl.tf import tf  # noqa: E402
+from rlplat.rl.tf.weights import named_variables  # noqa: E402
+from tests.rl.tf.twins import SPECS, perturbed, random_batch  # noqa: E402
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "ppo_tf_losses.json"
+SETTINGS: dict[str, Any] = {
+    "env": "made up",
+    "seed": 1,
+    "minibatch_size": 8,
+    "num_epochs": 2,
+    "learning_rate": 1e-3,
+    "entropy_coef": 0.01,
+    "learner": {"precision": "float32", "device": "cpu", "num_threads": 1},
+    "stop": {"env_steps": 1000},
+}
+LOSS = {"clip_range": 0.2, "value_coef": 0.5, "entropy_coef": 0.01, "clip_value_loss": False}
+
+
+@pytest.mark.parametrize(
+    "clip_value_loss, moments", list(itertools.product([False, True], [(0.0, 1.0), (0.7, 2.0)]))
+)
+def test_the_loss_and_its_gradients_are_torchs(clip_value_loss: bool, moments: tuple[float, float]) -> None:
+    rng, size = np.random.default_rng(0), 64
+    old, values = rng.normal(-1.0, 0.3, size), rng.normal(size=size)
+    columns = {
+        "log_probs": old,
+        "values": values,
+        "advantages": rng.normal(1, 2, size),
+        "returns": rng.normal(size=size),
+    }
+    new = [old + rng.normal(0, 0.3, size), rng.uniform(0.1, 0.7, size), values + rng.normal(0, 0.5, size)]
+    switches = LOSS | {
+        "clip_value_loss": clip_value_loss,
+        "advantage_mean": moments[0],
+        "advantage_scale": moments[1],
+    }
+    theirs = [torch.tensor(each, dtype=torch.float32, requires_grad=True) for each in new]
+    ours = [tf.constant(each, tf.float32) for each in new]
+    expected, expected_stats = ppo_loss(
+        *theirs, {k: torch.tensor(c, dtype=torch.float32) for k, c in columns.items()}, **switches
+    )
+    expected.backward()
+    with tf.GradientTape() as tape:
+        tape.watch(ours)
+        loss, stats = tf_ppo_loss(
+            *ours, {k: tf.constant(c, tf.float32) for k, c in columns.items()}, **switches
+        )
+    assert float(loss) == pytest.approx(float(expected.detach()), abs=1e-6)
+    np.testing.assert_allclose(stats.numpy(), expected_stats.numpy(), atol=1e-6)
+    for gradient, tensor in zip(tape.gradient(loss, ours), theirs, strict=True):
+        np.testing.assert_allclose(gradient.numpy(), tensor.grad.numpy(), atol=1e-7)
+
+
+def load_round(net: Any, batch: SampleBatch) -> None:
+    rng = np.random.default_rng(9)
+    columns = {"log_probs": batch.flat("log_probs"), "values": batch.flat("values")} | {
+        name: rng.normal(size=batch.rewards.size).astype(np.float32) for name in ("advantages", "returns")
+    }
+    starts = episode_starts(batch).reshape(-1)
+    net.load_round(
+        batch.flat_obs(), batch.flat("actions"), columns, batch.core_state, starts, batch.flat("valid")
+    )
+
+
+def minibatches(batch: SampleBatch, count: int) -> list[Array]:
+    rng, (T, B) = np.random.default_rng(3), batch.shape
+    if not batch.core_state.size:
+        return np.array_split(rng.permutation(batch.valid_rows()), count)
+    return [np.arange(T)[:, None] * B + envs for envs in np.array_split(rng.permutation(B), count)]
+
+
+@pytest.mark.parametrize("name", ["mlp", "squashed", "composite mask", "nature", "lstm", "attention"])
+def test_minibatch_steps_are_torchs(name: str) -> None:
+    """Statistics, gradients, gradient norm, and the weights after Adam; from one trace of the graph."""
+    spec, config = SPECS[name](), PPOConfig(**SETTINGS)
+    theirs, ours = (
+        TorchPPO(config, spec, np.random.SeedSequence(1)),
+        TfPPO(config, spec, np.random.SeedSequence(2)),
+    )
+    state = theirs.get_state()
+    theirs.set_state(state | {"weights": perturbed(state["weights"], np.random.default_rng(0))})
+    ours.set_state(theirs.get_state())
+    batch = random_batch(spec, getattr(ours.network, "state_size", 0), seed=4)
+    for net in (theirs, ours):
+        load_round(net, batch)
+    switches = LOSS | {"advantage_mean": 0.1, "advantage_scale": 1.3}
+    for step, indices in enumerate(minibatches(batch, 3)):
+        scalars = {key: np.float32(value) for key, value in switches.items() if key != "clip_value_loss"}
+        if step == 0:
+            gradients = dict(
+                zip(
+                    named_variables(ours.network),
+                    ours.gradients(ours._round, indices, scalars)[1],
+                    strict=True,
+                )
+            )
+        expected_stats, expected_norm = theirs.train_minibatch(indices, 1.0, 1e-3, dict(switches))
+        stats, norm = ours.train_minibatch(indices, 1.0, 1e-3, dict(switches))
+        np.testing.assert_allclose(stats, expected_stats, rtol=1e-5, atol=1e-5)
+        assert norm == pytest.approx(expected_norm, rel=1e-4)
+        if step == 0:
+            scale = max(
+                1.0, expected_norm / config.max_gradient_norm
+            )  # torch's Adam has scaled them in place
+            for key, parameter in theirs.network.named_parameters():
+                expected = parameter.grad.numpy() * scale
+                np.testing.assert_allclose(
+                    gradients[key].numpy(), expected, rtol=1e-4, atol=1e-5, err_msg=key
+                )
+    for key, weight in theirs.weights().items():
+        np.testing.assert_allclose(ours.weights()[key], weight, rtol=1e-5, atol=1e-5, err_msg=key)
+    assert ours._step.experimental_get_tracing_count() == 1
+
+
+def test_no_minibatch_size_and_no_schedule_traces_the_graph_again() -> None:
+    spec = SPECS["mlp"]()
+    net = TfPPO(PPOConfig(**SETTINGS), spec, np.random.SeedSequence(1))
+    for num_envs in (4, 9):
+        batch = random_batch(spec, 0, seed=0, num_envs=num_envs)
+        load_round(net, batch)
+        for size, clip_range in ((1, 0.2), (5, 0.1), (20, 0.0)):
+            net.train_minibatch(
+                batch.valid_rows()[:size], 1.0, 1e-3 * clip_range, LOSS | {"clip_range": clip_range}
+            )
+    assert net._step.experimental_get_tracing_count() == 1
+
+
+@pytest.fixture
+def parameter_server() -> Iterator[Any]:
+    rlplat.init(backend="inproc")
+    yield rlplat.remote(ParameterServer).remote()
+    rlplat.shutdown()
+
+
+def make_learner(parameter_server: Any, framework: str, spec: Any, **settings: Any) -> PPOLearner:
+    config = PPOConfig(**(SETTINGS | {"framework": framework} | settings))
+    return PPOLearner(config.model_dump(), spec, parameter_server)
+
+
+@pytest.mark.parametrize("first, second", [("torch", "tf"), ("tf", "torch")])
+def test_a_checkpoint_of_one_framework_goes_on_under_the_other(
+    parameter_server: Any, first: str, second: str
+) -> None:
+    spec = SPECS["lstm"]()
+    one = make_learner(parameter_server, first, spec)
+    one.update(random_batch(spec, 16, seed=0))
+    state = one.get_state()
+    other = make_learner(rlplat.remote(ParameterServer).remote(), second, spec, seed=5)
+    other.set_state(state)
+    for name, weight in other.get_state()["weights"].items():
+        np.testing.assert_array_equal(weight, state["weights"][name])
+    reports = [learner.update(random_batch(spec, 16, seed=1)) for learner in (one, other)]
+    for stat in (*LOSS_STATS, "gradient_norm"):
+        expected = reports[0].metrics[f"learner/{stat}"]
+        assert reports[1].metrics[f"learner/{stat}"] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for name, weight in one.get_state()["weights"].items():
+        np.testing.assert_allclose(other.get_state()["weights"][name], weight, atol=2e-5)
+
+
+def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any) -> None:
+    spec = SPECS["gru"]()
+    one = make_learner(parameter_server, "tf", spec)
+    one.update(random_batch(spec, 8, seed=0))
+    other = make_learner(rlplat.remote(ParameterServer).remote(), "tf", spec, seed=5)
+    other.set_state(one.get_state())
+    for learner in (one, other):
+        learner.update(random_batch(spec, 8, seed=1))
+    first, second = one.get_state(), other.get_state()
+    for name in first["weights"]:
+        np.testing.assert_array_equal(first["weights"][name], second["weights"][name])
+
+
+@pytest.mark.parametrize("name", ["mlp", "gaussian", "nature", "lstm"])
+def test_golden_losses(parameter_server: Any, name: str) -> None:
+    """Three rounds from fixed weights and batches give the losses on file: a change is a change of what is computed.
+
+    After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
+    """
+    spec = SPECS[name]()
+    learner = make_learner(parameter_server, "tf", spec)
+    losses = []
+    for seed in range(3):
+        metrics = learner.update(random_batch(spec, 16 if name == "lstm" else 0, seed)).metrics
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "gradient_norm", "explained_variance")
+        losses.append({metric: metrics[f"learner/{metric}"] for metric in names})
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if name not in golden:
+        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
+        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
+    for round_, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
+        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"round {round_}"
+
+
+def test_a_minibatch_that_is_not_finite_changes_nothing_and_is_named(parameter_server: Any) -> None:
+    spec = SPECS["mlp"]()
+    learner = make_learner(parameter_server, "tf", spec, num_epochs=1, minibatch_size=1000)
+    batch = random_batch(spec, 0, seed=0)
+    batch.obs[0, 0] = np.nan  # type: ignore[index]
+    before = learner.get_state()
+    with pytest.raises(NonFiniteError, match=r"loss terms \['policy_loss', 'value_loss'"):
+        learner.update(batch)
+    after = learner.get_state()
+    for part in ("weights", "optimizer"):
+        for name, kept in before[part].items():
+            np.testing.assert_equal(after[part][name], kept)
+    assert "actor_encoder.layers.0.weight" in learner._net.non_finite_gradients()
+
+
+def test_several_learners_are_refused() -> None:
+    config = PPOConfig(**(SETTINGS | {"learner": {"num_learners": 2}}))
+    with pytest.raises(ConfigError, match=r"num_learners=2 needs framework=torch.*set it to 1"):
+        TfPPO(config, SPECS["mlp"](), np.random.SeedSequence(1))
+
+
+def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> None:
+    """What only a fresh process shows: no log lines, `deterministic: true`, and no other framework."""
+    code = (
+        "import sys, hashlib, numpy as np\n"
+        "from algorithms.ppo import PPOConfig, FRAMEWORKS\n"
+        "from rlplat.rl.registry import load_class\n"
+        "from rlplat.rl.policy_spec import make_policy\n"
+        "from tests.rl.tf.twins import SPECS, random_batch\n"
+        "spec = SPECS['nature']()\n"
+        "config = PPOConfig(env='x', framework='tf', deterministic=True, learner={'device': 'cpu'})\n"
+        "def run():\n"
+        "    net = load_class(FRAMEWORKS['tf'])(config, spec, np.random.SeedSequence(1))\n"
+        "    batch = random_batch(spec, 0, seed=0, num_envs=8)\n"
+        "    columns = {name: batch.flat('rewards') for name in ('log_probs', 'values', 'advantages', 'returns')}\n"
+        "    net.load_round(batch.flat_obs(), batch.flat('actions'), columns, batch.core_state, batch.flat('valid'),\n"
+        "                   batch.flat('valid'))\n"
+        "    switches = dict(clip_range=0.2, value_coef=0.5, entropy_coef=0.0, clip_value_loss=False)\n"
+        "    for _ in range(3):\n"
+        "        net.train_minibatch(batch.valid_rows(), 1.0, 1e-3, switches)\n"
+        "    policy = make_policy(spec, np.random.SeedSequence(2), framework='tf')\n"
+        "    policy.set_weights(net.weights())\n"
+        "    acted = policy.act(batch.obs[0]).actions\n"
+        "    arrays = [*net.weights().values(), acted]\n"
+        "    return hashlib.sha256(b''.join(array.tobytes() for array in arrays)).hexdigest()\n"
+        "first, second = run(), run()\n"
+        "assert first == second\n"
+        "print('torch' in sys.modules, 'tensorflow' in sys.modules)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "False True\n")
+
+
+def test_without_tensorflow_one_message_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['tensorflow'] = None\n"
+        "from rlplat.errors import MissingExtra\n"
+        "try:\n    import rlplat.rl.tf.policy\nexcept MissingExtra as error:\n    print(error)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "framework=tf needs tensorflow: pip install 'rlplat[tf]'\n", done.stderr
