@@ -1,0 +1,740 @@
+"""Evolution strategies (Salimans et al. 2017, "Evolution Strategies as a Scalable Alternative to Reinforcement
+Learning", arXiv:1703.03864), algorithm 2.
+
+    noise table, put once ──▶ rollout workers and learner
+    weights ref ──▶ rollout workers ──(noise indices, returns)──▶ learner: one update ──▶ parameter server ──▶ ...
+
+An update draws n noise vectors e_i and plays episodes with theta + noise_std * e_i and with theta - noise_std * e_i
+(mirrored sampling). The noise is in a table that every process maps, so one number says which e_i it was: an answer
+has a few bytes per episode however large the network is, and the learner looks the same noise up again. The answers of
+many workers come together in a tree of tasks (`reduce_fan_in`).
+
+A worker plays many perturbations side by side: slot b of its vector environment acts with the b-th of B networks in one
+batched matrix product. Every episode of an update follows from (seed, number of the update, place in the population):
+whichever process plays it, and however often workers die, the returns are the same, and nothing but weights, optimizer,
+observation statistics and counts is needed to go on with a run. No framework is imported: `framework` changes nothing.
+
+What the paper leaves open, or this does otherwise; each is a switch in `ESConfig`:
+
+- returns are shaped into centred ranks (section 2.1), but equal returns get equal ranks: the paper's code ranks them by
+  position, which makes noise of the ties that sparse rewards bring;
+- both halves of a pair start from the same seeds (common random numbers): where the environment keeps a generator of
+  its own per slot, they meet the same initial states;
+- one learner updates and sends weights, the paper's workers each repeat the update from everybody's returns;
+- the gradient is the estimate (1 / 2 n noise_std) sum (u_i+ - u_i-) e_i; the paper's code leaves noise_std out, so that
+  its weight decay of 0.005 at noise_std 0.02 is 0.25 here;
+- observations are normalised by statistics that workers gather in a share of their episodes (section 2.2 has virtual
+  batch normalisation for Atari: not here, neither are convolutions);
+- actions are the network's own, not binned; `action_noise` adds to them;
+- `linear_policy` without hidden layers (Mania et al. 2018, "Simple random search", arXiv:1803.07055).
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+import rlplat
+from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
+from rlplat.rl import env_check
+from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.envs import make_vector_env
+from rlplat.rl.episode_window import EpisodeWindow
+from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.noise_table import NoiseTable, make_noise
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
+from rlplat.rl.numpy_optimizers import Adam, Optimizer
+from rlplat.rl.parameter_server import ParameterServer
+from rlplat.rl.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
+from rlplat.rl.policy_spec import cpu_share
+from rlplat.rl.schedules import Schedule, schedule_value
+from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.tree_reduction import reduce_in_tasks, reduce_pairs
+from rlplat.rl.worker_group import RolloutWorkers
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef
+
+
+class ESConfig(AlgorithmConfig):
+    """ES's settings. `discount`, `learner` and most of `policy` (all but hidden_sizes and activation) are not used."""
+
+    population_size: PositiveInt = 64
+    """n: noise vectors per update; each is tried with both signs."""
+    episodes_per_perturbation: PositiveInt = 1
+    """Episodes whose mean return is one perturbation's."""
+    noise_std: PositiveFloat = 0.05
+    """sigma: deviation of the perturbations, in the parameters' own units."""
+    noise_table_size: PositiveInt = 25_000_000
+    """Floats of noise, 4 bytes each, drawn once; a hundred times the parameters and more."""
+    return_shaping: Literal["centered_ranks", "standardize", "none"] = "centered_ranks"
+    """What the update sees of the returns: their ranks in [-0.5, 0.5], mean 0 and deviation 1, or themselves."""
+
+    learning_rate: Schedule = 0.02
+    """Step size of the optimizer."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam, or SGD with momentum."""
+    momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    """Of SGD."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """Of Adam."""
+    weight_decay: NonNegativeFloat = 0.0
+    """L2: so much of the parameters is added to the descent direction, before the optimizer."""
+
+    normalize_observations: bool = True
+    """Subtract the mean, divide by the deviation of the observations gathered so far, clip to +-10."""
+    obs_gathering_probability: float = Field(0.1, ge=0.0, le=1.0)
+    """Share of the episodes whose observations are gathered for that."""
+    linear_policy: bool = False
+    """No hidden layers, zeros to start from; policy.hidden_sizes is not used."""
+    sample_actions: bool = False
+    """Discrete actions: draw them from softmax(outputs); false: the largest output."""
+    action_noise: NonNegativeFloat = 0.0
+    """Box actions: deviation of Gaussian noise on them."""
+    max_episode_steps: PositiveInt | None = None
+    """Count an episode up to here and no further; null: as the environment ends it."""
+    unperturbed_share: float = Field(0.0, ge=0.0, le=1.0)
+    """Further episodes with the weights as they are, per perturbed one: `es/unperturbed_return_mean`."""
+
+    num_envs_per_worker: PositiveInt = 32
+    """Perturbations that a rollout worker plays side by side."""
+    reduce_fan_in: Literal[2, 4, 8, 16, 32, 64] = 16
+    """Answers of more workers than this are combined in a tree of tasks, so many at a time."""
+
+
+# -- the estimate
+
+
+def shape_returns(returns: Array, shaping: str) -> Array:
+    """returns: float[n, 2] -> float32[n, 2]. Centred ranks: rank / (2n - 1) - 0.5, the mean rank where returns are
+    equal."""
+    if shaping == "none":
+        return returns.astype(np.float32)
+    if shaping == "standardize":
+        deviation = returns.std()
+        return ((returns - returns.mean()) / (deviation if deviation > 0.0 else 1.0)).astype(np.float32)
+    _, inverse, counts = np.unique(returns, return_inverse=True, return_counts=True)
+    mean_ranks = np.cumsum(counts) - (counts + 1) / 2.0
+    ranks = mean_ranks[inverse.reshape(returns.shape)]
+    return (ranks / (returns.size - 1) - 0.5).astype(np.float32)
+
+
+def gradient_estimate(
+    noise: NoiseTable, indices: Array, shaped: Array, noise_std: float, num_params: int
+) -> Array:
+    """Of E[F(theta + noise_std * e)] in theta (section 2, with mirrored sampling), float32[num_params]:
+
+        1 / (2 n noise_std) * sum_i (shaped[i, 0] - shaped[i, 1]) * e_i
+
+    indices: uint32[n]; shaped: float32[n, 2], returns with +e_i and -e_i.
+    """
+    assert shaped.shape == (len(indices), 2), (shaped.shape, indices.shape)
+    weights = (shaped[:, 0] - shaped[:, 1]) / np.float32(2.0 * len(indices) * noise_std)
+    return noise.weighted_sum(indices, weights, num_params)
+
+
+class Momentum:
+    """SGD as torch.optim.SGD(momentum=) has it: v = momentum * v + gradient;  w = w - learning_rate * v."""
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = np.float32(momentum)
+        self._velocities: Weights = {}
+
+    def step(self, weights: Weights, gradients: Weights, learning_rate: float) -> None:
+        for name, gradient in gradients.items():
+            velocity = self._velocities.setdefault(name, np.zeros_like(gradient))
+            velocity *= self._momentum
+            velocity += gradient
+            weights[name] -= np.float32(learning_rate) * velocity
+
+    def get_state(self) -> dict[str, Any]:
+        return {"velocities": {name: velocity.copy() for name, velocity in self._velocities.items()}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._velocities = {name: np.array(v, np.float32) for name, v in state["velocities"].items()}
+
+
+# -- the workers
+
+
+class Returns(NamedTuple):
+    """What travels from a worker, or from several in the order of the population; E = episodes_per_perturbation."""
+
+    indices: Array
+    """uint32[n]: where in the noise table the perturbation begins."""
+    returns: Array
+    """float32[n, 2, E]: with +perturbation, with -perturbation; raw and undiscounted."""
+    lengths: Array
+    """uint32[n, 2, E]: env steps."""
+    unperturbed: Array
+    """float32[m, 2]: (return, length) of episodes with the weights as they are."""
+    obs_sums: Array
+    """float64[1 + 2 D]: `ObsGatherer.sums`, of observations less the mean that they were normalised with; empty where
+    none were gathered."""
+    seconds: Array
+    """float64[3]: stepping environments, acting, all; of the slowest worker."""
+
+
+def join_returns(left: Returns, right: Returns) -> Returns:
+    """Of neighbours in the population."""
+    return Returns(
+        np.concatenate([left.indices, right.indices]),
+        np.concatenate([left.returns, right.returns]),
+        np.concatenate([left.lengths, right.lengths]),
+        np.concatenate([left.unperturbed, right.unperturbed]),
+        left.obs_sums + right.obs_sums
+        if left.obs_sums.size and right.obs_sums.size
+        else np.concatenate([left.obs_sums, right.obs_sums]),
+        np.maximum(left.seconds, right.seconds),
+    )
+
+
+class ESWorker:
+    """An actor: plays its share of the population, the same in every update; keeps nothing from one to the next."""
+
+    def __init__(
+        self, config: dict[str, Any], worker_index: int, noise: Array, parameter_server: ActorHandle
+    ) -> None:
+        self.config = ESConfig.model_validate(config)
+        self._noise = NoiseTable(noise)
+        self._parameter_server = parameter_server
+        self._pairs = share_of_population(self.config, worker_index)
+        num_episodes = len(self._pairs) * self.config.episodes_per_perturbation
+        self._env = make_vector_env(
+            self.config.env,
+            min(self.config.num_envs_per_worker, num_episodes),
+            env_kwargs=self.config.env_kwargs,
+            num_threads=cpu_share(self.config.num_rollout_workers),
+        )
+        self._shape = mlp_shape(self.config, self._env.spec)
+        self._mlps = PerturbedMLPs(
+            self._shape,
+            self._env.num_envs,
+            self._noise,
+            sample_actions=self.config.sample_actions,
+            action_noise=self.config.action_noise,
+        )
+        self._env_s = self._act_s = 0.0
+
+    def sample(self, pinned: tuple[int, Weights] | None = None) -> Returns:
+        """Plays the share with these (version, weights); None: with those that the parameter server has."""
+        started = perf_counter()
+        self._env_s = self._act_s = 0.0
+        version, weights = pinned or rlplat.get(self._parameter_server.latest.remote())
+        self._mlps.set_weights(weights)
+        config, num_pairs = self.config, len(self._pairs)
+        # All draw the population's indices and keep their share: the noise does not depend on the number of workers.
+        indices = self._noise.draw(
+            np.random.default_rng(seed_of(config.seed, "indices", version)),
+            self._shape.num_params,
+            config.population_size,
+        )[self._pairs.start : self._pairs.stop]
+        seeds = seed_of(config.seed, "episodes", version, self._pairs.start).spawn(3)
+        env_seed, rng, gathering_rng = (
+            seeds[0],
+            np.random.default_rng(seeds[1]),
+            np.random.default_rng(seeds[2]),
+        )
+        gatherer = (
+            ObsGatherer(weights[OBS_MEAN], config.obs_gathering_probability, gathering_rng)
+            if config.normalize_observations
+            else NullGatherer()
+        )
+        starts = np.repeat(indices, config.episodes_per_perturbation)
+        sigmas = np.full(len(starts), config.noise_std)
+        extra = np.zeros(unperturbed_episodes(config, self._pairs))
+        plus = self._play(
+            np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), env_seed, rng, gatherer
+        )
+        minus = self._play(starts, -sigmas, env_seed, rng, gatherer)
+        self._env.pop_episodes()  # counted here, without those that were not to the end
+        perturbed = np.stack([plus[: len(starts)], minus], axis=1).reshape(num_pairs, -1, 2, 2)
+        returns, lengths = np.moveaxis(perturbed.swapaxes(1, 2), -1, 0)
+        return Returns(
+            indices,
+            returns.astype(np.float32),
+            lengths.astype(np.uint32),
+            plus[len(starts) :].astype(np.float32),
+            gatherer.sums(),
+            np.array([self._env_s, self._act_s, perf_counter() - started]),
+        )
+
+    def _play(
+        self,
+        starts: Array,
+        scales: Array,
+        env_seed: np.random.SeedSequence,
+        rng: np.random.Generator,
+        gatherer: ObsGatherer | NullGatherer,
+    ) -> Array:
+        """One episode with theta + scales[k] * (noise at starts[k]) for every k < K -> float64[K, 2], (return, length).
+
+        Slot b plays episodes b, b + B, b + 2B and so on, one after another. Its share is fixed: if whoever is through
+        first took another's, short episodes would be favoured.
+        """
+        outcomes = np.zeros((len(starts), 2))
+        # One slot alone cannot be reset: where this side cuts episodes off, all slots start each episode together.
+        size = len(starts) if self.config.max_episode_steps is None else self._env.num_envs
+        for number, first in enumerate(range(0, len(starts), size)):
+            wave = slice(first, first + size)
+            seed = np.random.SeedSequence(env_seed.entropy, spawn_key=(*env_seed.spawn_key, number))
+            self._play_wave(starts[wave], scales[wave], seed, rng, gatherer, outcomes[wave])
+        return outcomes
+
+    def _play_wave(
+        self,
+        starts: Array,
+        scales: Array,
+        seed: np.random.SeedSequence,
+        rng: np.random.Generator,
+        gatherer: ObsGatherer | NullGatherer,
+        outcomes: Array,
+    ) -> None:
+        """From one reset of all environments on; fills `outcomes`."""
+        env, mlps = self._env, self._mlps
+        limit = self.config.max_episode_steps
+        num_slots, num_left = env.num_envs, len(starts)
+
+        def begin(slot: int, k: int) -> None:
+            """Slot plays episode k from its next observation on; where there is none, what it does does not count."""
+            if k < len(starts):
+                mlps.load(slot, starts[k], scales[k])
+            gatherer.begin(slot, k < len(starts))
+
+        playing = np.arange(num_slots)
+        for slot in range(num_slots):
+            begin(slot, slot)
+        obs = env.reset(seed)
+        returns, lengths = np.zeros(num_slots), np.zeros(num_slots, np.int64)
+        before = perf_counter()
+        while num_left:
+            assert isinstance(obs, np.ndarray)
+            gatherer.add(obs)
+            actions = mlps.act(obs, rng)
+            between = perf_counter()
+            step = env.step(actions)
+            after = perf_counter()
+            self._act_s += between - before
+            self._env_s += after - between
+            before = after
+            obs = step.obs
+            returns += step.rewards
+            lengths += step.valid
+            if step.final_obs is None and limit is None:
+                continue
+            ended = step.terminated | step.truncated
+            if limit is not None:
+                ended = ended | (lengths >= limit)
+            for slot in np.flatnonzero(ended).tolist():
+                k = int(playing[slot])
+                if k < len(starts):
+                    outcomes[k] = returns[slot], lengths[slot]
+                    num_left -= 1
+                returns[slot], lengths[slot] = 0.0, 0
+                playing[slot] = k + num_slots
+                begin(slot, k + num_slots)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class ObsGatherer:
+    """Sums over the observations of some episodes, less a reference near their mean, so that squares do not cancel."""
+
+    def __init__(self, reference: Array, probability: float, rng: np.random.Generator) -> None:
+        """reference: [*shape] of one observation; probability: of an episode to be gathered."""
+        self._reference = reference.astype(np.float64).reshape(-1)
+        self._probability, self._rng = probability, rng
+        self._slots: list[int] = []
+        self._sums = np.zeros(0)
+        self._rows: list[Array] = []
+
+    def begin(self, slot: int, counts: bool) -> None:
+        """An episode begins in `slot`; one that does not count is never gathered."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+        if counts and self._rng.random() < self._probability:
+            self._slots.append(slot)
+
+    def add(self, obs: Array) -> None:
+        """obs: [B, ...]; what is kept of it is a copy."""
+        if self._slots:
+            self._rows.append(obs[self._slots])
+            if len(self._rows) == 1000:
+                self.sums()
+
+    def sums(self) -> Array:
+        """float64[1 + 2 D]: number, sums, sums of squares; empty where there are none."""
+        if self._rows:
+            rows = np.concatenate(self._rows).reshape(-1, self._reference.size) - self._reference
+            sums = np.concatenate([[len(rows)], rows.sum(axis=0), np.square(rows).sum(axis=0)])
+            self._sums = self._sums + sums if self._sums.size else sums
+            self._rows = []
+        return self._sums
+
+
+class NullGatherer:
+    """Where observations are taken as they are."""
+
+    def begin(self, slot: int, counts: bool) -> None: ...
+
+    def add(self, obs: Array) -> None: ...
+
+    def sums(self) -> Array:
+        return np.zeros(0)
+
+
+def mlp_shape(config: ESConfig, spaces: SpaceSpec) -> MLPShape:
+    hidden_sizes = [] if config.linear_policy else config.policy.hidden_sizes
+    return MLPShape(spaces, hidden_sizes=hidden_sizes, activation=config.policy.activation)
+
+
+def share_of_population(config: ESConfig, worker_index: int) -> range:
+    """The pairs that a worker plays: neighbours, in the order of the workers."""
+    n, num_workers = config.population_size, max(1, config.num_rollout_workers)
+    return range(n * worker_index // num_workers, n * (worker_index + 1) // num_workers)
+
+
+def unperturbed_episodes(config: ESConfig, pairs: range) -> int:
+    """How many of them go with these pairs; over the population they add up, however it is shared out."""
+    per_pair = config.unperturbed_share * 2 * config.episodes_per_perturbation
+    return math.floor(per_pair * pairs.stop) - math.floor(per_pair * pairs.start)
+
+
+def seed_of(
+    run_seed: int,
+    purpose: Literal["noise", "initial", "indices", "episodes"],
+    version: int = 0,
+    first_pair: int = 0,
+) -> np.random.SeedSequence:
+    """ES's own branch of the run's tree: no state to be saved, the number of the update says what comes next."""
+    purposes = ("noise", "initial", "indices", "episodes")
+    return np.random.SeedSequence(run_seed, spawn_key=(3, purposes.index(purpose), version, first_pair))
+
+
+# -- the learner
+
+
+class ESLearner:
+    """An actor: shapes the returns, estimates the gradient, makes one step of the optimizer, publishes the weights."""
+
+    def __init__(
+        self, config: dict[str, Any], spaces: SpaceSpec, noise: Array, parameter_server: ActorHandle
+    ) -> None:
+        self.config = ESConfig.model_validate(config)
+        self._noise = NoiseTable(noise)
+        self._parameter_server = parameter_server
+        self._shape = mlp_shape(self.config, spaces)
+        self._theta = self._shape.initial(seed_of(self.config.seed, "initial"))
+        self._optimizer: Optimizer = (
+            Adam(epsilon=self.config.adam_epsilon)
+            if self.config.optimizer == "adam"
+            else Momentum(self.config.momentum)
+        )
+        self._obs_statistics = (
+            RunningMeanVar(self._shape.obs_shape) if self.config.normalize_observations else None
+        )
+        self._env_steps = self._version = 0
+        self._publish()
+
+    def update(self, *answers: Returns) -> UpdateReport:
+        """One update from all of the population, in its order; publishes version + 1."""
+        started = perf_counter()
+        config = self.config
+        answer_bytes = sum(len(pickle.dumps(answer, protocol=5)) for answer in answers)
+        all_returns = reduce_pairs(answers, join_returns)
+        returns = all_returns.returns.mean(axis=2, dtype=np.float64)
+        indices = all_returns.indices
+        finite = np.isfinite(returns).all(axis=1)
+        if not finite.all():
+            if config.non_finite == "stop" or not finite.any():
+                raise NonFiniteError(_non_finite_report(config, returns, indices, self._env_steps))
+            returns, indices = returns[finite], indices[finite]
+        shaped = shape_returns(returns, config.return_shaping)
+        gradient = gradient_estimate(self._noise, indices, shaped, config.noise_std, self._shape.num_params)
+        norm = float(np.linalg.norm(gradient))
+        if not math.isfinite(norm):
+            raise NonFiniteError(
+                f"the gradient estimate at {self._env_steps} env steps is not finite: returns of up to "
+                f"{np.abs(returns).max():g} are too large for return_shaping={config.return_shaping}; set it to "
+                "centered_ranks"
+            )
+        learning_rate = schedule_value(config.learning_rate, self._env_steps / config.stop.env_steps)
+        before = self._theta.copy()
+        descent = np.float32(config.weight_decay) * before - gradient
+        self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)
+        self._gather(all_returns.obs_sums)
+        env_steps = int(all_returns.lengths.sum()) + int(all_returns.unperturbed[:, 1].sum())
+        self._env_steps += env_steps
+        self._version += 1
+        weights_bytes = self._publish() * max(1, config.num_rollout_workers)
+        theta_norm = float(np.linalg.norm(self._theta))
+        step_norm = float(np.linalg.norm(self._theta - before))
+        metrics: dict[str, float] = {
+            "es/return_std": float(returns.std()),
+            "es/return_max": float(returns.max()),
+            "es/wire_bytes": answer_bytes + weights_bytes,
+            "es/answer_bytes": answer_bytes,
+            "learner/gradient_norm": norm,
+            "learner/weights_norm": theta_norm,
+            "learner/update_ratio": step_norm / max(theta_norm, 1e-12),
+            "learner/learning_rate": learning_rate,
+            "learner/skipped_pairs": int((~finite).sum()),
+            "learner/weights_version": self._version,
+            "rollout/env_s": float(all_returns.seconds[0]),
+            "rollout/act_s": float(all_returns.seconds[1]),
+            "rollout/sample_s": float(all_returns.seconds[2]),
+            "time/train_s": perf_counter() - started,
+        }
+        if len(all_returns.unperturbed):
+            metrics["es/unperturbed_return_mean"] = float(all_returns.unperturbed[:, 0].mean())
+        # A perturbation's and its mirror image's one after the other: the last 100 are as much of one as of the other.
+        played = zip(
+            all_returns.returns[finite].reshape(-1).tolist(),
+            all_returns.lengths[finite].reshape(-1).tolist(),
+            strict=True,
+        )
+        return UpdateReport(env_steps, [Episode(*episode) for episode in played], metrics)
+
+    def _gather(self, obs_sums: Array) -> None:
+        """Merge what the workers gathered around the mean that they were given."""
+        if self._obs_statistics is None or not obs_sums.size:
+            return
+        shape, number = self._shape.obs_shape, int(obs_sums[0])
+        offset, squares = np.split(obs_sums[1:] / number, 2)
+        reference = self._obs_statistics.mean.astype(np.float32).astype(
+            np.float64
+        )  # as it had been published
+        variance = np.maximum(squares - np.square(offset), 0.0)
+        self._obs_statistics.merge(reference + offset.reshape(shape), variance.reshape(shape), number)
+
+    def weights(self) -> Weights:
+        """theta by layer, and the statistics that observations are normalised with."""
+        weights = self._shape.named(self._theta)
+        if self._obs_statistics is not None:
+            weights[OBS_MEAN] = self._obs_statistics.mean.astype(np.float32)
+            weights[OBS_VAR] = self._obs_statistics.var.astype(np.float32)
+        return weights
+
+    def _publish(self) -> int:
+        """Returns how many bytes one receiver gets."""
+        weights = self.weights()
+        rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
+        return sum(array.nbytes for array in weights.values())
+
+    def ready(self) -> int:
+        """The version published last; an answer says that the constructor is through."""
+        return self._version
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "version": self._version,
+            "env_steps": self._env_steps,
+            "weights": self.weights(),
+            "optimizer": self._optimizer.get_state(),
+            "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics else None,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called, under the same version: it says which noise comes next."""
+        self._theta = self._shape.flat(state["weights"])
+        self._optimizer.set_state(state["optimizer"])
+        if self._obs_statistics is not None and state["obs_statistics"] is not None:
+            self._obs_statistics.set_state(state["obs_statistics"])
+        self._env_steps, self._version = int(state["env_steps"]), int(state["version"])
+        nothing = {"optimizer": None, "obs_statistics": None, "ledger": None}
+        published = {"version": self._version, "weights": self.weights()}
+        rlplat.get(self._parameter_server.set_state.remote(nothing | published))
+
+
+def _non_finite_report(config: ESConfig, returns: Array, indices: Array, env_steps: int) -> str:
+    pair, half = (int(i) for i in np.argwhere(~np.isfinite(returns))[0])
+    workers = range(max(1, config.num_rollout_workers))
+    worker = next(w for w in workers if pair in share_of_population(config, w))
+    return (
+        f"return {returns[pair, half]} from {config.env}: pair {pair} of the population, {'+-'[half]} the noise at "
+        f"{indices[pair]}, played by rollout worker {worker} after {env_steps} env steps; the weights are unharmed. "
+        "Fix the environment's rewards, or leave such pairs out: --set non_finite=skip"
+    )
+
+
+# -- the ring
+
+
+class ES:
+    """The ring, and `step()`, which turns it once.
+
+    with ES(ESConfig(env="CartPole-v1", seed=1)) as es:
+        while (result := es.step()).env_steps < 100_000:
+            print(result.env_steps, result.episode_return_mean)
+    """
+
+    name = "es"
+    config_class = ESConfig
+    not_saved: tuple[str, ...] = ()
+
+    def __init__(self, config: ESConfig) -> None:
+        self.config = config
+        self._rollout_workers: RolloutWorkers | None = None
+        self._learner: ActorHandle | None = None
+        self._parameter_server: ActorHandle | None = None
+        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
+        self._window = EpisodeWindow()
+        self._iteration = self._env_steps = 0
+        self._owns_runtime = not rlplat.is_initialized()
+        if self._owns_runtime:
+            rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc")
+        try:
+            self.spaces = preflight(config)
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """Noise, parameter server, learner, rollout workers; returns when the first weights are published."""
+        config, settings = self.config, self.config.model_dump()
+        noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
+        parameter_server = self._parameter_server = rlplat.remote(ParameterServer).remote()
+        self._learner = rlplat.remote(ESLearner).remote(settings, self.spaces, noise, parameter_server)
+        self._rollout_workers = RolloutWorkers(
+            lambda index, _incarnation: rlplat.remote(ESWorker).remote(
+                settings, index, noise, parameter_server
+            ),
+            max(1, config.num_rollout_workers),
+            max_restarts=config.max_worker_restarts,
+            restart_on_env_error=config.on_env_error == "restart",
+        )
+        rlplat.get(self._learner.ready.remote())
+
+    def step(self) -> Result:
+        """One update: play the population, estimate, step, publish."""
+        workers, learner = self._ring()
+        started = perf_counter()
+        weights = self.weights()
+        answers = [handle.sample.remote(weights) for handle in workers.handles]
+        rlplat.wait(answers, num_returns=len(answers))
+        sampled = perf_counter()
+        while True:
+            try:
+                joined = reduce_in_tasks(answers, join_returns, self.config.reduce_fan_in)
+                report: UpdateReport = rlplat.get(learner.update.remote(*joined))
+                break
+            except RlplatError as error:
+                # A new worker in the place of a lost one plays the same episodes again: of the version that is still
+                # the newest.
+                answers = workers.replace_lost(answers, error)
+        self._iteration += 1
+        self._env_steps += report.env_steps
+        self._window.extend(report.episodes)
+        return Result(
+            iteration=self._iteration,
+            env_steps=self._env_steps,
+            episodes=self._window.episodes,
+            episode_return_mean=self._window.return_mean,
+            episode_length_mean=self._window.length_mean,
+            metrics=report.metrics
+            | {
+                "rollout/worker_restarts": workers.restarts,
+                "time/sample_s": sampled - started,
+                "time/update_s": perf_counter() - sampled,
+            },
+        )
+
+    def weights(self) -> ObjectRef:
+        """A ref to (version, weights) as they are now."""
+        self._ring()
+        assert self._parameter_server is not None
+        return self._parameter_server.latest.remote()
+
+    def evaluate(self, episodes: int) -> list[Episode]:
+        """Episodes with unperturbed weights on raw rewards."""
+        return self._evaluation.run(self.weights(), episodes)
+
+    def get_state(self) -> dict[str, Any]:
+        _, learner = self._ring()
+        return {
+            "iteration": self._iteration,
+            "env_steps": self._env_steps,
+            "episode_window": self._window.get_state(),
+            "learner": rlplat.get(learner.get_state.remote()),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        _, learner = self._ring()
+        rlplat.get(learner.set_state.remote(state["learner"]))
+        self._window.set_state(state["episode_window"])
+        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        config = ESConfig.model_validate(settings)
+        return MLPPolicy(
+            mlp_shape(config, spaces),
+            seed,
+            sample_actions=config.sample_actions,
+            action_noise=config.action_noise,
+        )
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        weights: Weights = state["learner"]["weights"]
+        return weights
+
+    def close(self) -> None:
+        """Stop the actors; and the runtime, if this object started it. May be called again."""
+        if rlplat.is_initialized():
+            self._evaluation.close()
+            if self._rollout_workers is not None:
+                self._rollout_workers.close()
+            for actor in (self._learner, self._parameter_server):
+                if actor is not None:
+                    rlplat.kill(actor)
+            if self._owns_runtime:
+                rlplat.shutdown()
+        self._rollout_workers = self._learner = self._parameter_server = None
+
+    def _ring(self) -> tuple[RolloutWorkers, ActorHandle]:
+        if self._rollout_workers is None or self._learner is None:
+            raise NotInitialized("this ES is closed: make a new one, and use it within `with`")
+        return self._rollout_workers, self._learner
+
+    def __enter__(self) -> ES:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def preflight(config: ESConfig) -> SpaceSpec:
+    """In the driver, before any actor starts: the environment is sound, and ES can act in it."""
+    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+    assert spaces is not None
+    policy = config.policy
+    if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
+        raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {spaces.obs}")
+    if spaces.action.kind not in ("discrete", "box"):
+        raise ConfigError(f"es gives Discrete or Box actions, but {config.env} has {spaces.action}")
+    if policy.core != "none" or policy.custom or policy.encoder not in ("auto", "mlp"):
+        given = f"core={policy.core}, encoder={policy.encoder}, custom={policy.custom or 'none'}"
+        raise ConfigError(f"es has MLPs only, but policy has {given}; use ppo, a3c or dqn for other networks")
+    if max(1, config.num_rollout_workers) > config.population_size:
+        raise ConfigError(
+            f"num_rollout_workers={config.num_rollout_workers} is more than population_size={config.population_size}: "
+            "some would have nothing to play"
+        )
+    num_params = mlp_shape(config, spaces).num_params
+    if config.noise_table_size < num_params:
+        raise ConfigError(
+            f"noise_table_size={config.noise_table_size:,} is smaller than the policy's {num_params:,} parameters; "
+            "raise it, to a hundred times as many and more"
+        )
+    return spaces
