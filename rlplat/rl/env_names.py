@@ -107,6 +107,8 @@ def _require_extras(name: str, entry_point: str) -> None:
 
 
 def _not_found(name: str, registered: list[str]) -> str:
+    if name.startswith("pettingzoo."):
+        return f"'{name}' has several agents, and only ppo and dqn know of such: --algo ppo (docs/multi-agent.md)"
     games = [atari_game(rom) for rom in ATARI_ROMS]
     bases = {
         env_id.rsplit("-v", 1)[0]: env_id for env_id in registered

@@ -81,7 +81,7 @@ CASES = {
     "ppo-lstm": Case("ppo", (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto")),
     "dqn": Case("dqn", DQN),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
-    "es": Case("es", ()),
+    "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),
 }
 
 
