@@ -42,7 +42,6 @@ from rlplat.errors import (
 )
 from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
@@ -54,6 +53,7 @@ from rlplat.rl.policy_spec import PolicySpec, cpu_share, make_policy, policy_spe
 from rlplat.rl.registry import load_class
 from rlplat.rl.returns import explained_variance, gae
 from rlplat.rl.rollout_worker import RolloutWorker
+from rlplat.rl.run_tally import RunTally
 from rlplat.rl.sample_batch import SampleBatch, episode_starts
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
@@ -372,9 +372,7 @@ class A3C:
         self._servers: list[ActorHandle] = []
         self._rollout_workers: RolloutWorkers | None = None
         self._calls: dict[ObjectRef, int] = {}  # under way: ref -> slot of the worker
-        self._window = EpisodeWindow()
-        self._iteration = 0
-        self._env_steps = 0
+        self._tally = RunTally()
         self._evaluation = Evaluation(config.model_dump(), A3C.make_policy)
         self._owns_runtime = not rlplat.is_initialized()
         if self._owns_runtime:
@@ -419,16 +417,9 @@ class A3C:
         if self.config.num_rollout_workers > 1:
             self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
         learning_rate = schedule_value(self.config.learning_rate, self._progress)
-        self._iteration += 1
-        self._env_steps += report.env_steps
-        self._window.extend(report.episodes)
-        return Result(
-            iteration=self._iteration,
-            env_steps=self._env_steps,
-            episodes=self._window.episodes,
-            episode_return_mean=self._window.return_mean,
-            episode_length_mean=self._window.length_mean,
-            metrics=report.metrics
+        self._tally.count(report.env_steps, report.episodes)
+        return self._tally.result(
+            report.metrics
             | {
                 "learner/learning_rate": learning_rate,
                 "rollout/worker_restarts": self._workers().restarts,
@@ -438,7 +429,7 @@ class A3C:
 
     @property
     def _progress(self) -> float:
-        return self._env_steps / self.config.stop.env_steps
+        return self._tally.env_steps / self.config.stop.env_steps
 
     def _keep_learning(self) -> None:
         """A call for every worker that has none."""
@@ -490,10 +481,7 @@ class A3C:
         if self._calls:
             rlplat.wait(list(self._calls), num_returns=len(self._calls))
             self._collect(list(self._calls))
-        return {
-            "iteration": self._iteration,
-            "env_steps": self._env_steps,
-            "episode_window": self._window.get_state(),
+        return self._tally.get_state() | {
             "parameter_server": self._server.get_state(),
             "rollout_workers": self._workers().get_state(),
         }
@@ -501,8 +489,7 @@ class A3C:
     def set_state(self, state: dict[str, Any]) -> None:
         self._server.set_state(state["parameter_server"])
         self._workers().set_state(state["rollout_workers"])
-        self._window.set_state(state["episode_window"])
-        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+        self._tally.set_state(state)
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:

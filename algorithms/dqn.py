@@ -48,7 +48,6 @@ from rlplat.errors import (
 )
 from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
-from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
@@ -64,6 +63,7 @@ from rlplat.rl.ratio_limiter import RatioLimiter
 from rlplat.rl.registry import load_class
 from rlplat.rl.replay_buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
 from rlplat.rl.replay_shard import ReplayShard
+from rlplat.rl.run_tally import RunTally
 from rlplat.rl.schedules import LinearSchedule, Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -649,9 +649,7 @@ class DQN:
         self._actors: list[ActorHandle] = []
         self._shards: list[ActorHandle] = []
         self._evaluation = Evaluation(config.model_dump(), self.make_policy)
-        self._window = EpisodeWindow()
-        self._iteration = 0
-        self._env_steps = 0
+        self._tally = RunTally()
         # Asynchronous: what is under way, and what to do when it is there.
         self._pending: dict[ObjectRef, Callable[[], None]] = {}
         self._sampling: set[int] = set()
@@ -758,7 +756,7 @@ class DQN:
         metrics = _means([report.metrics for report in self._reports]) | _means(self._learner_metrics)
         metrics |= {
             "learner/updates": self._updates,
-            "learner/env_steps_per_update": (self._limiter.ahead(self._env_steps, 0)) / updates_beyond,
+            "learner/env_steps_per_update": (self._limiter.ahead(self._tally.env_steps, 0)) / updates_beyond,
             "learner/replay_size": sum(self._shard_sizes),
             "time/round_s": perf_counter() - started,
         }
@@ -770,7 +768,7 @@ class DQN:
         fragment = config.rollout_length * config.num_envs_per_worker
         first, num_workers = self._next_slot, len(workers.handles)
         for slot in (*range(first, num_workers), *range(first)):  # in turn: the limit must not silence any
-            promised = self._env_steps + len(self._sampling) * fragment
+            promised = self._tally.env_steps + len(self._sampling) * fragment
             is_allowed = self._limiter.may_sample(promised, self._updates) or not min(self._shard_sizes)
             if slot not in self._sampling and is_allowed:
                 self._sampling.add(slot)
@@ -779,12 +777,12 @@ class DQN:
                 self._pending[ref] = partial(self._on_fragment, slot, ref)
         while self._calls_under_way < 2 and min(self._shard_sizes) > 0:
             promised = self._updates + self._calls_under_way * config.updates_per_call
-            if not self._limiter.may_update(self._env_steps, promised):
+            if not self._limiter.may_update(self._tally.env_steps, promised):
                 break
             self._calls_under_way += 1
             shard = self._shards[self._next_shard]
             self._next_shard = (self._next_shard + 1) % len(self._shards)
-            beta = schedule_value(config.importance_beta, self._env_steps / config.stop.env_steps)
+            beta = schedule_value(config.importance_beta, self._tally.env_steps / config.stop.env_steps)
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
             self._pending[drawn] = partial(self._on_drawn, shard, drawn)
 
@@ -815,12 +813,12 @@ class DQN:
                 self._workers().replace(slot, loss)
                 return
             raise
-        self._env_steps += report.env_steps
+        self._tally.env_steps += report.env_steps
         self._reports.append(report)
 
     def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
         """A shard has drawn minibatches: the learner trains on them."""
-        metrics, priorities = self._ring().learner().learn.remote(drawn, self._env_steps)
+        metrics, priorities = self._ring().learner().learn.remote(drawn, self._tally.env_steps)
         self._pending[metrics] = partial(self._on_learnt, shard, metrics, priorities)
 
     def _on_learnt(self, shard: ActorHandle, metrics: ObjectRef, priorities: ObjectRef) -> None:
@@ -834,18 +832,9 @@ class DQN:
     def _result(
         self, reports: list[UpdateReport], metrics: dict[str, float], *, counted: bool = False
     ) -> Result:
-        self._iteration += 1
         for report in reports:
-            self._env_steps += 0 if counted else report.env_steps
-            self._window.extend(Episode(*episode) for episode in report.episodes)
-        return Result(
-            iteration=self._iteration,
-            env_steps=self._env_steps,
-            episodes=self._window.episodes,
-            episode_return_mean=self._window.return_mean,
-            episode_length_mean=self._window.length_mean,
-            metrics=metrics | {"rollout/worker_restarts": self._workers().restarts},
-        )
+            self._tally.count(0 if counted else report.env_steps, _episodes_of(report))
+        return self._tally.result(metrics | {"rollout/worker_restarts": self._workers().restarts})
 
     def weights(self) -> ObjectRef:
         """A ref to (version, weights) as they are now."""
@@ -872,13 +861,10 @@ class DQN:
         while self._pending:  # nothing new is asked for
             self._handle_next()
         for report in self._reports:
-            self._window.extend(Episode(*episode) for episode in report.episodes)
+            self._tally.count(0, _episodes_of(report))
         self._reports = kept
-        return {
-            "iteration": self._iteration,
-            "env_steps": self._env_steps,
+        return self._tally.get_state() | {
             "updates": self._updates,
-            "episode_window": self._window.get_state(),
             "learner": self._ring().get_state(),
             "shards": rlplat.get([shard.get_state.remote() for shard in self._shards]),
             "rollout_workers": workers.get_state(),
@@ -896,8 +882,7 @@ class DQN:
             states = zip(self._shards, state["shards"], strict=True)
             self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
         workers.set_state(state["rollout_workers"])
-        self._window.set_state(state["episode_window"])
-        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+        self._tally.set_state(state)
         self._updates = int(state["updates"])
 
     @staticmethod
@@ -1026,3 +1011,7 @@ def _means(metrics: list[dict[str, float]]) -> dict[str, float]:
     """The mean of every figure over the reports that have it."""
     names = {name for each in metrics for name in each}
     return {name: float(np.mean([each[name] for each in metrics if name in each])) for name in sorted(names)}
+
+
+def _episodes_of(report: UpdateReport) -> list[Episode]:
+    return [Episode(*episode) for episode in report.episodes]

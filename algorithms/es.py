@@ -44,7 +44,6 @@ from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatErr
 from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import make_vector_env
-from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.noise_table import NoiseTable, make_noise
@@ -53,6 +52,7 @@ from rlplat.rl.numpy_optimizers import Adam, Optimizer
 from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policy_spec import cpu_share
+from rlplat.rl.run_tally import RunTally
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.tree_reduction import reduce_in_tasks, reduce_pairs
@@ -585,8 +585,7 @@ class ES:
         self._learner: ActorHandle | None = None
         self._parameter_server: ActorHandle | None = None
         self._evaluation = Evaluation(config.model_dump(), self.make_policy)
-        self._window = EpisodeWindow()
-        self._iteration = self._env_steps = 0
+        self._tally = RunTally()
         self._owns_runtime = not rlplat.is_initialized()
         if self._owns_runtime:
             rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc")
@@ -630,16 +629,9 @@ class ES:
                 # A new worker in the place of a lost one plays the same episodes again: of the version that is still
                 # the newest.
                 answers = workers.replace_lost(answers, error)
-        self._iteration += 1
-        self._env_steps += report.env_steps
-        self._window.extend(report.episodes)
-        return Result(
-            iteration=self._iteration,
-            env_steps=self._env_steps,
-            episodes=self._window.episodes,
-            episode_return_mean=self._window.return_mean,
-            episode_length_mean=self._window.length_mean,
-            metrics=report.metrics
+        self._tally.count(report.env_steps, report.episodes)
+        return self._tally.result(
+            report.metrics
             | {
                 "rollout/worker_restarts": workers.restarts,
                 "time/sample_s": sampled - started,
@@ -659,18 +651,14 @@ class ES:
 
     def get_state(self) -> dict[str, Any]:
         _, learner = self._ring()
-        return {
-            "iteration": self._iteration,
-            "env_steps": self._env_steps,
-            "episode_window": self._window.get_state(),
+        return self._tally.get_state() | {
             "learner": rlplat.get(learner.get_state.remote()),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         _, learner = self._ring()
         rlplat.get(learner.set_state.remote(state["learner"]))
-        self._window.set_state(state["episode_window"])
-        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+        self._tally.set_state(state)
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:

@@ -36,7 +36,6 @@ import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
 from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
@@ -51,6 +50,7 @@ from rlplat.rl.policy_spec import PolicySpec, make_policy, policy_spec
 from rlplat.rl.registry import load_class
 from rlplat.rl.returns import explained_variance, gae
 from rlplat.rl.rollout_worker import RolloutWorker
+from rlplat.rl.run_tally import RunTally
 from rlplat.rl.sample_batch import SampleBatch, episode_starts, join_envs
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
@@ -519,9 +519,7 @@ class PPO:
         self._rings: PolicyRings | None = None
         self._next_batches: list[ObjectRef] | None = None
         self._evaluation = Evaluation(config.model_dump(), self.make_policy)
-        self._window = EpisodeWindow()
-        self._iteration = 0
-        self._env_steps = 0
+        self._tally = RunTally()
         self._owns_runtime = not rlplat.is_initialized()
         if self._owns_runtime:
             # Before the pre-flight: the first processes start while it looks at the environment.
@@ -581,16 +579,9 @@ class PPO:
                 break
             except RlplatError as error:
                 batches = workers.replace_lost(batches, error)
-        self._iteration += 1
-        self._env_steps += report.env_steps
-        self._window.extend(report.episodes)
-        return Result(
-            iteration=self._iteration,
-            env_steps=self._env_steps,
-            episodes=self._window.episodes,
-            episode_return_mean=self._window.return_mean,
-            episode_length_mean=self._window.length_mean,
-            metrics=report.metrics
+        self._tally.count(report.env_steps, report.episodes)
+        return self._tally.result(
+            report.metrics
             | {
                 "rollout/worker_restarts": workers.restarts,
                 "time/sample_s": sampled - started,
@@ -613,10 +604,7 @@ class PPO:
 
     def get_state(self) -> dict[str, Any]:
         workers, rings = self._ring()
-        return {
-            "iteration": self._iteration,
-            "env_steps": self._env_steps,
-            "episode_window": self._window.get_state(),
+        return self._tally.get_state() | {
             "learner": rings.get_state(),
             "rollout_workers": workers.get_state(),
         }
@@ -626,8 +614,7 @@ class PPO:
         self._next_batches = None
         rings.set_state(state["learner"])
         workers.set_state(state["rollout_workers"])
-        self._window.set_state(state["episode_window"])
-        self._iteration, self._env_steps = int(state["iteration"]), int(state["env_steps"])
+        self._tally.set_state(state)
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
