@@ -600,9 +600,12 @@ class DQNLearner:
         self._version += 1
         self._publish()
 
+    def _exploration(self) -> Weights:
+        """The share of random actions, as it travels with the weights."""
+        return {EPSILON: np.array([schedule_value(self.config.epsilon, self._progress())], np.float32)}
+
     def _publish(self) -> None:
-        epsilon = schedule_value(self.config.epsilon, self._progress())
-        weights = self._net.weights() | {EPSILON: np.array([epsilon], np.float32)}
+        weights = self._net.weights() | self._exploration()
         rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
 
     def ready(self) -> int:
@@ -614,6 +617,7 @@ class DQNLearner:
         return self._net.get_state() | {
             "version": self._version,
             "env_steps": self._env_steps,
+            "exploration": self._exploration(),
             "replay_steps": self._replay_steps if keeps_replay else 0,
             "updates": self._updates,
             "credit": self._credit,
@@ -699,6 +703,7 @@ class DQN:
             ]
             self._actors += self._shards
             self._shard_sizes = [0] * S
+            self._empty_at = 0  # env steps when the replay was empty
             epsilons = lane_epsilons(num_workers * B).reshape(num_workers, B)
             under_way = float(num_workers * config.rollout_length * B)
             under_way += 2 * config.updates_per_call * config.env_steps_per_update
@@ -769,13 +774,13 @@ class DQN:
         first, num_workers = self._next_slot, len(workers.handles)
         for slot in (*range(first, num_workers), *range(first)):  # in turn: the limit must not silence any
             promised = self._tally.env_steps + len(self._sampling) * fragment
-            is_allowed = self._limiter.may_sample(promised, self._updates) or not min(self._shard_sizes)
+            is_allowed = self._limiter.may_sample(promised, self._updates) or not self._is_filled()
             if slot not in self._sampling and is_allowed:
                 self._sampling.add(slot)
                 self._next_slot = (slot + 1) % num_workers
                 ref = workers.handles[slot].sample.remote()
                 self._pending[ref] = partial(self._on_fragment, slot, ref)
-        while self._calls_under_way < 2 and min(self._shard_sizes) > 0:
+        while self._calls_under_way < 2 and self._is_filled():
             promised = self._updates + self._calls_under_way * config.updates_per_call
             if not self._limiter.may_update(self._tally.env_steps, promised):
                 break
@@ -785,6 +790,11 @@ class DQN:
             beta = schedule_value(config.importance_beta, self._tally.env_steps / config.stop.env_steps)
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
             self._pending[drawn] = partial(self._on_drawn, shard, drawn)
+
+    def _is_filled(self) -> bool:
+        """Whether the replay has what the first gradient step waits for; anew after a resume without its contents."""
+        steps = self._tally.env_steps - self._empty_at
+        return min(self._shard_sizes) > 0 and steps >= self.config.learning_starts
 
     def _handle_next(self) -> None:
         """Wait until something is there, and hand everything that is to whom it belongs."""
@@ -881,6 +891,7 @@ class DQN:
         if self._shards:
             states = zip(self._shards, state["shards"], strict=True)
             self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
+            self._empty_at = int(state["env_steps"]) if None in state["shards"] else 0
         workers.set_state(state["rollout_workers"])
         self._tally.set_state(state)
         self._updates = int(state["updates"])
@@ -899,7 +910,7 @@ class DQN:
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:
         """What `make_policy`'s policy acts with, out of `get_state()`."""
-        return weights_in_state(state["learner"], lambda learner: learner["weights"])
+        return weights_in_state(state["learner"], lambda learner: learner["weights"] | learner["exploration"])
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""
@@ -988,6 +999,12 @@ def preflight(config: DQNConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | Mul
 
 
 def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
+    num_workers = max(1, config.num_rollout_workers)
+    if config.asynchronous and config.num_replay_shards > num_workers:
+        raise ConfigError(
+            f"num_replay_shards={config.num_replay_shards}, but there are {num_workers} rollout workers to fill them: "
+            "lower it, or raise --num-rollout-workers"
+        )
     low, high = config.value_range
     if config.distributional == "c51" and low >= high:
         raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")

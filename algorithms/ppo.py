@@ -391,10 +391,7 @@ class PPOLearner:
             for indices in self._minibatches(batch):
                 if config.normalize_advantages:
                     loss_arguments |= _advantage_moments(columns["advantages"], indices, valid)
-                part, share = indices, 1.0
-                if self._num_learners > 1:
-                    part = np.array_split(indices, self._num_learners, axis=-1)[self._rank]
-                    share = float(valid[part].sum() / valid[indices].sum())
+                part, share = self._share_of(indices, valid)
                 minibatch_stats, norm = self._net.train_minibatch(part, share, learning_rate, loss_arguments)
                 if not math.isfinite(norm):
                     if config.non_finite == "stop":
@@ -414,6 +411,15 @@ class PPOLearner:
             "learner/skipped_minibatches": skipped,
         }
 
+    def _share_of(self, indices: Array, valid: Array) -> tuple[Array, float]:
+        """This learner's part of a minibatch, and what its gradient counts."""
+        if self._num_learners == 1:
+            return indices, 1.0
+        if indices.shape[-1] < self._num_learners:
+            return indices, 1.0 / self._num_learners  # too small to be cut: all of them compute all of it
+        part = np.array_split(indices, self._num_learners, axis=-1)[self._rank]
+        return part, float(valid[part].sum() / valid[indices].sum())
+
     def _minibatches(self, batch: SampleBatch) -> list[Array]:
         """One pass in random order: int64[M] rows, or with a core int64[T, M], the rows of M whole fragments."""
         num_steps, num_envs = batch.shape
@@ -423,12 +429,14 @@ class PPOLearner:
                 return []  # of an agent that had no turn
             num_minibatches = max(1, round(len(order) / self.config.minibatch_size))
             return np.array_split(self._rng.permutation(order), num_minibatches)
-        num_minibatches = max(1, round(num_steps * num_envs / self.config.minibatch_size))
-        num_minibatches = min(
-            num_minibatches, num_envs // self._num_learners
-        )  # every learner needs a fragment
+        envs = np.flatnonzero(batch.valid.any(axis=0))  # of several agents, some may have had no turn
+        if not len(envs):
+            return []
+        num_minibatches = round(num_steps * len(envs) / self.config.minibatch_size)
+        # Every learner needs a fragment of each.
+        num_minibatches = max(1, min(num_minibatches, len(envs) // self._num_learners))
         rows = np.arange(num_steps)[:, None] * num_envs
-        return [rows + envs for envs in np.array_split(self._rng.permutation(num_envs), num_minibatches)]
+        return [rows + part for part in np.array_split(self._rng.permutation(envs), num_minibatches)]
 
     def _publish(self) -> None:
         """Weights and, with them, the statistics that observations are to be normalised with."""

@@ -109,7 +109,7 @@ class RewardNormalizer:
             running = np.zeros(rewards.shape[1], np.float64)
         returns = np.empty(rewards.shape, np.float64)
         for t, reward in enumerate(rewards):
-            running = running * self.discount + reward
+            running = np.where(valid[t], running * self.discount + reward, running)
             returns[t] = running
             running = running * ~ends[t]
         self._returns[worker_index] = (incarnation, running)

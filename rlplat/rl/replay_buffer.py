@@ -350,10 +350,11 @@ class Priorities:
             self.tree.set(indices, 0.0)
 
     def draw(self, rng: np.random.Generator, size: int, population: int, beta: float) -> tuple[Array, Array]:
-        """One draw from each of `size` equal parts of the mass -> (indices, importance weights float32)."""
+        """One draw from each of `size` equal parts of the mass, in random order (so that a part of them is a draw from
+        the whole mass too) -> (indices, importance weights float32)."""
         total = self.tree.total
         assert total > 0, "nothing to draw yet"
-        indices = self.tree.find((np.arange(size) + rng.random(size)) * (total / size))
+        indices = self.tree.find((rng.permutation(size) + rng.random(size)) * (total / size))
         probabilities = self.tree.get(indices) / total
         weights = (population * probabilities) ** -beta
         return indices, (weights / weights.max()).astype(np.float32)

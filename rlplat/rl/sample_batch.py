@@ -166,7 +166,13 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
     columns["obs"] = map_obs(
         lambda *leaves: np.concatenate(leaves, axis=1), *(batch.obs for batch in batches)
     )
-    columns["core_state"] = np.concatenate([batch.core_state for batch in batches])
+    width = max(batch.core_state.shape[1] for batch in batches)
+    columns["core_state"] = np.concatenate(
+        [  # a batch without any decision has no core's state
+            batch.core_state if batch.core_state.size else np.zeros((batch.shape[1], width), np.float32)
+            for batch in batches
+        ]
+    )
     return replace(
         batches[0],
         **columns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -156,12 +157,15 @@ class TransitionWorker:
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there; environments that were not saved begin new episodes."""
         self._policy.set_state(state["policy"])
+        begins_anew = np.ones(self._env.num_envs, np.bool_)
         if state["env"] is not None:
             self._obs = self._env.set_state(state["env"])
-            self._continues = bool(state["continues"])
-        else:
-            self._policy.reset_core(np.ones(self._env.num_envs, np.bool_))
-            self._continues = False
+            for reason in self._env.not_restored.values():
+                print(f"warning: {reason}; a new episode begins there", file=sys.stderr)
+            begins_anew[:] = [b in self._env.not_restored for b in range(self._env.num_envs)]
+        self._policy.reset_core(begins_anew)
+        # A gap in the replay, where the next step does not follow the last one.
+        self._continues = bool(state["continues"]) and not begins_anew.any()
 
     def not_saved(self) -> str:
         """What `get_state` leaves out, or the empty string."""

@@ -181,6 +181,7 @@ def test_acts_from_a_checkpoint_without_actors(runtime: None) -> None:
         state, spaces = dqn.get_state(), dqn.spaces
     policy = DQN.make_policy(DQNConfig(**QUICK).model_dump(), spaces, np.random.SeedSequence(0))
     policy.set_weights(DQN.policy_weights(state))
+    assert policy.epsilon < 1.0  # type: ignore[attr-defined]  # explores as the learner would now, not as at the start
     actions = policy.act(np.zeros((3, 4), np.float32), deterministic=True).actions
     assert actions.shape == (3,) and actions.dtype == np.int64
 
@@ -198,6 +199,7 @@ def test_closed_is_closed(runtime: None) -> None:
     [
         ({"env": "Pendulum-v1"}, "use PPO: rlplat train --algo ppo --env Pendulum-v1"),
         ({"distributional": "c51", "value_range": (1.0, -1.0)}, r"value_range is \[1, -1\]"),
+        ({"asynchronous": True, "num_replay_shards": 2}, r"num_replay_shards=2, but there are 1 rollout workers"),
         ({"replay_capacity": 40}, "raise replay_capacity"),
         ({"replay_capacity": 10**13}, "lower replay_capacity"),
         ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),

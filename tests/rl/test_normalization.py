@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,3 +73,15 @@ def test_reset_rows_are_not_measured() -> None:
     valid = np.array([[True], [False]])
     normalizer.normalize(np.float32([[1.0], [0.0]]), np.array([[True], [False]]), valid)
     assert normalizer.statistics.count == 1
+
+
+def test_running_returns_stand_still_in_rows_without_a_decision() -> None:
+    """Of several agents, one that decides once in a fragment goes on from there in the next."""
+    normalizer = RewardNormalizer(discount=0.9)
+    rewards, ends = np.zeros((5, 1), np.float32), np.zeros((5, 1), np.bool_)
+    rewards[0] = 1.0
+    valid = np.array([[True], [False], [False], [False], [False]])
+    normalizer.normalize(rewards, ends, valid)
+    assert normalizer.get_state()["workers"]["0"]["returns"] == pytest.approx([1.0])
+    normalizer.normalize(rewards, ends, valid)
+    assert normalizer.get_state()["workers"]["0"]["returns"] == pytest.approx([1.9])

@@ -400,3 +400,13 @@ def test_batches_say_what_is_wrong_with_them() -> None:
     batch.cut_rows = np.arange(9)
     with pytest.raises(AssertionError, match="one final observation per truncation"):
         batch.check_valid()
+
+
+def test_a_part_of_a_prioritised_draw_spans_the_whole_replay() -> None:
+    """Ape-X cuts one draw into the minibatches of several gradient steps."""
+    priorities = Priorities(8_192, alpha=0.6)
+    priorities.add(np.arange(8_192))
+    indices, _ = priorities.draw(np.random.default_rng(0), 256, 8_192, beta=0.4)
+    for part in np.split(indices, 8):
+        assert part.min() < 2_000 and part.max() > 6_000
+    assert sorted(indices // 32) == list(range(256))  # stratified all the same

@@ -140,3 +140,13 @@ def test_trees_and_core_states_are_joined_as_well() -> None:
     np.testing.assert_array_equal(joined.obs["gear"][:, 2:], two.obs["gear"])
     np.testing.assert_array_equal(joined.core_state, np.concatenate([one.core_state, two.core_state]))
     assert join_envs([make_batch(3, 2), make_batch(3, 4)]).core_state.size == 0
+
+
+def test_a_batch_without_decisions_joins_one_with_a_core() -> None:
+    actions = np.zeros(2, np.int64)
+    idle, busy = (SampleBatch.empty(3, np.zeros((2, 4), np.float32), actions) for _ in range(2))
+    busy.core_state = np.ones((2, 5), np.float32)
+    for batch in (idle, busy):
+        batch.valid[:] = batch is busy
+    joined = join_envs([idle, busy])
+    assert joined.core_state.tolist() == [[0.0] * 5] * 2 + [[1.0] * 5] * 2
