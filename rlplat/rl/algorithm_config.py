@@ -64,7 +64,8 @@ class LearnerConfig(Section):
     num_threads: int = Field(0, ge=0)
     """CPU threads of an update; 0: one for an MLP, all for images."""
     num_learners: PositiveInt = 1
-    """PPO: processes that share every minibatch and average their gradients (torch.distributed)."""
+    """PPO: processes that share every minibatch and sum their gradients (torch.distributed). With a core they compute
+    what one learner would only while every minibatch has a fragment for each."""
 
 
 class EvaluationConfig(Section):

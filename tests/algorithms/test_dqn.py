@@ -199,7 +199,10 @@ def test_closed_is_closed(runtime: None) -> None:
     [
         ({"env": "Pendulum-v1"}, "use PPO: rlplat train --algo ppo --env Pendulum-v1"),
         ({"distributional": "c51", "value_range": (1.0, -1.0)}, r"value_range is \[1, -1\]"),
-        ({"asynchronous": True, "num_replay_shards": 2}, r"num_replay_shards=2, but there are 1 rollout workers"),
+        (
+            {"asynchronous": True, "num_replay_shards": 2},
+            r"num_replay_shards=2, but there are 1 rollout workers",
+        ),
         ({"replay_capacity": 40}, "raise replay_capacity"),
         ({"replay_capacity": 10**13}, "lower replay_capacity"),
         ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
