@@ -12,7 +12,6 @@ import pytest
 import rlplat
 from tests.leak_meter import MARK, LeakMeter, marked_processes
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores Ctrl-C for them, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
