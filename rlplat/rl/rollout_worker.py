@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from rlplat.rl.obs_tree import concat_obs, take_obs
 from rlplat.rl.policy_spec import cpu_share, make_policy, policy_spec
 from rlplat.rl.sample_batch import SampleBatch
 from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.worker_state import restore_worker, worker_not_saved, worker_state
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -142,29 +142,15 @@ class RolloutWorker:
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The policy's random generator and core; with `deterministic: true` also the environments, where they can be
-        saved (`not_saved`)."""
-        return {
-            "policy": self._policy.get_state(),
-            "env": self._env.get_state() if self._deterministic and not self._env.not_saved else None,
-        }
+        return worker_state(self._policy, self._env, deterministic=self._deterministic)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there; environments that were not saved begin new episodes."""
-        self._policy.set_state(state["policy"])
-        begins_anew = np.ones(self._env.num_envs, np.bool_)
-        if state["env"] is not None:
-            self._obs = self._env.set_state(state["env"])
-            for reason in self._env.not_restored.values():
-                print(f"warning: {reason}; a new episode begins there", file=sys.stderr)
-            begins_anew[:] = [b in self._env.not_restored for b in range(self._env.num_envs)]
-        self._policy.reset_core(begins_anew)
+        self._obs, _ = restore_worker(self._policy, self._env, self._obs, state)
 
     def not_saved(self) -> str:
         """What `get_state` leaves out, or the empty string."""
-        if not self._deterministic:
-            return "the states of the environments (deterministic: true saves them): after a resume new episodes start"
-        return self._env.not_saved
+        return worker_not_saved(self._env, deterministic=self._deterministic)
 
     def close(self) -> None:
         self._env.close()

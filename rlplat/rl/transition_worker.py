@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from rlplat.rl.policy_spec import cpu_share, policy_spec
 from rlplat.rl.q_spec import QSpec, make_q_policy
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.transition_batch import TransitionBatch
+from rlplat.rl.worker_state import restore_worker, worker_not_saved, worker_state
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -146,32 +146,18 @@ class TransitionWorker:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """The policy's random generator and core; with `deterministic: true` also the environments, where they can be
-        saved (`not_saved`)."""
-        return {
-            "policy": self._policy.get_state(),
-            "env": self._env.get_state() if self._deterministic and not self._env.not_saved else None,
-            "continues": self._continues,
-        }
+        state = worker_state(self._policy, self._env, deterministic=self._deterministic)
+        return state | {"continues": self._continues}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there; environments that were not saved begin new episodes."""
-        self._policy.set_state(state["policy"])
-        begins_anew = np.ones(self._env.num_envs, np.bool_)
-        if state["env"] is not None:
-            self._obs = self._env.set_state(state["env"])
-            for reason in self._env.not_restored.values():
-                print(f"warning: {reason}; a new episode begins there", file=sys.stderr)
-            begins_anew[:] = [b in self._env.not_restored for b in range(self._env.num_envs)]
-        self._policy.reset_core(begins_anew)
+        self._obs, begins_anew = restore_worker(self._policy, self._env, self._obs, state)
         # A gap in the replay, where the next step does not follow the last one.
         self._continues = bool(state["continues"]) and not begins_anew.any()
 
     def not_saved(self) -> str:
         """What `get_state` leaves out, or the empty string."""
-        if not self._deterministic:
-            return "the states of the environments (deterministic: true saves them): after a resume new episodes start"
-        return self._env.not_saved
+        return worker_not_saved(self._env, deterministic=self._deterministic)
 
     def close(self) -> None:
         self._env.close()
