@@ -14,11 +14,15 @@ RlplatError
     ├── TaskError              user code raised; also an instance of the user's own exception class
     ├── SerializationError     a value cannot be pickled (names the attribute path)
     ├── WorkerCrashed          the process that ran the task died, and retries are used up
+    │   └── OutOfMemory        ... because it was over its memory limit, or the machine was short of memory
     ├── ActorDied              the actor's process ended, or its constructor raised
     ├── OwnerDied              the process that owned the object is gone, and the object with it
     ├── ObjectLost             the object's bytes are gone although its owner lives
     ├── ObjectStoreFull        shared memory is full
+    ├── ObjectRebuildFailed    the task that made a lost object ran again, and failed
     ├── TaskCancelled          the task was cancelled
+    ├── DeadlineExceeded       the task's `timeout_s` ran out (also a builtin TimeoutError)
+    ├── RuntimeEnvFailed       the runtime environment of a task or an actor could not be set up
     ├── NodeLost               the node process ended under the driver
     └── GetTimeout             `get(timeout=)` ran out (also a builtin TimeoutError)
 """
@@ -99,6 +103,10 @@ class WorkerCrashed(RuntimeFault):
     pass
 
 
+class OutOfMemory(WorkerCrashed):
+    pass
+
+
 class ActorDied(RuntimeFault):
     pass
 
@@ -116,6 +124,18 @@ class ObjectStoreFull(RuntimeFault):
 
 
 class TaskCancelled(RuntimeFault):
+    pass
+
+
+class ObjectRebuildFailed(RuntimeFault):
+    pass
+
+
+class DeadlineExceeded(RuntimeFault, TimeoutError):
+    pass
+
+
+class RuntimeEnvFailed(RuntimeFault):
     pass
 
 

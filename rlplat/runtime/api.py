@@ -17,9 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
+import msgspec
+
 from rlplat.errors import ConfigError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
 
 __all__ = [
@@ -149,15 +152,19 @@ def remote(*args: Any, **options: Any) -> Any:
         raise TypeError(
             "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
         )
-    checked = _merge(Options(), options)
+    checked = _merge(Options(), options, "a task or actor")
     return lambda target: _make_remote(target, checked)
 
 
-def method(*, num_returns: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`@rlplat.method(num_returns=2)` on a method of an actor class: its calls return that many refs."""
+def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`@rlplat.method(num_returns=2)` on a method of an actor class: its calls return that many refs.
+
+    Options: num_returns, concurrency_group, max_task_retries, timeout_s, generator_backpressure.
+    """
+    checked = _merge(CallOptions(), options, "a method")
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__rlplat_num_returns__ = num_returns  # type: ignore[attr-defined]
+        function.__rlplat_options__ = checked  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -171,18 +178,50 @@ def _make_remote(target: Any, options: Options) -> Any:
     return RemoteClass(code, options) if inspect.isclass(target) else RemoteFunction(code, options)
 
 
-def _merge(options: Options, changes: dict[str, Any]) -> Options:
-    known = [field.name for field in fields(Options)]
+_AT_LEAST = {
+    "num_cpus": 0, "num_gpus": 0, "memory": 0, "generator_backpressure": 0, "timeout_s": 0,
+    "max_concurrency": 1, "num_returns": 1,
+    "max_retries": -1, "max_restarts": -1, "max_task_retries": -1,
+}  # fmt: skip
+_WHOLE = ("num_returns", "max_concurrency", "generator_backpressure", "max_retries", "max_restarts", "memory")
+_RETURNS = {"streaming": STREAMING, "dynamic": DYNAMIC}
+
+
+def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
+    """`options` with checked changes."""
+    is_call = isinstance(options, CallOptions)
+    known = options.__struct_fields__ if is_call else [field.name for field in fields(options)]
     for key, value in changes.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
-            raise ConfigError(f"unknown option {key!r} for a task or actor; {hint}")
-        if key in ("num_cpus", "num_gpus", "max_retries") and value is not None and value < 0:
-            raise ConfigError(f"{key} must be at least 0, not {value!r}")
-        if key in ("num_returns", "max_concurrency") and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{key} must be a whole number of at least 1, not {value!r}")
-    return replace(options, **changes)
+            raise ConfigError(f"unknown option {key!r} for {what}; {hint}")
+        if key == "num_returns" and isinstance(value, str):
+            if value not in _RETURNS:
+                raise ConfigError(
+                    f"num_returns must be a whole number, 'streaming' or 'dynamic', not {value!r}"
+                )
+            changes = changes | {key: _RETURNS[value]}
+        elif value is not None and (least := _AT_LEAST.get(key)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int if key in _WHOLE else (int, float)):
+                raise ConfigError(f"{key} must be a {'whole ' if key in _WHOLE else ''}number, not {value!r}")
+            if not value >= least:
+                raise ConfigError(f"{key} must be at least {least}, not {value!r}")
+        elif key == "retry_exceptions" and not isinstance(value, bool):
+            changes = changes | {key: _exception_classes(value)}
+        elif key == "lifetime" and value not in (None, "detached"):
+            raise ConfigError(f"lifetime must be None or 'detached', not {value!r}")
+    return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)
+
+
+def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
+    classes = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise ConfigError(
+                f"retry_exceptions must be True, False or a list of exception classes, not {each!r}"
+            )
+    return classes
 
 
 class RemoteFunction:
@@ -197,7 +236,7 @@ class RemoteFunction:
         return _connected().submit_task(self._code, args, kwargs, self._options)
 
     def options(self, **changes: Any) -> RemoteFunction:
-        return RemoteFunction(self._code, _merge(self._options, changes))
+        return RemoteFunction(self._code, _merge(self._options, changes, "a task or actor"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._code.name} is a remote function: call {self._code.name}.remote(...)")
@@ -215,7 +254,7 @@ class RemoteClass:
         return _connected().create_actor(self._code, args, kwargs, self._options)
 
     def options(self, **changes: Any) -> RemoteClass:
-        return RemoteClass(self._code, _merge(self._options, changes))
+        return RemoteClass(self._code, _merge(self._options, changes, "a task or actor"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")
@@ -226,19 +265,17 @@ class ActorHandle:
     """A way to call an actor; pass it to tasks and other actors. The actor ends when the last handle goes."""
 
     _actor_id: str
-    _class_name: str
-    _methods: dict[str, int]
-    """Number of returns by method name."""
+    _info: ActorInfo
     _creation: ObjectRef
     """The actor's entry in its creator's book: it counts the handles."""
 
     def __getattr__(self, name: str) -> ActorMethod:
-        num_returns = self._methods.get(name)
-        if num_returns is None:
-            close = difflib.get_close_matches(name, self._methods, 1)
+        options = self._info.methods.get(name)
+        if options is None:
+            close = difflib.get_close_matches(name, self._info.methods, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise AttributeError(f"actor class {self._class_name} has no method {name!r}{hint}")
-        return ActorMethod(self, name, num_returns)
+            raise AttributeError(f"actor class {self._info.class_name} has no method {name!r}{hint}")
+        return ActorMethod(self, name, options)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
@@ -247,33 +284,36 @@ class ActorHandle:
         return hash(self._actor_id)
 
     def __repr__(self) -> str:
-        return f"ActorHandle({self._class_name}, {self._actor_id})"
+        return f"ActorHandle({self._info.class_name}, {self._actor_id})"
 
     def __reduce__(self) -> Any:
-        return ActorHandle, (self._actor_id, self._class_name, self._methods, self._creation)
+        return ActorHandle, (self._actor_id, self._info, self._creation)
 
 
 class ActorMethod:
-    __slots__ = ("_handle", "_name", "_num_returns")
+    __slots__ = ("_handle", "_name", "_options")
 
-    def __init__(self, handle: ActorHandle, name: str, num_returns: int) -> None:
-        self._handle, self._name, self._num_returns = handle, name, num_returns
+    def __init__(self, handle: ActorHandle, name: str, options: CallOptions) -> None:
+        self._handle, self._name, self._options = handle, name, options
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return backend().submit_call(self._handle, self._name, args, kwargs, self._num_returns)
+        return backend().submit_call(self._handle, self._name, args, kwargs, self._options)
 
-    def options(self, *, num_returns: int) -> ActorMethod:
-        return ActorMethod(self._handle, self._name, num_returns)
+    def options(self, **changes: Any) -> ActorMethod:
+        return ActorMethod(self._handle, self._name, _merge(self._options, changes, "an actor's method"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")
 
 
-def methods_of(actor_class: Any) -> dict[str, int]:
-    """Public methods and their number of returns."""
+_PLAIN_CALL = CallOptions()
+
+
+def methods_of(actor_class: Any) -> dict[str, CallOptions]:
+    """Public methods and how they are called."""
     members = inspect.getmembers(actor_class, callable)
     return {
-        name: getattr(member, "__rlplat_num_returns__", 1)
+        name: getattr(member, "__rlplat_options__", _PLAIN_CALL)
         for name, member in members
         if not name.startswith("_") or (name == "__call__" and "__call__" in vars(actor_class))
     }
@@ -286,9 +326,9 @@ def kill(actor: ActorHandle) -> None:
     backend().kill(actor)
 
 
-def get_actor(name: str) -> ActorHandle:
-    """The actor that was created with `.options(name=name)`."""
-    return _connected().get_actor(name)
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The actor that was created with `.options(name=name)`; namespace: None for this process's own."""
+    return _connected().get_actor(name, namespace)
 
 
 def cluster_resources() -> dict[str, float]:

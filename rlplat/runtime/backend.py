@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlplat.runtime.api import ActorHandle
+    from rlplat.runtime.messages import CallOptions
     from rlplat.runtime.refs import ObjectRef
 
 
@@ -21,13 +22,42 @@ class Options:
     num_gpus: float = 0
     resources: dict[str, float] = field(default_factory=dict)
     """Custom resources by name."""
+    memory: int = 0
+    """Bytes that the process may hold (RSS) before it is killed as out of memory; 0: no limit of its own."""
     num_returns: int = 1
+    """Refs that a call returns; `STREAMING` and `DYNAMIC` (users write the words): as many as the generator yields."""
+    generator_backpressure: int = 64
+    """Streaming: how many values a generator may be ahead of its consumer; 0: any number."""
+    timeout_s: float | None = None
+    """Tasks: seconds from submission until `DeadlineExceeded`."""
     name: str | None = None
     """Actors: the name for `get_actor`. Tasks: what messages call it."""
-    max_concurrency: int = 1
-    """Actors: how many calls may run at once, in threads."""
+    namespace: str | None = None
+    """Actors: where the name counts; None: the namespace of this process."""
+    get_if_exists: bool = False
+    """Actors: a taken name gives the handle of the actor that has it."""
+    lifetime: Literal["detached"] | None = None
+    """Actors: "detached" ones outlive their handles and their creator; they end by `kill` or with the cluster."""
+    max_concurrency: int | None = None
+    """Actors: how many calls may run at once, in threads or coroutines; None: 1, and 1,000 with `async def` methods."""
+    concurrency_groups: dict[str, int] = field(default_factory=dict)
+    """Actors: further pools of calls, name to size; `@rlplat.method(concurrency_group=...)` picks one."""
     max_retries: int = 3
-    """Tasks: how often to run again when the worker process dies (never for exceptions)."""
+    """Tasks: how often to run again when the worker process dies; -1: for ever."""
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    """Tasks: also run again when the function raises (any exception, or one of these classes)."""
+    max_restarts: int = 0
+    """Actors: how often to start again when the process dies; -1: for ever."""
+    max_task_retries: int = 0
+    """Actors: how often a call that was lost with the process runs again after the restart; -1: for ever."""
+    exactly_once: bool = False
+    """Actors: a call that is repeated after a restart takes effect once (see docs/runtime.md for what that needs)."""
+    runtime_env: dict[str, Any] = field(default_factory=dict)
+    """`env_vars`, `working_dir`, `py_modules`, `pip` or `uv`: what the process is to find around it."""
+    placement_group: Any = None
+    """A `PlacementGroup` whose reserved resources are used."""
+    placement_group_bundle_index: int = -1
+    """Which bundle of it; -1: any that has room."""
 
     def demand(self, default_cpus: float) -> dict[str, float]:
         """Resources by name, zeros left out."""
@@ -54,7 +84,7 @@ class Backend(Protocol):
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle: ...
 
     def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any: ...
 
     def put(self, value: Any) -> ObjectRef: ...
@@ -73,7 +103,7 @@ class Backend(Protocol):
 
     def kill(self, handle: ActorHandle) -> None: ...
 
-    def get_actor(self, name: str) -> ActorHandle: ...
+    def get_actor(self, name: str, namespace: str | None) -> ActorHandle: ...
 
     def resources(self, available: bool) -> dict[str, float]: ...
 

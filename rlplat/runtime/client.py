@@ -20,7 +20,7 @@ from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
-from rlplat.runtime.messages import Value
+from rlplat.runtime.messages import ActorInfo, CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.refs import ObjectRef
@@ -57,7 +57,7 @@ class Client:
         self._lock = self._loop.lock
         self._objects = Objects(client_id, session, self._loop)
         self._tasks: dict[int, TaskRecord] = {}
-        self._lanes: dict[tuple[tuple[str, float], ...], Lane] = {}
+        self._lanes: dict[Shape, Lane] = {}
         self._touched: dict[Lane, bool] = {}
         self._actors: dict[str, _Actor] = {}
         self._pace: dict[str, float] = {}
@@ -114,16 +114,17 @@ class Client:
         return out
 
     def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
-        name = f"{handle._class_name}.{method}"
+        num_returns = options.num_returns
+        name = f"{handle._info.class_name}.{method}"
         message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method)
         refs.append(handle._creation)
         with self._lock:
             self._check_open()
             actor = self._actors.get(handle._actor_id)
             if actor is None:
-                actor = self._actors[handle._actor_id] = _Actor(handle._class_name)
+                actor = self._actors[handle._actor_id] = _Actor(handle._info.class_name)
                 self._transport.post(NODE, messages.FindActor(handle._actor_id))
             record, out = self._record(message, "", name, num_returns, refs)
             record.target = handle._actor_id
@@ -144,17 +145,16 @@ class Client:
         call, deps, refs = self._make_call(
             args, kwargs, f"{code.name}.__init__", 1, key, "__init__", full=True
         )
-        methods = methods_of(code.target)
+        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
         with self._lock:
             self._check_open()
-            message = messages.CreateActor(0, key, "", options.max_concurrency, call.args, call.deps)
+            message = messages.CreateActor(0, key, "", options.max_concurrency or 0, call.args, call.deps)
             record, ref = self._record(message, key, code.name, 1, refs)
             actor_id = record.target = message.actor = f"{self.client_id}:{record.id}"
             actor = self._actors[actor_id] = _Actor(code.name)
             actor.queue.append(record)
-            self._transport.post(
-                NODE, messages.PlaceActor(actor_id, code.name, demand, options.name or "", methods)
-            )
+            shape = Shape(tuple(sorted(demand.items())))
+            self._transport.post(NODE, messages.PlaceActor(actor_id, info, shape, options.name or ""))
             if deps:
                 self._resolve(record, deps)
             self._loop.send_now()
@@ -162,7 +162,7 @@ class Client:
                 self._wait_until(lambda: bool(actor.worker or actor.gone), None, "the actor's name")
                 if actor.gone is not None and actor.gone.kind == "ConfigError":
                     raise codec.to_exception(actor.gone)
-        return ActorHandle(actor_id, code.name, methods, ref)
+        return ActorHandle(actor_id, info, ref)
 
     def _make_call(
         self,
@@ -235,11 +235,11 @@ class Client:
             return lane
         demand = options.demand(default_cpus=1)
         check_feasible(demand, self._total, f"task {name}")
-        shape = tuple(sorted(demand.items()))
+        shape = Shape(tuple(sorted(demand.items())))
         if shape not in self._lanes:
             fits = [int(self._total[resource] / amount) for resource, amount in demand.items()]
             most = min(fits, default=int(self._total.get("CPU", 1)))
-            self._lanes[shape] = Lane(demand, max(1, most))
+            self._lanes[shape] = Lane(shape, max(1, most))
         options.__dict__["_lane"] = (self, self._lanes[shape])
         return self._lanes[shape]
 
@@ -295,7 +295,7 @@ class Client:
             count = lane.leases_to_request()
             if count:
                 self._return_leases(0.0, [other for other in self._lanes.values() if other is not lane])
-                self._transport.post(NODE, messages.RequestLeases(lane.demand, count))
+                self._transport.post(NODE, messages.RequestLeases(lane.shape, count))
 
     def _send_call(self, worker: str, known_code: set[str], record: TaskRecord) -> None:
         key = record.code_key
@@ -408,7 +408,7 @@ class Client:
     # ---------------------------------------------------------------- news from the node (lock held)
 
     def _on_granted(self, sender: str, message: messages.Granted) -> None:
-        lane = self._lanes[tuple(sorted(message.demand.items()))]
+        lane = self._lanes[message.shape]
         lane.num_requested = max(0, lane.num_requested - 1)
         if message.worker not in self._objects.dead:
             lane.leases[message.worker] = Lease(message.worker)
@@ -497,7 +497,7 @@ class Client:
         elif record.waits:
             why = f"{record.name}, which waits for {record.waits} of its arguments"
         elif record.lane is not None and not record.target:
-            why = f"{record.name}, which waits for a worker with {record.lane.demand}"
+            why = f"{record.name}, which waits for a worker with {dict(record.lane.shape.demand)}"
         elif self._worker_of(record) is None:
             why = f"{record.name}, whose actor waits for its resources"
         else:
@@ -560,21 +560,22 @@ class Client:
         actor_id, reason = handle._actor_id, "it was killed by rlplat.kill"
         with self._lock:
             self._check_open()
-            self._actors.setdefault(actor_id, _Actor(handle._class_name))
+            self._actors.setdefault(actor_id, _Actor(handle._info.class_name))
             self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
             self._loop.send_now()
-            text = f"actor {handle._class_name} is gone: {reason}"
+            text = f"actor {handle._info.class_name} is gone: {reason}"
             self._on_actor_gone(actor_id, ErrorInfo("ActorDied", text))
 
-    def get_actor(self, name: str) -> ActorHandle:
+    def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
         answer = self._ask(lambda request: messages.AskByName(request, name))
         if answer.error is not None:
             raise ActorDied(answer.error.message)
+        assert answer.info is not None
         owner, id = answer.actor.rsplit(":", 1)
         with self._lock:
             creation = self._objects.borrow_from(owner, int(id))
             self._loop.send_now()
-        return ActorHandle(answer.actor, answer.class_name, answer.methods, creation)
+        return ActorHandle(answer.actor, answer.info, creation)
 
     def resources(self, available: bool) -> dict[str, float]:
         return self._ask(lambda request: messages.AskResources(request, available)).amounts

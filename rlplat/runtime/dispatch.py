@@ -1,7 +1,7 @@
 """Which task goes to which leased worker, and how many leases to ask for. Pure: no I/O, no clock, no locks.
 
 Rules
-1. One lane per demand (resources by name). A lane queues the tasks that are ready and holds the workers leased for it.
+1. One lane per shape (what its tasks need). A lane queues the tasks that are ready and holds the workers leased for it.
 2. A worker gets as many tasks ahead as it can run in `AHEAD_S`, by the pace it reported for their code; one when
    the pace is unknown. Short tasks so travel in large frames, and a long task never has others queued behind it.
 3. Leases asked for = tasks not yet covered by a lease, at most `max_leases`.
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from rlplat.runtime.messages import Shape
 
 AHEAD_S = 0.003
 MAX_AHEAD = 512
@@ -55,8 +57,8 @@ class Lease:
 
 
 class Lane:
-    def __init__(self, demand: dict[str, float], max_leases: int) -> None:
-        self.demand = demand
+    def __init__(self, shape: Shape, max_leases: int) -> None:
+        self.shape = shape
         self.max_leases = max_leases
         self.ready: deque[TaskRecord] = deque()
         self.leases: dict[str, Lease] = {}

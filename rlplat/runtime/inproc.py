@@ -23,6 +23,7 @@ from rlplat.errors import (
 from rlplat.runtime import codec
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.messages import ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.resources import check_feasible, machine_resources
 
@@ -43,7 +44,7 @@ class InprocBackend:
         self._num_refs: dict[int, int] = {}
         self._dropped: deque[tuple[str, int]] = deque()
         self._actors: dict[int, _LocalActor] = {}
-        self._actor_by_name: dict[str, tuple[int, str, dict[str, int]]] = {}
+        self._actor_by_name: dict[str, tuple[int, ActorInfo]] = {}
 
     # -- refs
 
@@ -127,9 +128,10 @@ class InprocBackend:
         self._actors[ref.id] = actor
         for key, amount in demand.items():
             self._available[key] -= amount
-        handle = ActorHandle(f"{ref.owner}:{ref.id}", code.name, methods_of(code.target), ref)
+        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
+        handle = ActorHandle(f"{ref.owner}:{ref.id}", info, ref)
         if options.name is not None:
-            self._actor_by_name[options.name] = (ref.id, code.name, handle._methods)
+            self._actor_by_name[options.name] = (ref.id, info)
         made = self._run(
             lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1
         )[0]
@@ -142,8 +144,9 @@ class InprocBackend:
         return handle
 
     def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, num_returns: int
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
+        num_returns = options.num_returns
         actor = self._actors[handle._creation.id]
         if actor.death is not None:
             return self._refs([actor.death] * num_returns, num_returns)
@@ -166,13 +169,13 @@ class InprocBackend:
             actor.death = codec.ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill")
             self._end(actor)
 
-    def get_actor(self, name: str) -> ActorHandle:
+    def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
         if name not in self._actor_by_name:
             raise ActorDied(
                 f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})"
             )
-        id, class_name, methods = self._actor_by_name[name]
-        return ActorHandle(f"{self.client_id}:{id}", class_name, methods, self.adopt(self.client_id, id))
+        id, info = self._actor_by_name[name]
+        return ActorHandle(f"{self.client_id}:{id}", info, self.adopt(self.client_id, id))
 
     def resources(self, available: bool) -> dict[str, float]:
         return dict(self._available if available else self._total)

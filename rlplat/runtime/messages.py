@@ -38,6 +38,42 @@ class Value(msgspec.Struct, array_like=True):
         return self.refs if self.holder is None else [*self.refs, self.holder]
 
 
+STREAMING, DYNAMIC = -1, -2
+"""`num_returns` of generators: refs as they come, or one ref of all refs."""
+
+
+class CallOptions(msgspec.Struct, array_like=True, frozen=True):
+    """How a method of an actor is called: `@rlplat.method(...)` and `.options(...)`."""
+
+    num_returns: int = 1
+    concurrency_group: str = ""
+    max_task_retries: int | None = None
+    """None: what the actor was created with."""
+    timeout_s: float | None = None
+    generator_backpressure: int = 64
+
+
+class ActorInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What a handle of an actor knows of it."""
+
+    class_name: str
+    methods: dict[str, CallOptions]
+    max_task_retries: int = 0
+    exactly_once: bool = False
+
+
+class Shape(msgspec.Struct, array_like=True, frozen=True):
+    """What a lease or an actor needs: tasks of one shape share their leases."""
+
+    demand: tuple[tuple[str, float], ...] = ()
+    """Resources by name, sorted."""
+    memory: int = 0
+    env: str = ""
+    """Key of a runtime environment that the node was told of; "" for none."""
+    group: str = ""
+    bundle: int = -1
+
+
 class Message(msgspec.Struct, array_like=True):
     """Base of all: encoded as [tag, field, ...]."""
 
@@ -79,6 +115,14 @@ class RunFull(Message, tag=4):
     args: Value
     deps: list[tuple[int | str, Value]]
     """Values of the refs among the arguments, by position or keyword."""
+    group: str = ""
+    """Concurrency group."""
+    window: int = 0
+    """Streaming: values ahead of the consumer (0: any number)."""
+    have: int = 0
+    """Streaming: values that the owner has from an earlier attempt; they are not sent again."""
+    seq: int = 0
+    """Exactly-once calls: the caller's number of this call, from 1."""
 
 
 class CreateActor(Message, tag=5):
@@ -86,8 +130,12 @@ class CreateActor(Message, tag=5):
     code: str
     actor: str
     max_concurrency: int
+    """0: as the class wants it."""
     args: Value
     deps: list[tuple[int | str, Value]]
+    concurrency_groups: dict[str, int] = {}
+    exactly_once: bool = False
+    incarnation: int = 1
 
 
 class GiveBack(Message, tag=6):
@@ -160,15 +208,16 @@ class Hello(Message, tag=30):
 
 class Welcome(Message, tag=31):
     total: dict[str, float]
+    namespace: str = ""
 
 
 class RequestLeases(Message, tag=32):
-    demand: dict[str, float]
+    shape: Shape
     count: int
 
 
 class Granted(Message, tag=33):
-    demand: dict[str, float]
+    shape: Shape
     worker: str
 
 
@@ -178,16 +227,29 @@ class ReturnLease(Message, tag=34):
 
 class PlaceActor(Message, tag=35):
     actor: str
-    class_name: str
-    demand: dict[str, float]
-    name: str
+    info: ActorInfo
+    shape: Shape
+    name: str = ""
     """"" for none."""
-    methods: dict[str, int]
+    namespace: str = ""
+    max_restarts: int = 0
+    is_detached: bool = False
+    get_if_exists: bool = False
 
 
 class Placed(Message, tag=36):
+    """It runs (or will, once its creator has sent `CreateActor`) in this worker."""
+
     actor: str
     worker: str
+    incarnation: int = 1
+
+
+class ActorRestarting(Message, tag=47):
+    """Its worker died and it will have another: calls in flight there are lost, later ones wait for `Placed`."""
+
+    actor: str
+    reason: str
 
 
 class ActorGone(Message, tag=37):
@@ -210,6 +272,7 @@ class FindActor(Message, tag=39):
 class AskByName(Message, tag=40):
     request: int
     name: str
+    namespace: str = ""
 
 
 class AskResources(Message, tag=41):
@@ -218,12 +281,11 @@ class AskResources(Message, tag=41):
 
 
 class Answer(Message, tag=42):
-    """To `AskByName` (actor, class_name, methods; or an error) and `AskResources` (amounts)."""
+    """To `AskByName` (actor, info; or an error) and `AskResources` (amounts)."""
 
     request: int
     actor: str = ""
-    class_name: str = ""
-    methods: dict[str, int] = {}
+    info: ActorInfo | None = None
     amounts: dict[str, float] = {}
     error: ErrorInfo | None = None
 
@@ -245,11 +307,18 @@ class Exit(Message, tag=46):
     """Close yourself: let the actor go, flush, end."""
 
 
+class KillWorker(Message, tag=48):
+    """SIGKILL for a worker; its `WorkerDied` will give this reason."""
+
+    worker: str
+    reason: str
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
-    | WorkerDied | Exit
+    | WorkerDied | Exit | ActorRestarting | KillWorker
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -23,7 +23,7 @@ import msgspec
 
 from rlplat.runtime import messages, scheduler
 from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.messages import Answer
+from rlplat.runtime.messages import Answer, Shape
 from rlplat.runtime.resources import visible_gpus
 from rlplat.runtime.session import MARK, adopt_orphans, kill_marked
 
@@ -41,6 +41,8 @@ class _Process:
         self.lines: deque[str] = deque(maxlen=_LOG_LINES)
         self.rest = b""
         self.kill_at: float | None = None
+        self.kill_reason = ""
+        """Why somebody wanted it killed."""
         self.is_ended = False
 
 
@@ -97,12 +99,12 @@ class Node:
             self._post(sender, messages.Welcome(self._total))
             self._event(scheduler.WorkerReady(sender))
         elif kind is messages.RequestLeases:
-            self._event(scheduler.LeasesRequested(sender, message.demand, message.count))
+            self._event(scheduler.LeasesRequested(sender, dict(message.shape.demand), message.count))
         elif kind is messages.ReturnLease:
             self._event(scheduler.LeaseReturned(sender, message.worker))
         elif kind is messages.PlaceActor:
             m = message
-            self._event(scheduler.ActorRequested(sender, m.actor, m.class_name, m.demand, m.name, m.methods))
+            self._event(scheduler.ActorRequested(sender, m.actor, m.info, dict(m.shape.demand), m.name))
         elif kind is messages.EndActor:
             self._event(scheduler.ActorEnded(message.actor, message.reason, message.at_once))
         elif kind is messages.FindActor:
@@ -116,6 +118,11 @@ class Node:
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
+        elif kind is messages.KillWorker:
+            process = self._processes.get(message.worker)
+            if process is not None and not process.is_ended:
+                process.kill_reason = message.reason
+                self._kill(process)
 
     def _by_name(self, message: messages.AskByName) -> Answer:
         actor = self._scheduler.actor_by_name.get(message.name)
@@ -124,7 +131,7 @@ class Node:
             text = f"there is no actor named {message.name!r} (named actors: {names})"
             return Answer(message.request, error=ErrorInfo("ActorDied", text))
         entry = self._scheduler.actors[actor]
-        return Answer(message.request, actor, entry.class_name, entry.methods)
+        return Answer(message.request, actor, entry.info)
 
     def _post(self, client: str, message: Any) -> None:
         if client in self._clients:
@@ -141,7 +148,7 @@ class Node:
                 case scheduler.StopWorker(worker, at_once, is_surplus):
                     self._stop(worker, at_once, is_surplus)
                 case scheduler.GrantLease(client, demand, worker):
-                    self._post(client, messages.Granted(demand, worker))
+                    self._post(client, messages.Granted(Shape(tuple(sorted(demand.items()))), worker))
                 case scheduler.TellPlaced(client, actor, worker):
                     self._post(client, messages.Placed(actor, worker))
                 case scheduler.TellGone(client, actor, error):
@@ -204,7 +211,7 @@ class Node:
         self._poller.unregister(process.log)
         del self._worker_by_log[process.log]
         os.close(process.log)
-        reason = f"pid {process.pid} {_describe(status)}"
+        reason = f"pid {process.pid} {process.kill_reason or _describe(status)}"
         if process.lines and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
             reason += "; last lines of its output:\n  " + "\n  ".join(process.lines)
         self._transport.forget(worker)

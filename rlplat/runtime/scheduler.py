@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.messages import ActorInfo
 from rlplat.runtime.resources import Resources
 
 # ---------------------------------------------------------------- events
@@ -40,10 +41,9 @@ class LeaseReturned:
 class ActorRequested:
     client: str
     actor: str
-    class_name: str
+    info: ActorInfo
     demand: Resources
     name: str
-    methods: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,9 @@ class _Worker:
 @dataclass
 class ActorEntry:
     client: str
-    class_name: str
+    info: ActorInfo
     demand: Resources
     name: str
-    methods: dict[str, int]
     worker: str = ""
     error: ErrorInfo | None = None
     end_reason: str = ""
@@ -209,7 +208,7 @@ class Scheduler:
         """The class of the worker's actor, or its id."""
         entry = self._workers.get(worker)
         actor = self.actors.get(entry.actor) if entry is not None else None
-        return actor.class_name if actor is not None else worker
+        return actor.info.class_name if actor is not None else worker
 
     # -- demands
 
@@ -218,7 +217,7 @@ class Scheduler:
             self._queue[_Demand(event.client, event.demand)] = None
 
     def _on_actor_requested(self, event: ActorRequested, actions: list[Action]) -> None:
-        entry = ActorEntry(event.client, event.class_name, event.demand, event.name, event.methods)
+        entry = ActorEntry(event.client, event.info, event.demand, event.name)
         if event.name:
             if event.name in self.actor_by_name:
                 text = f"an actor named {event.name!r} exists already: use rlplat.get_actor({event.name!r})"
@@ -379,7 +378,7 @@ class Scheduler:
             if event.at_once or self._workers[entry.worker].state == "actor":
                 actions.append(StopWorker(entry.worker, event.at_once))
         else:
-            text = f"actor {entry.class_name} ended before it had a worker: {event.reason}"
+            text = f"actor {entry.info.class_name} ended before it had a worker: {event.reason}"
             self._bury(event.actor, ErrorInfo("ActorDied", text), actions)
 
     def _bury(self, actor: str, error: ErrorInfo, actions: list[Action]) -> None:
@@ -407,7 +406,7 @@ class Scheduler:
             actor = self.actors[entry.actor]
             why = actor.end_reason or f"its process {event.worker} died: {event.reason}"
             self._bury(
-                entry.actor, ErrorInfo("ActorDied", f"actor {actor.class_name} is gone: {why}"), actions
+                entry.actor, ErrorInfo("ActorDied", f"actor {actor.info.class_name} is gone: {why}"), actions
             )
         for demand in [d for d in self._queue if d.client == event.worker]:
             del self._queue[demand]

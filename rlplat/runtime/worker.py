@@ -193,7 +193,7 @@ class Worker(Client):
             self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
             return
         self._actor_name = name
-        if message.max_concurrency > 1:
+        if message.max_concurrency > 1:  # 0 and 1: one call after the other
             self._pool = ThreadPoolExecutor(message.max_concurrency, thread_name_prefix=name)
         with self._lock:
             self._transport.post(owner, messages.Done(message.task, codec.pack(None).data))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rlplat.runtime.dispatch import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
+from rlplat.runtime.messages import Shape
 
 FAST = {"code": 10e-6}
 SLOW = {"code": 1.0}
 
 
 def lane(*workers: str, num_ready: int = 0, max_leases: int = 4) -> Lane:
-    made = Lane({"CPU": 1}, max_leases)
+    made = Lane(Shape((("CPU", 1.0),)), max_leases)
     for worker in workers:
         made.leases[worker] = Lease(worker)
     made.ready.extend(task(i) for i in range(num_ready))

@@ -14,7 +14,7 @@ import pytest
 
 from rlplat.runtime import messages
 from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.messages import Segment, Value
+from rlplat.runtime.messages import ActorInfo, CallOptions, Segment, Shape, Value
 
 KINDS = get_args(messages.AnyMessage)
 DROPPED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -31,6 +31,9 @@ _SAMPLES: dict[Any, Any] = {
     ErrorInfo: ErrorInfo("ActorDied", "why", b"e"),
     dict[str, float]: {"CPU": 1.0},
     dict[str, int]: {"f": 2},
+    Shape: Shape((("CPU", 1.0),), 2**30, "e", "g", 1),
+    ActorInfo: ActorInfo("Class", {"f": CallOptions(2, "io", 1, 0.5, 8)}, 3, True),
+    ActorInfo | None: ActorInfo("Class", {}),
     list[str]: ["a"],
     list[int]: [1, 2],
     list[Value]: [Value(b"y")],

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplat.runtime.messages import ActorInfo
 from rlplat.runtime.scheduler import (
     ActorEnded,
     ActorRequested,
@@ -63,7 +64,7 @@ class House:
     def actor(
         self, id: str, client: str = "driver", demand: dict[str, float] | None = None, name: str = ""
     ) -> list[Any]:
-        return self.tell(ActorRequested(client, id, "Class", demand or {}, name, {}))
+        return self.tell(ActorRequested(client, id, ActorInfo("Class", {}), demand or {}, name))
 
 
 def test_the_first_spares_are_started_ahead_of_any_demand() -> None:
@@ -218,7 +219,7 @@ def test_an_actor_that_ends_while_its_gpu_worker_starts_gives_all_back() -> None
     scheduler = Scheduler({"CPU": 1.0, "GPU": 1.0}, 1)
     scheduler.start()
     both = {"CPU": 1.0, "GPU": 1.0}
-    requested = ActorRequested("driver", "driver:1", "Class", both, "", {})
+    requested = ActorRequested("driver", "driver:1", ActorInfo("Class", {}), both, "")
     (start,) = [a for a in scheduler.handle(requested, 0.0) if isinstance(a, StartWorker)]
     scheduler.handle(ActorEnded("driver:1", "it was killed", True), 0.0)
     scheduler.handle(WorkerReady(start.worker), 0.0)
@@ -303,7 +304,7 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
         elif kind == "actor":
             name = data.draw(st.sampled_from(["", "", "n"]))
             event = ActorRequested(
-                client, f"{client}:{step}", "C", data.draw(st.sampled_from(demands)), name, {}
+                client, f"{client}:{step}", ActorInfo("C", {}), data.draw(st.sampled_from(demands)), name
             )
         elif kind == "ready":
             if alive.get(worker) == "starting":
