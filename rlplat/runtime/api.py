@@ -224,16 +224,28 @@ def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
     return classes
 
 
+def _nowhere(args: tuple, kwargs: dict) -> Any:
+    raise AssertionError("no backend is bound")
+
+
 class RemoteFunction:
     """A task: `f.remote(*args)` returns its ref (a list of refs with `num_returns` > 1)."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
         self._code, self._options = code, options
+        self._backend: Any = None
+        self._submit: Callable[[tuple, dict], Any] = _nowhere
         self.__name__ = code.name
         self.__doc__ = code.target.__doc__
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return _connected().submit_task(self._code, args, kwargs, self._options)
+        if self._backend is None or self._backend is not connection._backend:
+            self._backend = _connected()
+            self._submit = self._backend.submitter(self._code, self._options)
+        return self._submit(args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return RemoteFunction, (self._code, self._options)
 
     def options(self, **changes: Any) -> RemoteFunction:
         return RemoteFunction(self._code, _merge(self._options, changes, "a task or actor"))

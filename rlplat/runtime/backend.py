@@ -79,7 +79,9 @@ class RemoteCode:
 class Backend(Protocol):
     client_id: str
 
-    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any: ...
+    def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
+        """What submits a task of this function: called with its arguments, returns its ref or refs."""
+        ...
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle: ...
 

@@ -95,23 +95,55 @@ class Client:
 
     # ---------------------------------------------------------------- submitting
 
-    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
+    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options, lane: Lane) -> Any:
         key = self._code_key(code)
         name = options.name or code.name
         message, deps, refs = self._make_call(args, kwargs, name, options.num_returns, key, "")
         with self._lock:
             self._check_open()
-            lane = self._lane(options, name)
             record, out = self._record(message, key, name, options.num_returns, refs)
             record.retries_left = options.max_retries
             record.lane = lane
             if deps and not self._resolve(record, deps):
                 return out
-            lane.ready.append(record)
-            if len(lane.ready) == 1 or lane.has_idle():
-                self._dispatch(lane)
-            self._loop.send_soon(len(self._tasks))
+            self._queue(lane, record)
         return out
+
+    def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
+        """`submit_task` for one function and its options: small plain arguments take a short way."""
+        name, retries = options.name or code.name, options.max_retries
+        lane, key = self._lane(options, name), ""
+        is_plain = (
+            options.num_returns == 1 and options.timeout_s is None and options.retry_exceptions is False
+        )
+        pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
+        ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
+
+        def submit(args: tuple, kwargs: dict) -> Any:
+            nonlocal key
+            data = pack(args) if is_plain and not kwargs else None
+            if data is None:
+                return self.submit_task(code, args, kwargs, options, lane)
+            key = key or self._code_key(code)
+            with lock:
+                if not self._loop.is_open:
+                    self._check_open()
+                id = next(ids)
+                record = tasks[id] = TaskRecord(
+                    id, messages.Run(id, key, data), key, name, (id,), None, lane, retries
+                )
+                entries[id] = Entry(id)
+                self._queue(lane, record)
+            return ObjectRef(me, id, drop, id)
+
+        return submit
+
+    def _queue(self, lane: Lane, record: TaskRecord) -> None:
+        """A task that could run now (lock held)."""
+        lane.ready.append(record)
+        if lane.is_hungry or len(lane.ready) == 1:
+            self._dispatch(lane)
+        self._loop.send_soon(len(self._tasks))
 
     def submit_call(
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
@@ -229,10 +261,6 @@ class Client:
         return code.key
 
     def _lane(self, options: Options, name: str) -> Lane:
-        known = options.__dict__.get("_lane")  # one look-up instead of a sort for each task
-        if known is not None and known[0] is self:
-            lane: Lane = known[1]
-            return lane
         demand = options.demand(default_cpus=1)
         check_feasible(demand, self._total, f"task {name}")
         shape = Shape(tuple(sorted(demand.items())))
@@ -240,7 +268,6 @@ class Client:
             fits = [int(self._total[resource] / amount) for resource, amount in demand.items()]
             most = min(fits, default=int(self._total.get("CPU", 1)))
             self._lanes[shape] = Lane(shape, max(1, most))
-        options.__dict__["_lane"] = (self, self._lanes[shape])
         return self._lanes[shape]
 
     # ---------------------------------------------------------------- arguments that are not there yet (lock held)
@@ -330,27 +357,27 @@ class Client:
         self._transport.flush()
 
     def _on_done(self, sender: str, message: messages.Done) -> None:
-        """`_finish` for the common case: one small value of a task that somebody waits for."""
-        id = message.task
-        record = self._tasks.get(id)
-        lane = None if record is None else record.lane
-        lease = None if lane is None else lane.leases.get(sender)
-        entry = self._objects.book.find(id)
-        if (
-            record is None
-            or lease is None
-            or entry is None
-            or not entry.num_refs
-            or entry.callbacks is not None
-        ):
-            self._finish(sender, id, (Value(message.data),))
-            return
-        del self._tasks[id]
-        record.refs = None
-        del lease.in_flight[id]
-        lease.is_stalled = lease.was_asked_back = False
-        self._touched[lane] = True  # type: ignore[index]
-        entry.value = Value(message.data)
+        """`_finish` for the common case: small values of tasks that somebody waits for."""
+        tasks, entries = self._tasks, self._objects.book.entries
+        lane: Lane | None = None
+        lease: Lease | None = None
+        for id, data in zip(message.tasks, message.data, strict=True):
+            record = tasks.get(id)
+            if record is not None and record.lane is not None:
+                if record.lane is not lane:
+                    lane = record.lane
+                    lease = lane.leases.get(sender)
+                    if lease is not None:
+                        lease.is_stalled = lease.was_asked_back = False
+                        self._touched[lane] = True
+                entry = entries.get(id)
+                if lease is not None and entry is not None and entry.num_refs and entry.callbacks is None:
+                    if lease.in_flight.pop(id, None) is not None:
+                        del tasks[id]
+                        record.refs = None
+                        entry.value = Value(data)
+                        continue
+            self._finish(sender, id, (Value(data),))
 
     def _finish(self, sender: str, id: int, values: Sequence[Value]) -> None:
         record = self._tasks.get(id)
@@ -412,6 +439,7 @@ class Client:
         lane.num_requested = max(0, lane.num_requested - 1)
         if message.worker not in self._objects.dead:
             lane.leases[message.worker] = Lease(message.worker)
+            lane.is_hungry = True
             self._touched[lane] = True
 
     def _on_placed(self, sender: str, message: messages.Placed) -> None:
@@ -457,6 +485,7 @@ class Client:
         self._lost_node = ErrorInfo(
             "NodeLost", "the node process of this cluster has ended; what it said last is above, on stderr"
         )
+        self._loop.is_open = False
         for record in list(self._tasks.values()):
             self._fail(record, self._lost_node)
         self._loop.notify()
@@ -471,21 +500,42 @@ class Client:
         return None
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+        me, entries, unpack = self.client_id, self._objects.book.entries, codec.unpack
         deadline = None if timeout is None else time.monotonic() + timeout
         values: list[Any] = []
-        with self._lock:
-            holders = [self._objects.holder(ref) for ref in refs]
-            for index, holder in enumerate(holders):
-                if holder.value is None:
-                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    try:
-                        self._wait_until(lambda holder=holder: holder.value is not None, left, "")  # type: ignore[misc]
-                    except GetTimeout:
-                        raise GetTimeout(self._missing(refs[index:], holders[index:], timeout)) from None
-                values.append(holder.value)
-        return [self._objects.open_value(value, ref) for value, ref in zip(values, refs, strict=True)]
+        for index, ref in enumerate(refs):
+            entry = entries.get(ref.id) if ref.owner == me else None
+            value = None if entry is None else entry.value
+            if value is None:
+                value = self._await_value(refs, index, deadline, timeout)
+            if value.segment is None and value.error is None:
+                values.append(unpack(value.data))
+            else:
+                values.append(self._objects.open_value(value, ref))
+        return values
 
-    def _missing(self, refs: Sequence[ObjectRef], holders: Sequence[Any], timeout_s: float | None) -> str:
+    def _await_value(
+        self, refs: Sequence[ObjectRef], index: int, deadline: float | None, timeout_s: float | None
+    ) -> Value:
+        """The value of `refs[index]`; the owners of those behind it are asked for theirs meanwhile."""
+        with self._lock:
+            holder = self._objects.holder(refs[index])
+            if holder.value is None:
+                if refs[index].owner != self.client_id:
+                    for ref in refs[index + 1 :]:
+                        self._objects.holder(ref)
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    self._wait_until(lambda: holder.value is not None, left, "")
+                except GetTimeout:
+                    rest = refs[index:]
+                    holders = [self._objects.holder(ref) for ref in rest]
+                    raise GetTimeout(self._missing(rest, holders, len(refs), timeout_s)) from None
+            return holder.value
+
+    def _missing(
+        self, refs: Sequence[ObjectRef], holders: Sequence[Any], num_refs: int, timeout_s: float | None
+    ) -> str:
         """What `get` waits for, in words."""
         waiting = [ref for ref, holder in zip(refs, holders, strict=True) if holder.value is None]
         ref = waiting[0]
@@ -502,7 +552,7 @@ class Client:
             why = f"{record.name}, whose actor waits for its resources"
         else:
             why = f"{record.name}, which is with worker {self._worker_of(record)}"
-        return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {len(refs)} values are missing, first {why}"
+        return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
 
     def wait(
         self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None

@@ -24,7 +24,7 @@ AHEAD_S = 0.003
 MAX_AHEAD = 512
 
 
-class TaskRecord(msgspec.Struct, eq=False):
+class TaskRecord(msgspec.Struct, eq=False, gc=False):
     """A task or actor call that its owner has not got the result of. (A Struct: a million of them must be cheap.)"""
 
     id: int
@@ -63,6 +63,8 @@ class Lane:
         self.ready: deque[TaskRecord] = deque()
         self.leases: dict[str, Lease] = {}
         self.num_requested = 0
+        self.is_hungry = False
+        """A worker may have nothing to do. A busy one takes what has gathered when its next results come in."""
 
     def leases_to_request(self) -> int:
         """How many more to ask for now; counts them as requested."""
@@ -77,9 +79,11 @@ class Lane:
         """Take ready tasks for workers with room, evenly."""
         assigned: list[tuple[Lease, TaskRecord]] = []
         ready = self.ready
+        self.is_hungry = False
         for index, lease in enumerate(self.leases.values()):
             if not ready:
-                break
+                self.is_hungry = self.is_hungry or not lease.in_flight
+                continue
             if lease.is_stalled:
                 continue
             in_flight = lease.in_flight
@@ -104,13 +108,6 @@ class Lane:
         if pace_s is None:
             return 1
         return max(1, min(MAX_AHEAD, int(AHEAD_S / max(pace_s, 1e-6))))
-
-    def has_idle(self) -> bool:
-        """Whether a worker has nothing to do. A busy one takes what has gathered when its next results come in."""
-        for lease in self.leases.values():
-            if not lease.in_flight and not lease.is_stalled:
-                return True
-        return False
 
     def to_ask_back(self) -> Lease | None:
         """The worker to relieve (rule 6), once per filling."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -42,7 +42,7 @@ class InprocBackend:
         self._ids = _ids
         self._values: dict[int, codec.Packed | codec.ErrorInfo] = {}
         self._num_refs: dict[int, int] = {}
-        self._dropped: deque[tuple[str, int]] = deque()
+        self._dropped: deque[int] = deque()
         self._actors: dict[int, _LocalActor] = {}
         self._actor_by_name: dict[str, tuple[int, ActorInfo]] = {}
 
@@ -50,7 +50,7 @@ class InprocBackend:
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         self._num_refs[id] = self._num_refs.get(id, 0) + 1
-        return ObjectRef(owner, id, self._dropped.append)
+        return ObjectRef(owner, id, self._dropped.append, id)
 
     def _store(self, value: codec.Packed | codec.ErrorInfo) -> ObjectRef:
         self._collect()
@@ -60,7 +60,7 @@ class InprocBackend:
 
     def _collect(self) -> None:
         while self._dropped:
-            _, id = self._dropped.popleft()
+            id = self._dropped.popleft()
             self._num_refs[id] -= 1
             if not self._num_refs[id]:
                 del self._num_refs[id]
@@ -102,7 +102,10 @@ class InprocBackend:
             future.set_exception(error)
         return future
 
-    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
+    def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
+        return lambda args, kwargs: self._submit_task(code, args, kwargs, options)
+
+    def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
         codec.dump_code(code)
         what = f"task {options.name or code.name}"

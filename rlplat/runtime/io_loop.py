@@ -52,6 +52,8 @@ class IoLoop:
         self.on_tick: Callable[[], None] = lambda: None
         self.idle_tick_s: Callable[[], float | None] = lambda: None
         self.on_lifeline: Callable[[], None] = lambda: None
+        self.is_open = True
+        """False as soon as nothing can be sent any more: closed, failed, or the cluster is lost."""
         self.is_closed = False
         self.failure: BaseException | None = None
         """What ended the background thread, when it should not have ended."""
@@ -223,7 +225,7 @@ class IoLoop:
             try:
                 self._serve()
             except BaseException as error:  # never a silent hang: whoever waits, or asks next, hears of it
-                self.failure = error
+                self.failure, self.is_open = error, False
                 self._changed.notify_all()
                 raise
 
@@ -253,7 +255,7 @@ class IoLoop:
     def close(self) -> None:
         """End the background thread, then the sockets."""
         with self.lock:
-            self.is_closed = True
+            self.is_closed, self.is_open = True, False
             os.eventfd_write(self._wake_fd, 1)
             self._changed.notify_all()
             self._background_wakes.notify_all()

@@ -22,7 +22,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True):
     sizes: list[int]
 
 
-class Value(msgspec.Struct, array_like=True):
+class Value(msgspec.Struct, array_like=True, gc=False):
     """A value, inline or in shared memory, or the error in its place."""
 
     data: bytes = b""
@@ -89,7 +89,7 @@ class Code(Message, tag=1):
     blob: bytes
 
 
-class Run(Message, tag=2):
+class Run(Message, tag=2, gc=False):
     """A task with small plain arguments and one return: the common case, kept short."""
 
     task: int
@@ -97,7 +97,7 @@ class Run(Message, tag=2):
     args: bytes
 
 
-class Call(Message, tag=3):
+class Call(Message, tag=3, gc=False):
     """An actor call of the same kind."""
 
     task: int
@@ -145,9 +145,11 @@ class GiveBack(Message, tag=6):
 # ---------------------------------------------------------------- worker -> owner
 
 
-class Done(Message, tag=10):
-    task: int
-    data: bytes
+class Done(Message, tag=10, gc=False):
+    """Small results, of as many tasks or calls as have gathered."""
+
+    tasks: list[int]
+    data: list[bytes]
 
 
 class DoneFull(Message, tag=11):

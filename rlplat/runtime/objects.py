@@ -49,7 +49,8 @@ class Objects:
         self._transport = loop.transport
         self._store = Store(session, client_id)
         self._borrows: dict[Key, Borrow] = {}
-        self._dropped: deque[Key] = deque()
+        self._dropped: deque[int | Key] = deque()
+        self.drop = self._dropped.append
         loop.handlers |= {
             messages.Fetch: self._on_fetch,
             messages.Fetched: self._on_fetched,
@@ -62,7 +63,7 @@ class Objects:
 
     def new_ref(self, id: int) -> ObjectRef:
         """The ref that a new entry's count of one stands for."""
-        return ObjectRef(self.client_id, id, self._dropped.append)
+        return ObjectRef(self.client_id, id, self.drop, id)
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         """A ref came out of a value that this thread unpickles."""
@@ -73,14 +74,14 @@ class Objects:
         if owner == self.client_id:
             entry = self.book.find(id)
             if entry is None:
-                return ObjectRef(owner, id, _ignore)
+                return ObjectRef(owner, id, _ignore, id)
             entry.num_refs += 1
-        else:
-            borrow = self._borrows.get((owner, id))
-            if borrow is None:
-                borrow = self._borrows[(owner, id)] = Borrow()
-            borrow.num_refs += 1
-        return ObjectRef(owner, id, self._dropped.append)
+            return ObjectRef(owner, id, self.drop, id)
+        borrow = self._borrows.get((owner, id))
+        if borrow is None:
+            borrow = self._borrows[(owner, id)] = Borrow()
+        borrow.num_refs += 1
+        return ObjectRef(owner, id, self.drop, (owner, id))
 
     def receive(self, keys: Sequence[Key]) -> list[ObjectRef] | None:
         """Refs that were handed over inside a value: account for the hand-over, hold them."""
@@ -117,16 +118,17 @@ class Objects:
 
     def collect(self) -> None:
         """Act on refs that were garbage-collected and on objects that nobody needs."""
-        dropped, me, book = self._dropped, self.client_id, self.book
+        dropped, book = self._dropped, self.book
         while dropped:
-            owner, id = dropped.popleft()
-            if owner == me:
-                book.unref(id)
+            key = dropped.popleft()
+            if type(key) is int:
+                book.unref(key)
             else:
-                borrow = self._borrows[(owner, id)]
+                borrow = self._borrows[key]
                 borrow.num_refs -= 1
                 if not borrow.num_refs:
-                    del self._borrows[(owner, id)]
+                    del self._borrows[key]
+                    owner, id = key
                     if borrow.handed and owner not in self.dead:
                         self._transport.post(owner, messages.Returned(id, borrow.handed))
         while book.freed:
@@ -233,7 +235,7 @@ class Objects:
         if self.book.find(id) is None:
             answer(Value(error=ErrorInfo("ObjectLost", f"object {self.client_id}:{id} was freed already")))
         else:
-            self.when_ready(ObjectRef(self.client_id, id, _ignore), answer)
+            self.when_ready(ObjectRef(self.client_id, id, _ignore, id), answer)
 
     def _on_fetched(self, sender: str, message: messages.Fetched) -> None:
         inner = self.receive(message.value.refs)
@@ -274,5 +276,5 @@ def _owner_died(owner: str, id: int, reason: str) -> ErrorInfo:
     )
 
 
-def _ignore(_: Key) -> None:
+def _ignore(_: int) -> None:
     pass

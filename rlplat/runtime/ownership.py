@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 
-class Entry(msgspec.Struct, eq=False):
+class Entry(msgspec.Struct, eq=False, gc=False):
     """An object of this process."""
 
     id: int
@@ -33,32 +33,32 @@ class Entry(msgspec.Struct, eq=False):
 
 class Book:
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self.entries: dict[int, Entry] = {}
         self.freed: deque[Entry] = deque()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def add(self, id: int) -> Entry:
         """A new object with one ref."""
-        entry = self._entries[id] = Entry(id)
+        entry = self.entries[id] = Entry(id)
         return entry
 
     def find(self, id: int) -> Entry | None:
-        return self._entries.get(id)
+        return self.entries.get(id)
 
     def values(self) -> list[Entry]:
-        return list(self._entries.values())
+        return list(self.entries.values())
 
     def unref(self, id: int) -> None:
-        entry = self._entries[id]
+        entry = self.entries[id]
         entry.num_refs -= 1
         if not entry.num_refs:
             self._settle(entry)
 
     def fill(self, id: int, value: Any, inner: Any = None) -> Entry | None:
         """The value is here; returns the entry, or None when it is known already or nobody wants it."""
-        entry = self._entries.get(id)
+        entry = self.entries.get(id)
         if entry is None or entry.value is not None:
             return None
         entry.value, entry.inner = value, inner
@@ -68,7 +68,7 @@ class Book:
 
     def lend(self, id: int, peer: str, count: int = 1) -> bool:
         """False when the object is gone: then there is nothing to lend."""
-        entry = self._entries.get(id)
+        entry = self.entries.get(id)
         if entry is None:
             return False
         if entry.borrowers is None:
@@ -86,7 +86,7 @@ class Book:
         self.lend(id, peer, -count)
 
     def peer_died(self, peer: str) -> None:
-        for entry in [e for e in self._entries.values() if e.borrowers and peer in e.borrowers]:
+        for entry in [e for e in self.entries.values() if e.borrowers and peer in e.borrowers]:
             assert entry.borrowers is not None
             del entry.borrowers[peer]
             if not entry.num_refs:
@@ -94,12 +94,12 @@ class Book:
 
     def _settle(self, entry: Entry) -> None:
         if entry.value is not None and not entry.num_refs and not entry.borrowers:
-            del self._entries[entry.id]
+            del self.entries[entry.id]
             self.freed.append(entry)
 
     def check_valid(self) -> None:
         """Assert the invariants (for tests)."""
-        for id, entry in self._entries.items():
+        for id, entry in self.entries.items():
             assert entry.id == id
             assert entry.num_refs >= 0
             assert entry.num_refs or entry.borrowers or entry.value is None, (

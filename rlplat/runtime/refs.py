@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rlplat.errors import NotInitialized, SerializationError
 
 if TYPE_CHECKING:
@@ -20,23 +22,22 @@ _forked_from = 0
 _collecting = threading.local()
 
 
-class ObjectRef:
+class ObjectRef(msgspec.Struct, eq=False, gc=False):
     """A handle to a value that exists now or later. Hashable, awaitable, and at home in any argument or result.
 
     `owner` is the client id of the process that keeps the object's book; `id` counts up in that process.
-    When the last ref in a process is gone, `_drop` hears of it (from whatever thread the garbage
-    collector runs in: it only appends to a deque).
+    When a ref is gone, `_drop` hears of it (from whatever thread the garbage collector runs in: it only appends to a
+    deque). (A Struct outside the garbage collector's lists: a million of them must be cheap.)
     """
 
-    __slots__ = ("__weakref__", "_drop", "id", "owner")
-
-    def __init__(self, owner: str, id: int, drop: Callable[[tuple[str, int]], None]) -> None:
-        self.owner = owner
-        self.id = id
-        self._drop = drop
+    owner: str
+    id: int
+    _drop: Callable[[Any], None]
+    _key: Any = None
+    """What `_drop` is told: the id of an object of this process, else (owner, id)."""
 
     def __del__(self) -> None:
-        self._drop((self.owner, self.id))
+        self._drop(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObjectRef) and other.id == self.id and other.owner == self.owner

@@ -67,6 +67,16 @@ class Transport:
         self.num_unsent += 1
         return len(box)
 
+    def post_result(self, peer: str, task: int, data: bytes) -> None:
+        """Post a small result; those that follow each other share a message."""
+        box = self._outbox.get(self._labels.get(peer) or self.label(peer))
+        if box and type(box[-1]) is messages.Done:
+            box[-1].tasks.append(task)
+            box[-1].data.append(data)
+            self.num_unsent += 1
+        else:
+            self.post(peer, messages.Done([task], [data]))
+
     def flush(self) -> None:
         """Send every outbox, a frame for each."""
         if not self.num_unsent:

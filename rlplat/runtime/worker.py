@@ -23,7 +23,7 @@ from rlplat.runtime.io_loop import Patience
 from rlplat.runtime.messages import Value
 
 _FLUSH_S = 0.002
-_FLUSH_RESULTS = 64
+_FLUSH_RESULTS = 256
 _BLOCKED_AFTER_S = 0.002
 
 
@@ -43,7 +43,8 @@ class Worker(Client):
         """Calls of others that came ahead of the constructor's message."""
         self._pool: ThreadPoolExecutor | None = None
         self._is_blocked = False
-        self._told_pace: dict[tuple[str, str], float] = {}
+        self._pace_owner = ""
+        self._told_pace: dict[str, float] = {}
         self._main_thread = threading.main_thread()
         self._exits = False
         self._running = ""
@@ -89,43 +90,63 @@ class Worker(Client):
 
     def run(self) -> None:
         """Run work until told to exit."""
-        num_results, flushed_at = 0, time.monotonic()
+        work, clock = self._work, time.perf_counter
+        num_results, flushed_at = 0, clock()
         while True:
-            with self._lock:
-                while not self._work:
-                    self._objects.collect()
-                    self._transport.flush()
-                    num_results, flushed_at = 0, time.monotonic()
-                    if self._exits and (self._is_actor or not len(self._objects.book)):
-                        return
-                    self._loop.enter()
-                    try:
-                        self._loop.pump(None)
-                    finally:
-                        self._loop.leave()
-                owner, message = self._work.popleft()
-                self._running = owner
+            try:
+                owner, message = work.popleft()
+            except IndexError:
+                if not self._await_work():
+                    return
+                num_results, flushed_at = 0, clock()
+                continue
+            self._running = owner
             self._execute(owner, message)
             num_results += 1
-            now = time.monotonic()
+            now = clock()
             if num_results >= _FLUSH_RESULTS or now - flushed_at > _FLUSH_S:
                 with self._lock:
                     self._loop.send_now()
                 num_results, flushed_at = 0, now
             self._running = ""
 
+    def _await_work(self) -> bool:
+        """Send what there is and wait; False: this process may end."""
+        with self._lock:
+            while not self._work:
+                self._objects.collect()
+                self._transport.flush()
+                if self._exits and (self._is_actor or not len(self._objects.book)):
+                    return False
+                self._loop.enter()
+                try:
+                    self._loop.pump(None)
+                finally:
+                    self._loop.leave()
+        return True
+
     def _execute(self, owner: str, message: Any) -> None:
         kind = type(message)
         if kind is messages.Run:
-            began = time.perf_counter()
-            name = self._code_name[message.code]
+            began, code = time.perf_counter(), message.code
             try:
-                args, kwargs = codec.unpack(message.args)
-                result = self._target(message.code)(*args, **kwargs)
-                self._reply(owner, message.task, name, 1, result)
+                target = self._code[code]
+                if type(target) is bytes:
+                    target = self._target(code)
+                if message.args == codec.NO_ARGS:
+                    result = target()
+                else:
+                    args, kwargs = codec.unpack(message.args)
+                    result = target(*args, **kwargs)
+                data = codec.pack_scalar(result)
+                if data is not None:
+                    with self._lock:
+                        self._transport.post_result(owner, message.task, data)
+                else:
+                    self._reply(owner, message.task, self._code_name[code], 1, result)
             except BaseException as error:
-                self._reply_error(owner, message.task, f"task {name}", 1, error)
-            self._tell_pace(owner, message.code, time.perf_counter() - began)
+                self._reply_error(owner, message.task, f"task {self._code_name[code]}", 1, error)
+            self._tell_pace(owner, code, time.perf_counter() - began)
         elif kind is messages.CreateActor:
             self._create_actor(owner, message)
         elif kind is messages.RunFull and message.code:
@@ -196,7 +217,7 @@ class Worker(Client):
         if message.max_concurrency > 1:  # 0 and 1: one call after the other
             self._pool = ThreadPoolExecutor(message.max_concurrency, thread_name_prefix=name)
         with self._lock:
-            self._transport.post(owner, messages.Done(message.task, codec.pack(None).data))
+            self._transport.post_result(owner, message.task, codec.NONE)
             self._work.extendleft(reversed(self._held_calls))
             self._held_calls.clear()
 
@@ -206,14 +227,14 @@ class Worker(Client):
         data = codec.pack_scalar(result) if num_returns == 1 else None
         if data is not None:
             with self._lock:
-                self._transport.post(owner, messages.Done(task, data))
+                self._transport.post_result(owner, task, data)
             return
         parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
         packed = [codec.pack(part, f"the result of {what}") for part in parts]
         values = [self._objects.make_value(each, owner) for each in packed]
         with self._lock:
             if num_returns == 1 and values[0].segment is None and not values[0].refs:
-                self._transport.post(owner, messages.Done(task, values[0].data))
+                self._transport.post_result(owner, task, values[0].data)
             else:
                 for value in values:
                     self._objects.hand_over(value.refs, owner)
@@ -234,16 +255,19 @@ class Worker(Client):
 
     def _tell_pace(self, owner: str, code: str, seconds: float) -> None:
         """Tell an owner how long its tasks take, when that is news."""
-        told = self._told_pace.get((owner, code))
+        if owner != self._pace_owner:
+            self._pace_owner = owner
+            self._told_pace.clear()
+        told = self._told_pace.get(code)
         if told is None or seconds > 4 * told:
-            self._told_pace[(owner, code)] = seconds
-            with self._lock:
-                self._transport.post(owner, messages.Pace(code, seconds))
+            told = seconds
         elif seconds < told / 4:
-            # Come down in steps: one lucky task is not a pace.
-            self._told_pace[(owner, code)] = told / 2
-            with self._lock:
-                self._transport.post(owner, messages.Pace(code, told / 2))
+            told /= 2  # come down in steps: one lucky task is not a pace
+        else:
+            return
+        self._told_pace[code] = told
+        with self._lock:
+            self._transport.post(owner, messages.Pace(code, told))
 
     def shutdown(self) -> None:
         raise UsageError(

@@ -187,3 +187,32 @@ def test_a_wrong_number_of_returns_is_explained(value: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"num_returns=2 but returned {words}"):
         codec.split_returns(value, 2, "f")
     assert codec.split_returns((1, 2), 2, "f") == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["?", "b", "u1", "i2", "f2", "f4", "i8", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (2, 3, 4)])
+def test_small_arrays_have_a_form_of_their_own(dtype: str, shape: tuple[int, ...]) -> None:
+    array = (np.arange(int(np.prod(shape))) % 2).astype(dtype).reshape(shape)
+    packed = codec.pack(array)
+    assert packed.data[:1] == b"A"
+    back = codec.unpack(packed.data)
+    assert back.dtype == array.dtype and back.shape == shape and np.array_equal(back, array)
+    assert back.flags.writeable and back.flags.aligned and type(back) is np.ndarray
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6).reshape(2, 3).T,
+        np.arange(3).astype(">i4"),
+        np.array(["a", "bc"]),
+        np.array(["2026-01-01"], "M8[D]"),
+        np.array([(1, 2.0)], "i4,f8"),
+        np.array([None, {}], object),
+        np.ma.masked_array([1, 2], [True, False]),
+    ],
+)
+def test_other_arrays_are_pickled(array: np.ndarray) -> None:
+    back = codec.unpack(codec.pack(array).data)
+    assert back.dtype == array.dtype and back.flags.f_contiguous == array.flags.f_contiguous
+    assert str(back) == str(array)

@@ -136,7 +136,7 @@ def test_results_and_arguments_are_forgotten(cluster: None) -> None:
     nested = rlplat.get(f.remote([rlplat.put([rlplat.put(1)])]))
     assert rlplat.get(rlplat.get(nested[0])[0]) == 1
     del refs, nested
-    assert soon(is_empty), (objects().book._entries, objects()._borrows)
+    assert soon(is_empty), (objects().book.entries, objects()._borrows)
 
 
 def test_failed_tasks_are_forgotten_with_their_arguments(cluster: None) -> None:
@@ -151,7 +151,7 @@ def test_failed_tasks_are_forgotten_with_their_arguments(cluster: None) -> None:
         except ValueError:
             pass
     del refs, ref
-    assert soon(is_empty), objects().book._entries
+    assert soon(is_empty), objects().book.entries
 
 
 def test_results_that_nobody_wants_are_forgotten(cluster: None) -> None:

@@ -36,6 +36,7 @@ _SAMPLES: dict[Any, Any] = {
     ActorInfo | None: ActorInfo("Class", {}),
     list[str]: ["a"],
     list[int]: [1, 2],
+    list[bytes]: [b"a", b"b"],
     list[Value]: [Value(b"y")],
     list[tuple[int | str, Value]]: [(0, Value(b"z")), ("key", Value())],
     ErrorInfo | None: ErrorInfo("ConfigError", "taken"),

@@ -40,7 +40,7 @@ def receive(transport: Transport, count: int) -> list[tuple[str, Any]]:
 
 
 def done(n: int) -> messages.Done:
-    return messages.Done(n, b"")
+    return messages.Done([n], [b""])
 
 
 def test_messages_to_a_peer_keep_their_order(make: Callable[[str], Transport]) -> None:
