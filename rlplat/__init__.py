@@ -38,12 +38,14 @@ if TYPE_CHECKING:
         shutdown,
         wait,
     )
+    from rlplat.runtime.bulk import map
 
 _HOMES = {
     "rlplat.runtime.api": (
         "ActorHandle ObjectRef available_resources cluster_resources get get_actor get_runtime_context init "
         "is_initialized kill method put remote shutdown wait"
     ),
+    "rlplat.runtime.bulk": "map",
     "rlplat.rl.training_loop": "train training_loop",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -59,6 +61,7 @@ __all__ = [
     "init",
     "is_initialized",
     "kill",
+    "map",
     "method",
     "put",
     "remote",

@@ -531,7 +531,9 @@ class Client:
                     rest = refs[index:]
                     holders = [self._objects.holder(ref) for ref in rest]
                     raise GetTimeout(self._missing(rest, holders, len(refs), timeout_s)) from None
-            return holder.value
+            value = holder.value
+            assert value is not None
+            return value
 
     def _missing(
         self, refs: Sequence[ObjectRef], holders: Sequence[Any], num_refs: int, timeout_s: float | None

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from rlplat.errors import GetTimeout
 from rlplat.runtime.transport import Transport
 
-_SPIN_S = 60e-6
+_SPIN_S = 120e-6
 _TICK_S = 0.005
 _STANDBY_S = 0.02
 _FRAME_MESSAGES = 64
@@ -183,6 +183,7 @@ class IoLoop:
                 if transport.has_input():
                     self.drain()
                     return
+                os.sched_yield()
         tick_s = self.idle_tick_s()
         if tick_s is None:
             self._lead(timeout_s)

@@ -121,7 +121,7 @@ class Objects:
         dropped, book = self._dropped, self.book
         while dropped:
             key = dropped.popleft()
-            if type(key) is int:
+            if isinstance(key, int):
                 book.unref(key)
             else:
                 borrow = self._borrows[key]
