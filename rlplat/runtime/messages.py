@@ -76,6 +76,8 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     """Of the group; -1: any that has room."""
     strategy: str = ""
     """"": near the client, then node after node; "SPREAD": the nodes in turn; "node:ID": there only, "node?:ID": there first."""
+    can_retry: bool = True
+    """Its tasks run again when their worker dies: it may be the one that has to go when memory is short."""
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -385,6 +387,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     actor: str = ""
     bundle: int = -1
     """The bundle it draws from."""
+    incarnation: int = 1
 
 
 class AskCluster(Message, tag=70):

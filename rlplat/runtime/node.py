@@ -167,7 +167,10 @@ class Node:
         by_name = self._scheduler.actor_by_name
         actor = by_name.get((message.namespace, message.name))
         if actor is None:
-            names = ", ".join(repr(name) for space, name in sorted(by_name) if space == message.namespace) or "none"
+            names = (
+                ", ".join(repr(name) for space, name in sorted(by_name) if space == message.namespace)
+                or "none"
+            )
             where = f" in namespace {message.namespace!r}" if message.namespace else ""
             others = sorted({space for space, name in by_name if name == message.name})
             hint = f"; there is one in namespace {others[0]!r}" if others else ""
@@ -264,7 +267,7 @@ class Node:
         if process is None or process.is_ended:
             return
         if at_once:
-            process.kill_reason = process.kill_reason or reason and f"was killed: {reason}"
+            process.kill_reason = process.kill_reason or (reason and f"was killed: {reason}")
             self._kill(process)
         else:
             self._post(worker, messages.Exit())

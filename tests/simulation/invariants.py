@@ -22,7 +22,10 @@ class Invariants:
         self._committed: dict[tuple[str, int], str] = {}
         """(owner, object) -> the worker whose value was taken."""
         self._placed: dict[tuple[str, str], int] = {}
-        self._values: dict[tuple[str, int], Any] = {}
+        self._leases: dict[str, list[str]] = {}
+        """By client, as of when it ran last."""
+        self._active: dict[str, str] = {}
+        """Worker -> the actor in it."""
         cluster.watch_client = self._watch
 
     # -- in the way of messages
@@ -58,6 +61,7 @@ class Invariants:
             if message.incarnation < self._placed.get(key, 0):
                 raise Violation(f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse")
             self._placed[key] = message.incarnation
+            self.history.actor_workers[message.worker] = None
             handle(sender, message)
 
         return watched
@@ -91,33 +95,49 @@ class Invariants:
     # -- after each event
 
     def check(self) -> None:
-        node = self.cluster.node
-        node.scheduler.check_valid()
-        held: dict[str, str] = {}
-        for client in self.cluster.clients():
-            client._objects.book.check_valid()
-            for lane in client._lanes.values():
-                if len(lane.leases) and lane.num_requested < 0:
-                    raise Violation(f"{client.client_id} has requested {lane.num_requested} leases")
-                for worker, lease in lane.leases.items():
-                    if worker in held:
-                        raise Violation(f"{worker} is leased to {held[worker]} and {client.client_id}")
-                    held[worker] = client.client_id
-                    if len(lease.in_flight) > MAX_AHEAD:
-                        raise Violation(f"{len(lease.in_flight)} tasks are in flight to {worker}")
-            if len(getattr(client, "_work", ())) > _MAX_QUEUE:
-                raise Violation(f"{client.client_id} has {len(client._work)} calls queued")
-        active: dict[str, str] = {}
-        for process in self.world.processes.values():
-            client = process.client
-            if not process.is_alive or client is None:
-                continue
-            actor = getattr(getattr(client, "_instance", None), "_name", None)
-            if actor is not None:
-                name = actor.split("@")[0]
-                if name in active:
-                    raise Violation(f"actor {name} is active in {active[name]} and {process.name}")
-                active[name] = process.name
+        touched = self.world.touched
+        if "node" in touched:
+            self.cluster.node.scheduler.check_valid()
+        for name in touched:
+            process = self.world.processes[name]
+            if process.client is not None:
+                if process.is_alive:
+                    self._check_client(process.client)
+                else:
+                    self._leases.pop(name, None)
+                    self._active.pop(name, None)
+
+    def _check_client(self, client: Any) -> None:
+        name = client.client_id
+        client._objects.book.check_valid()
+        leases = []
+        for lane in client._lanes.values():
+            if lane.num_requested < 0:
+                raise Violation(f"{name} has requested {lane.num_requested} leases")
+            for worker, lease in lane.leases.items():
+                leases.append(worker)
+                if len(lease.in_flight) > MAX_AHEAD:
+                    raise Violation(f"{len(lease.in_flight)} tasks are in flight to {worker}")
+        if leases != self._leases.get(name, []):
+            for other, theirs in self._leases.items():
+                if other != name and not set(theirs).isdisjoint(leases):
+                    raise Violation(f"{set(theirs).intersection(leases)} are leased to {name} and {other}")
+            self._leases[name] = leases
+        if len(getattr(client, "_work", ())) > _MAX_QUEUE:
+            raise Violation(f"{name} has {len(client._work)} calls queued")
+        self._check_incarnation(client)
+
+    def _check_incarnation(self, client: Any) -> None:
+        """At most one process is an actor at a time, and their numbers only grow."""
+        actor = getattr(getattr(client, "_instance", None), "_name", None)
+        if actor is None:
+            return
+        account = actor.split("@")[0]
+        if self._active.get(client.client_id) != account:
+            for other, theirs in self._active.items():
+                if theirs == account and self.world.processes[other].is_alive:
+                    raise Violation(f"actor {account} is active in {other} and {client.client_id}")
+            self._active[client.client_id] = account
 
     # -- at quiescence
 
@@ -125,7 +145,7 @@ class Invariants:
         """Nothing is in flight, no timer is set, the driver's program is over and has dropped everything."""
         if not is_done:
             raise Violation("a wait without a cause (a lost wake-up or a deadlock): " + "; ".join(self._who_waits()))
-        gc.collect()
+        gc.collect(0)  # all that this seed has made: the collector is off
 
     def check_clean(self) -> None:
         node = self.cluster.node
@@ -147,8 +167,9 @@ class Invariants:
         for name, amount in node.scheduler.total.items():
             if abs(node.scheduler.available[name] - amount) > 1e-6:
                 raise Violation(f"of {amount:g} {name} only {node.scheduler.available[name]:g} came back")
-        if node.scheduler._queue:
-            raise Violation(f"the node still has demands queued: {list(node.scheduler._queue)}")
+        state = node.scheduler
+        if state._asked or state._placing or state._leases:
+            raise Violation(f"the head still has demands: {state._asked} {state._placing} or leases: {state._leases}")
         for (actor, caller), seqs in self.history.calls.items():
             if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)):
                 raise Violation(f"{actor} ran the calls of {caller} in the order {seqs}")

@@ -51,9 +51,12 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
 
 def _run(world: World, history: History, outcome: Outcome) -> None:
     random = Random(seed_of(world.seed, "shape"))
-    num_cpus = random.randint(1, 4)
     world.delay_s = random.choice((0.0001, 0.0005, 0.005))
-    cluster = Cluster(world, {"CPU": float(num_cpus), "GPU": 0.0})
+    totals = {"node": {"CPU": float(random.randint(1, 4)), "GPU": 0.0}}
+    for number in range(random.choice((0, 0, 0, 1, 2))):
+        totals[f"node{number + 2}"] = {"CPU": float(random.randint(1, 3)), "GPU": 0.0}
+    cluster = Cluster(world, totals, num_spares=random.randint(1, 3))
+    num_cpus = int(totals["node"]["CPU"])
     invariants = Invariants(world, cluster, history)
     with_faults = random.random() < 0.7
     driver = Driver(Random(seed_of(world.seed, "program")), num_cpus, random.randint(4, 20), with_faults)
@@ -73,7 +76,7 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
 
 
 def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
-    """Crashes at random moments: most of them while the program is young."""
+    """At random moments, most of them while the program is young."""
 
     def crash() -> None:
         workers = cluster.workers()
@@ -82,6 +85,14 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
 
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         world.after(random.expovariate(1 / 0.06), crash, what="a crash")
+    others = [name for name in cluster.totals if name != "node"]
+    for node in others:
+        kind, at = random.random(), random.expovariate(1 / 0.1)
+        if kind < 0.3:
+            world.after(at, lambda node=node: cluster.crash_node(node), what="a node crashes")  # type: ignore[misc]
+        elif kind < 0.8:
+            seconds = random.choice((0.01, 0.5, 2.0, 20.0))
+            world.after(at, lambda node=node, s=seconds: cluster.cut_off(node, s), what="a cut")  # type: ignore[misc]
 
 
 def seed_of(seed: int, what: str) -> str:

@@ -29,7 +29,7 @@ from rlplat.runtime import messages, refs
 
 QUIET_S = 3.0
 _TICK_S = 0.005
-MAX_EVENTS = 60_000
+MAX_EVENTS = 10_000
 """Of one world: one that needs more is running in circles."""
 
 
@@ -113,6 +113,7 @@ class Process:
         before, world.running = world.running, self
         connected, refs._backend = refs._backend, self.client
         self.state = "running"
+        world.touched[self.name] = None
         self._baton.release()
         world._baton.acquire()
         world.running, refs._backend = before, connected
@@ -131,6 +132,8 @@ class World:
         self.dead: dict[str, str] = {}
         self.trace: list[str] | None = [] if keep_trace else None
         self.num_events = 0
+        self.touched: dict[str, None] = {}
+        """Processes that ran since `after_event` was called last."""
         self.after_event: Callable[[], None] = lambda: None
         self.on_frame_to: dict[str, Callable[[], None]] = {}
         """Processes without a thread of their own (nodes): called when a frame is there."""
@@ -174,7 +177,9 @@ class World:
             if self.trace is not None and not is_tick:
                 self.note(what)
             act()
-            self.after_event()
+            if self.touched:
+                self.after_event()
+                self.touched.clear()
 
     def still_alive(self) -> None:
         """What a tick did was more than housekeeping."""
@@ -309,6 +314,7 @@ class World:
             return
         client = process.client
         loop = client._loop
+        self.touched[process.name] = None
         before, self.running = self.running, process
         connected, refs._backend = refs._backend, client
         try:

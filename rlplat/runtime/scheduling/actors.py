@@ -8,6 +8,9 @@ Rules
 3. A restart that somebody asked for (`kill(no_restart=False)`), or that a lost node caused, is no crash: it counts
    against `max_restarts` only.
 4. The last thousand that are gone are remembered, so that whoever seeks one hears why.
+5. News of an actor may overtake its creation: a handle travels to other processes, and messages of different processes
+   come in any order. A creator's actors are numbered ("creator:number") and come in that order, so one with a higher
+   number than the last, of a creator that lives, is still to come.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import ActorInfo, Shape
-from rlplat.runtime.scheduling.events import ActorRequested
+from rlplat.runtime.scheduling.events import ActorEnded, ActorRequested
 
 _REMEMBERED = 1000
 
@@ -63,6 +66,9 @@ class ActorEntry:
     placement: Any = None
     """Where it waits for a worker."""
 
+    def may_restart(self) -> bool:
+        return not self.end_reason and (self.max_restarts < 0 or self.num_restarts < self.max_restarts)
+
     def state(self) -> str:
         """As Ray calls it: DEAD | ALIVE | RESTARTING | PENDING_CREATION"""
         if self.error is not None:
@@ -70,6 +76,14 @@ class ActorEntry:
         if self.worker:
             return "ALIVE"
         return "RESTARTING" if self.num_restarts else "PENDING_CREATION"
+
+
+@dataclass(slots=True)
+class Early:
+    """What was said of an actor before it was created."""
+
+    seekers: dict[str, None] = field(default_factory=dict)
+    end: ActorEnded | None = None
 
 
 class Actors:
@@ -80,6 +94,10 @@ class Actors:
         self._by_creator: dict[str, dict[str, None]] = {}
         self._sought_by: dict[str, set[str]] = {}
         self._gone: deque[str] = deque()
+        self._early: dict[str, dict[str, Early]] = {}
+        """By creator and actor."""
+        self._last_number: dict[str, int] = {}
+        """Of each creator."""
         self._intensity = intensity
 
     def add(self, event: ActorRequested) -> ActorEntry:
@@ -94,6 +112,26 @@ class Actors:
             self._by_creator.setdefault(e.client, {})[e.actor] = None
         self.seek(entry, e.client)
         return entry
+
+    def early(self, actor: str) -> Early | None:
+        """Where to note what is said of an unknown actor; None when it is long gone. (The caller knows that its creator lives.)"""
+        creator, _, number = actor.rpartition(":")
+        if not number.isdigit() or int(number) <= self._last_number.get(creator, 0):
+            return None
+        return self._early.setdefault(creator, {}).setdefault(actor, Early())
+
+    def requested(self, actor: str) -> Early | None:
+        """Its creation is here; what was said of it before."""
+        creator, _, number = actor.rpartition(":")
+        if number.isdigit():
+            self._last_number[creator] = max(int(number), self._last_number.get(creator, 0))
+        early = self._early.get(creator)
+        return None if early is None else early.pop(actor, None)
+
+    def never_created(self, creator: str) -> dict[str, Early]:
+        """The creator is gone: what will not be created any more."""
+        self._last_number.pop(creator, None)
+        return self._early.pop(creator, {})
 
     def named(self, namespace: str, name: str) -> ActorEntry | None:
         actor = self.by_name.get((namespace, name))

@@ -47,6 +47,8 @@ class WorkerLost(Event, frozen=True):
 
     worker: str
     reason: str
+    kind: str = "WorkerCrashed"
+    """Class of the error that a lost task fails with."""
 
 
 class WorkerBlocked(Event, frozen=True):
@@ -230,6 +232,7 @@ class TellDied(Action, frozen=True):
 
     worker: str
     reason: str
+    kind: str = "WorkerCrashed"
 
 
 class TellGroup(Action, frozen=True):

@@ -27,9 +27,9 @@ _REMEMBERED = 1000
 
 
 class Group:
-    def __init__(self, event: GroupRequested, seq: int) -> None:
+    def __init__(self, event: GroupRequested) -> None:
         self.id, self.client, self.name = event.group, event.client, event.name
-        self.strategy, self.is_detached, self.seq = event.strategy, event.is_detached, seq
+        self.strategy, self.is_detached = event.strategy, event.is_detached
         self.bundles = event.bundles
         self.pools: list[Pool | None] = [None] * len(event.bundles)
         self.state = "PENDING"
@@ -38,7 +38,6 @@ class Group:
         self.seekers: set[str] = {event.client}
         self.waiting: dict[Queue, None] = {}
         """Queues of shapes that draw from this group and have requests."""
-        self.is_warned = False
         self._indexes: dict[Demand, FitIndex] = {}
 
     def find(self, shape: Shape) -> Pool | None:

@@ -37,7 +37,9 @@ class Gpus:
     def take(self, amount: float) -> dict[int, float]:
         """Share by GPU."""
         if amount >= 1:
-            shares = {gpu: 1.0 for gpu in sorted(g for g, left in self.left.items() if left >= 1 - EPS)[: int(amount)]}
+            shares = dict.fromkeys(
+                sorted(g for g, left in self.left.items() if left >= 1 - EPS)[: int(amount)], 1.0
+            )
         else:
             fitting = [gpu for gpu, left in self.left.items() if left >= amount - EPS]
             shares = {min(fitting, key=lambda gpu: (self.left[gpu], gpu)): amount}
@@ -115,7 +117,7 @@ class Node(Pool):
     """A machine: its resources, and its workers by what they do."""
 
     def __init__(self, name: str, total: Resources, num_spares: int) -> None:
-        gpus = {gpu: 1.0 for gpu in range(int(total.get("GPU", 0)))}
+        gpus = dict.fromkeys(range(int(total.get("GPU", 0))), 1.0)
         super().__init__(None, {"CPU": 0.0, **total}, gpus)
         self.name = name
         self.num_spares = num_spares
@@ -167,6 +169,13 @@ class Placement:
     ) -> None:
         self.client, self.shape, self.pool, self.shares, self.actor = client, shape, pool, shares, actor
         self.worker: Worker | None = None
+
+    def cpus(self) -> float:
+        """What its worker lends while it is blocked."""
+        for name, amount in self.shape.demand:
+            if name == "CPU":
+                return amount
+        return 0.0
 
 
 class Worker:
@@ -231,5 +240,3 @@ def summed(demands: Iterable[Demand]) -> Demand:
         for name, amount in demand:
             total[name] = total.get(name, 0.0) + amount
     return tuple(sorted(total.items()))
-
-

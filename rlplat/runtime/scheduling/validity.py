@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def check_valid(scheduler: Scheduler) -> None:
     placements = _placements(scheduler)
-    for name, node in scheduler._nodes.items():
+    for name, node in scheduler.placing.nodes.items():
         assert node.name == name and not node.is_lost
         bundles = list(node.bundles)
         _check_pool(node, [p for p in placements if _draws_from(p, node)], bundles)
@@ -25,14 +25,20 @@ def check_valid(scheduler: Scheduler) -> None:
     _check_placements(scheduler, placements)
     _check_queues(scheduler)
     scheduler._actors.check_valid()
-    scheduler._groups.check_valid()
+    scheduler.placing.groups.check_valid()
     _check_actors(scheduler)
 
 
 def _placements(scheduler: Scheduler) -> list[Placement]:
-    waiting = [p for node in scheduler._nodes.values() for queue in node.waiting.values() for p in queue]
-    having = [worker.placement for worker in scheduler._workers.values() if worker.placement is not None]
-    assert len(set(map(id, [*waiting, *having]))) == len(waiting) + len(having), "a placement is in two places"
+    waiting = [
+        p for node in scheduler.placing.nodes.values() for queue in node.waiting.values() for p in queue
+    ]
+    having = [
+        worker.placement for worker in scheduler.placing.workers.values() if worker.placement is not None
+    ]
+    assert len(set(map(id, [*waiting, *having]))) == len(waiting) + len(having), (
+        "a placement is in two places"
+    )
     return [*waiting, *having]
 
 
@@ -78,52 +84,58 @@ def _check_workers(node: Node) -> None:
     assert all(worker.placement is None for worker in idle)
     for env, workers in node.idle.items():
         assert all(worker.env == env for worker in workers)
-        assert not workers or not node.waiting.get(env), f"somebody waits for a worker with {env!r}, and one is idle"
+        assert not workers or not node.waiting.get(env), (
+            f"somebody waits for a worker with {env!r}, and one is idle"
+        )
     unbound = [worker.env for worker in by_state.get("starting", ()) if worker.placement is None]
     assert all(unbound.count(env) == num for env, num in node.starting.items()), (unbound, node.starting)
 
 
 def _check_placements(scheduler: Scheduler, placements: list[Placement]) -> None:
-    waiting = [p for mine in scheduler._placing.values() for p in mine]
+    waiting = [p for mine in scheduler.placing.placing.values() for p in mine]
     for placement in placements:
         worker = placement.worker
         waits = worker is None or worker.state == "starting"
-        assert waits == (placement in scheduler._placing.get(placement.client, ())), "who waits for a worker"
+        assert waits == (placement in scheduler.placing.placing.get(placement.client, ())), (
+            "who waits for a worker"
+        )
     assert len(waiting) == sum(p.worker is None or p.worker.state == "starting" for p in placements)
-    for client, leased in scheduler._leases.items():
+    for client, leased in scheduler.placing.leases.items():
         assert leased, "an empty list of leases is kept"
         for worker in leased:
             assert worker.state == "leased" and worker.placement is not None
-            assert worker.placement.client == client and scheduler._workers.get(worker.id) is worker
-    num_leased = sum(worker.state == "leased" for worker in scheduler._workers.values())
-    assert num_leased == sum(map(len, scheduler._leases.values())), "a lease is nobody's"
-    of_nodes = sum(len(node.workers) for node in scheduler._nodes.values())
-    assert of_nodes == len(scheduler._workers), "a worker is on no node, or on two"
+            assert worker.placement.client == client and scheduler.placing.workers.get(worker.id) is worker
+    num_leased = sum(worker.state == "leased" for worker in scheduler.placing.workers.values())
+    assert num_leased == sum(map(len, scheduler.placing.leases.values())), "a lease is nobody's"
+    of_nodes = sum(len(node.workers) for node in scheduler.placing.nodes.values())
+    assert of_nodes == len(scheduler.placing.workers), "a worker is on no node, or on two"
 
 
 def _check_queues(scheduler: Scheduler) -> None:
     queued = []
-    for shape, queue in scheduler._queues.items():
+    for shape, queue in scheduler.placing.queues.items():
         assert queue.shape == shape
-        group = scheduler._groups.by_id.get(shape.group)
-        assert bool(queue.requests) == (queue in (scheduler._waiting if group is None else group.waiting))
+        group = scheduler.placing.groups.by_id.get(shape.group)
+        assert bool(queue.requests) == (
+            queue in (scheduler.placing.waiting if group is None else group.waiting)
+        )
         seqs = [request.seq for request in queue.requests]
         assert seqs == sorted(seqs), "a queue is out of order"
         for request in queue.requests:
             assert request.queue is queue and request.count > 0 and request.shape == shape
-            assert request in scheduler._asked[request.client]
+            assert request in scheduler.placing.asked[request.client]
             queued.append(request)
         if queue.requests and group is None:
-            for node in scheduler._nodes.values():
+            for node in scheduler.placing.nodes.values():
                 assert not queue.fits(node), f"{shape} waits although {node.name} has room"
-    assert len(queued) == sum(map(len, scheduler._asked.values())), "a request is in no queue"
-    assert all(scheduler._asked.values()), "an empty list of requests is kept"
+    assert len(queued) == sum(map(len, scheduler.placing.asked.values())), "a request is in no queue"
+    assert all(scheduler.placing.asked.values()), "an empty list of requests is kept"
 
 
 def _check_actors(scheduler: Scheduler) -> None:
     """One active incarnation of each actor, and it is where its entry says."""
     active = {}
-    for id, worker in scheduler._workers.items():
+    for id, worker in scheduler.placing.workers.items():
         if worker.state == "actor":
             assert worker.placement is not None and worker.placement.actor is not None
             actor = worker.placement.actor
