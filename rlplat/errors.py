@@ -22,6 +22,7 @@ RlplatError
     ├── ObjectRebuildFailed    the task that made a lost object ran again, and failed
     ├── TaskCancelled          the task was cancelled
     ├── DeadlineExceeded       the task's `timeout_s` ran out (also a builtin TimeoutError)
+    ├── PlacementGroupRemoved  a task or an actor was to run in a placement group that is gone
     ├── RuntimeEnvFailed       the runtime environment of a task or an actor could not be set up
     ├── NodeLost               the node process ended under the driver
     └── GetTimeout             `get(timeout=)` ran out (also a builtin TimeoutError)
@@ -132,6 +133,10 @@ class ObjectRebuildFailed(RuntimeFault):
 
 
 class DeadlineExceeded(RuntimeFault, TimeoutError):
+    pass
+
+
+class PlacementGroupRemoved(RuntimeFault):
     pass
 
 

@@ -71,7 +71,13 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     env: str = ""
     """Key of a runtime environment that the node was told of; "" for none."""
     group: str = ""
+    """Placement group whose reserved resources are used."""
     bundle: int = -1
+    """Of the group; -1: any that has room."""
+    strategy: str = ""
+    """"": near the client, then node after node; "SPREAD": the nodes in turn; "node:ID": there only, "node?:ID": there first."""
+    can_retry: bool = True
+    """Its tasks run again when their worker dies: it may be the one that has to go when memory is short."""
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -265,6 +271,8 @@ class EndActor(Message, tag=38):
     actor: str
     reason: str
     at_once: bool
+    no_restart: bool = True
+    """False: stop its process, and let it have another as after a crash."""
 
 
 class FindActor(Message, tag=39):
@@ -290,6 +298,8 @@ class Answer(Message, tag=42):
     info: ActorInfo | None = None
     amounts: dict[str, float] = {}
     error: ErrorInfo | None = None
+    is_detached: bool = False
+    """The actor does not depend on its creator, which may be gone."""
 
 
 class Blocked(Message, tag=43):
@@ -316,11 +326,108 @@ class KillWorker(Message, tag=48):
     reason: str
 
 
+# ---------------------------------------------------------------- the scheduler's further business
+
+
+class LeasesRefused(Message, tag=65):
+    """None of the leases of this shape that were asked for will come."""
+
+    shape: Shape
+    error: ErrorInfo
+
+
+class CreateGroup(Message, tag=66):
+    """Reserve bundles of resources, all or none."""
+
+    group: str
+    bundles: list[tuple[tuple[str, float], ...]]
+    strategy: str
+    name: str = ""
+    is_detached: bool = False
+
+
+class RemoveGroup(Message, tag=67):
+    group: str
+
+
+class FindGroup(Message, tag=68):
+    """Answered with `GroupNews`, now or when there is some."""
+
+    group: str
+
+
+class GroupNews(Message, tag=69):
+    """It is there; or (`error`) never will be."""
+
+    group: str
+    error: ErrorInfo | None = None
+
+
+class GroupState(msgspec.Struct, array_like=True, frozen=True):
+    group: str
+    name: str
+    strategy: str
+    state: str
+    """PENDING | CREATED | RESCHEDULING | REMOVED"""
+    bundles: list[dict[str, float]]
+    nodes: list[str]
+    """Of each bundle; "" while it has none."""
+
+
+class NodeState(msgspec.Struct, array_like=True, frozen=True):
+    node: str
+    is_alive: bool
+    total: dict[str, float]
+    available: dict[str, float]
+
+
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """Where a client runs, and with what."""
+
+    node: str
+    shape: Shape = Shape()
+    actor: str = ""
+    bundle: int = -1
+    """The bundle it draws from."""
+    incarnation: int = 1
+
+
+class AskCluster(Message, tag=70):
+    request: int
+
+
+class Cluster(Message, tag=71):
+    """To `AskCluster`: all nodes and placement groups, and where the asking client runs."""
+
+    request: int
+    nodes: list[NodeState]
+    groups: list[GroupState]
+    here: Place
+
+
+class KeepCreation(Message, tag=72):
+    """How to create a detached actor: the node sends it to every incarnation."""
+
+    actor: str
+    code: Code
+    creation: CreateActor
+
+
+class NameTaken(Message, tag=73):
+    """To `PlaceActor` with `get_if_exists`: instead of `actor` there is `existing`."""
+
+    actor: str
+    existing: str
+    info: ActorInfo
+    is_detached: bool = False
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
     | WorkerDied | Exit | ActorRestarting | KillWorker
+    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation | NameTaken
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -21,10 +21,12 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import messages, scheduler
+from rlplat.runtime import messages
 from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.messages import Answer, Shape
+from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
+from rlplat.runtime.scheduler import Scheduler
+from rlplat.runtime.scheduling import events
 from rlplat.runtime.session import MARK, adopt_orphans, kill_marked
 
 _LOG_LINES = 20
@@ -54,7 +56,15 @@ class Node:
         self._orders = orders
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
-        self._scheduler = scheduler.Scheduler(total, spares)
+        self._num_spares = spares
+        self._scheduler = Scheduler()
+        self._wake_at: float | None = None
+        """When the scheduler wants a Tick."""
+        self._creations: dict[str, messages.KeepCreation] = {}
+        """Of detached actors: how each of their incarnations is created."""
+        self._creating: dict[int, str] = {}
+        """Actors by number of the creation that we have sent."""
+        self._num_created = 0
         self._gpus = visible_gpus()
         self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
@@ -66,7 +76,7 @@ class Node:
 
     def run(self) -> None:
         """Serve until the driver is gone."""
-        self._perform(self._scheduler.start())
+        self._event(events.NodeJoined("node", self._total, self._num_spares))
         os.write(1, b"ready\n")
         while True:
             self._transport.flush()
@@ -97,22 +107,35 @@ class Node:
         if kind is messages.Hello:
             self._clients.add(sender)
             self._post(sender, messages.Welcome(self._total))
-            self._event(scheduler.WorkerReady(sender))
+            self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
-            self._event(scheduler.LeasesRequested(sender, dict(message.shape.demand), message.count))
+            self._event(events.LeasesRequested(sender, message.shape, message.count))
         elif kind is messages.ReturnLease:
-            self._event(scheduler.LeaseReturned(sender, message.worker))
+            self._event(events.LeaseReturned(sender, message.worker))
         elif kind is messages.PlaceActor:
             m = message
-            self._event(scheduler.ActorRequested(sender, m.actor, m.info, dict(m.shape.demand), m.name))
+            self._event(
+                events.ActorRequested(
+                    sender,
+                    m.actor,
+                    m.info,
+                    m.shape,
+                    m.name,
+                    m.namespace,
+                    m.max_restarts,
+                    m.is_detached,
+                    m.get_if_exists,
+                )
+            )
         elif kind is messages.EndActor:
-            self._event(scheduler.ActorEnded(message.actor, message.reason, message.at_once))
+            m = message
+            self._event(events.ActorEnded(m.actor, m.reason, m.at_once, m.no_restart))
         elif kind is messages.FindActor:
-            self._event(scheduler.ActorSought(sender, message.actor))
+            self._event(events.ActorSought(sender, message.actor))
         elif kind is messages.Blocked:
-            self._event(scheduler.WorkerBlocked(sender))
+            self._event(events.WorkerBlocked(sender))
         elif kind is messages.Unblocked:
-            self._event(scheduler.WorkerUnblocked(sender))
+            self._event(events.WorkerUnblocked(sender))
         elif kind is messages.AskByName:
             self._post(sender, self._by_name(message))
         elif kind is messages.AskResources:
@@ -123,40 +146,108 @@ class Node:
             if process is not None and not process.is_ended:
                 process.kill_reason = message.reason
                 self._kill(process)
+        elif kind is messages.CreateGroup:
+            m = message
+            bundles = tuple(m.bundles)
+            self._event(events.GroupRequested(sender, m.group, bundles, m.strategy, m.name, m.is_detached))
+        elif kind is messages.FindGroup:
+            self._event(events.GroupSought(sender, message.group))
+        elif kind is messages.RemoveGroup:
+            self._event(events.GroupRemoved(message.group))
+        elif kind is messages.AskCluster:
+            state = self._scheduler
+            nodes, groups, here = state.node_states(), state.group_states(), state.place_of(sender)
+            self._post(sender, messages.Cluster(message.request, nodes, groups, here))
+        elif kind is messages.KeepCreation:
+            self._keep_creation(message)
+        elif kind is messages.Done or kind is messages.DoneFull:
+            self._on_created(message)
 
     def _by_name(self, message: messages.AskByName) -> Answer:
-        actor = self._scheduler.actor_by_name.get(message.name)
+        by_name = self._scheduler.actor_by_name
+        actor = by_name.get((message.namespace, message.name))
         if actor is None:
-            names = ", ".join(map(repr, sorted(self._scheduler.actor_by_name))) or "none"
-            text = f"there is no actor named {message.name!r} (named actors: {names})"
+            names = (
+                ", ".join(repr(name) for space, name in sorted(by_name) if space == message.namespace)
+                or "none"
+            )
+            where = f" in namespace {message.namespace!r}" if message.namespace else ""
+            others = sorted({space for space, name in by_name if name == message.name})
+            hint = f"; there is one in namespace {others[0]!r}" if others else ""
+            text = f"there is no actor named {message.name!r}{where} (named actors: {names}){hint}"
             return Answer(message.request, error=ErrorInfo("ActorDied", text))
         entry = self._scheduler.actors[actor]
-        return Answer(message.request, actor, entry.info)
+        return Answer(message.request, actor, entry.info, is_detached=entry.is_detached)
 
     def _post(self, client: str, message: Any) -> None:
         if client in self._clients:
             self._transport.post(client, message)
 
-    def _event(self, event: Any) -> None:
+    def _event(self, event: events.Event) -> None:
         self._perform(self._scheduler.handle(event, time.monotonic()))
 
-    def _perform(self, actions: list[scheduler.Action]) -> None:
+    def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case scheduler.StartWorker(worker, gpu_ids):
+                case events.StartWorker(worker, gpu_ids):
                     self._start(worker, gpu_ids)
-                case scheduler.StopWorker(worker, at_once, is_surplus):
-                    self._stop(worker, at_once, is_surplus)
-                case scheduler.GrantLease(client, demand, worker):
-                    self._post(client, messages.Granted(Shape(tuple(sorted(demand.items()))), worker))
-                case scheduler.TellPlaced(client, actor, worker):
-                    self._post(client, messages.Placed(actor, worker))
-                case scheduler.TellGone(client, actor, error):
+                case events.StopWorker(worker, at_once, is_surplus, reason):
+                    self._stop(worker, at_once, is_surplus, reason)
+                case events.GrantLease(client, shape, worker):
+                    self._post(client, messages.Granted(shape, worker))
+                case events.RefuseLeases(client, shape, error):
+                    self._post(client, messages.LeasesRefused(shape, error))
+                case events.TellPlaced(client, actor, worker, incarnation):
+                    self._post(client, messages.Placed(actor, worker, incarnation))
+                case events.TellRestarting(client, actor, reason):
+                    self._post(client, messages.ActorRestarting(actor, reason))
+                case events.TellGone(client, actor, error):
+                    self._creations.pop(actor, None)
                     self._post(client, messages.ActorGone(actor, error))
-                case scheduler.TellDied(worker, reason):
+                case events.TellNameTaken(client, actor, existing, info, is_detached):
+                    self._post(client, messages.NameTaken(actor, existing, info, is_detached))
+                case events.CreateDetached(_, actor):
+                    self._create(actor)
+                case events.TellDied(worker, reason):
                     self._clients.discard(worker)
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason))
+                case events.TellGroup(client, group, error):
+                    self._post(client, messages.GroupNews(group, error))
+                case events.WakeAt(at):
+                    self._wake_at = at
+                case events.Warn(text):
+                    print(f"rlplat: {text}", file=sys.stderr, flush=True)
+
+    # -- detached actors: no client may be there to create their next incarnation
+
+    def _keep_creation(self, message: messages.KeepCreation) -> None:
+        entry = self._scheduler.actors.get(message.actor)
+        if entry is not None and entry.error is None and message.actor not in self._creations:
+            self._creations[message.actor] = message
+            if entry.worker:
+                self._create(message.actor)
+
+    def _create(self, actor: str) -> None:
+        """Send the creation message to the actor's new process, when both are there."""
+        kept, entry = self._creations.get(actor), self._scheduler.actors[actor]
+        if kept is not None:
+            self._num_created += 1
+            self._creating[self._num_created] = actor
+            creation = msgspec.structs.replace(
+                kept.creation, task=self._num_created, actor=actor, incarnation=entry.incarnation
+            )
+            self._post(entry.worker, kept.code)
+            self._post(entry.worker, creation)
+
+    def _on_created(self, message: messages.Done | messages.DoneFull) -> None:
+        """The constructor of a detached actor has returned or raised."""
+        actor = self._creating.pop(message.task, "")
+        error = message.values[0].error if isinstance(message, messages.DoneFull) else None
+        if actor and error is not None:
+            entry = self._scheduler.actors.get(actor)
+            name = entry.info.class_name if entry is not None else actor
+            self._event(events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True))
 
     # -- processes
 
@@ -171,11 +262,12 @@ class Node:
         self._worker_by_log[read] = worker
         self._poller.register(read, select.POLLIN)
 
-    def _stop(self, worker: str, at_once: bool, is_surplus: bool) -> None:
+    def _stop(self, worker: str, at_once: bool, is_surplus: bool, reason: str) -> None:
         process = self._processes.get(worker)
         if process is None or process.is_ended:
             return
         if at_once:
+            process.kill_reason = process.kill_reason or (reason and f"was killed: {reason}")
             self._kill(process)
         else:
             self._post(worker, messages.Exit())
@@ -216,7 +308,7 @@ class Node:
             reason += "; last lines of its output:\n  " + "\n  ".join(process.lines)
         self._transport.forget(worker)
         self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
-        self._event(scheduler.WorkerLost(worker, reason))
+        self._event(events.WorkerLost(worker, reason))
 
     def _read_log(self, worker: str, process: _Process | None = None) -> None:
         """Forward what a worker printed, each line under its name."""
@@ -241,10 +333,14 @@ class Node:
     def _next_deadline_ms(self) -> float | None:
         times = [p.kill_at for p in self._processes.values() if p.kill_at]
         times += [self._removals[0][0]] if self._removals else []
+        times += [self._wake_at] if self._wake_at is not None else []
         return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
 
     def _keep_house(self) -> None:
         now = time.monotonic()
+        if self._wake_at is not None and self._wake_at <= now:
+            self._wake_at = None
+            self._event(events.Tick())
         for process in self._processes.values():
             if process.kill_at and process.kill_at <= now:
                 self._kill(process)

@@ -40,6 +40,12 @@ _SAMPLES: dict[Any, Any] = {
     list[Value]: [Value(b"y")],
     list[tuple[int | str, Value]]: [(0, Value(b"z")), ("key", Value())],
     ErrorInfo | None: ErrorInfo("ConfigError", "taken"),
+    list[tuple[tuple[str, float], ...]]: [(("CPU", 1.0), ("GPU", 0.5)), ()],
+    list[messages.NodeState]: [messages.NodeState("node", True, {"CPU": 2.0}, {"CPU": 0.5})],
+    list[messages.GroupState]: [messages.GroupState("g", "", "PACK", "CREATED", [{"CPU": 1.0}], ["node"])],
+    messages.Place: messages.Place("node", Shape((("CPU", 1.0),)), "driver:1", 0),
+    messages.Code: messages.Code("k", "f", b"x"),
+    messages.CreateActor: messages.CreateActor(1, "k", "driver:1", 0, Value(b"a"), []),
 }
 
 

@@ -7,40 +7,53 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.runtime.messages import ActorInfo
-from rlplat.runtime.scheduler import (
+from rlplat.runtime.messages import ActorInfo, Shape
+from rlplat.runtime.scheduler import Scheduler
+from rlplat.runtime.scheduling.events import (
     ActorEnded,
     ActorRequested,
     ActorSought,
     GrantLease,
     LeaseReturned,
     LeasesRequested,
-    Scheduler,
+    NodeJoined,
     StartWorker,
     StopWorker,
     TellDied,
     TellGone,
     TellPlaced,
+    WakeAt,
     WorkerBlocked,
     WorkerLost,
     WorkerReady,
     WorkerUnblocked,
 )
 
-CPU = {"CPU": 1.0}
-GPU = {"GPU": 1.0}
+
+def shape(**demand: float) -> Shape:
+    return Shape(tuple(sorted(demand.items())))
+
+
+CPU, GPU = shape(CPU=1.0), shape(GPU=1.0)
+Total = dict[str, float]
+
+
+def machine(total: Total, num_spares: int) -> tuple[Scheduler, list[Any]]:
+    """A scheduler with one node, and its first actions."""
+    scheduler = Scheduler()
+    return scheduler, scheduler.handle(NodeJoined("node", total, num_spares), 0.0)
 
 
 class House:
     """A scheduler whose workers become ready at once, unless told otherwise."""
 
     def __init__(self, num_cpus: float = 2, num_gpus: int = 0, num_spares: int = 2) -> None:
-        self.scheduler = Scheduler({"CPU": num_cpus, "GPU": float(num_gpus)}, num_spares)
+        self.scheduler, actions = machine({"CPU": num_cpus, "GPU": float(num_gpus)}, num_spares)
         self.gpus: dict[str, tuple[int, ...]] = {}
-        self.perform(self.scheduler.start())
+        self.perform(actions)
 
     def tell(self, event: Any) -> list[Any]:
-        """Actions, without the starts of workers."""
+        """Actions, without the starts of workers and the alarm clock."""
         out = self.perform(self.scheduler.handle(event, 0.0))
         self.scheduler.check_valid()
         return out
@@ -51,29 +64,26 @@ class House:
             if isinstance(action, StartWorker):
                 self.gpus[action.worker] = action.gpu_ids
                 out += self.perform(self.scheduler.handle(WorkerReady(action.worker), 0.0))
-            else:
+            elif not isinstance(action, WakeAt):
                 out.append(action)
         return out
 
-    def lease(self, client: str = "driver", demand: dict[str, float] = CPU, count: int = 1) -> list[str]:
+    def lease(self, client: str = "driver", demand: Shape = CPU, count: int = 1) -> list[str]:
         actions = self.tell(LeasesRequested(client, demand, count))
         return [
             action.worker for action in actions if isinstance(action, GrantLease) and action.client == client
         ]
 
-    def actor(
-        self, id: str, client: str = "driver", demand: dict[str, float] | None = None, name: str = ""
-    ) -> list[Any]:
-        return self.tell(ActorRequested(client, id, ActorInfo("Class", {}), demand or {}, name))
+    def actor(self, id: str, client: str = "driver", demand: Shape = Shape(), name: str = "") -> list[Any]:
+        return self.tell(ActorRequested(client, id, ActorInfo("Class", {}), demand, name))
 
 
 def test_the_first_spares_are_started_ahead_of_any_demand() -> None:
-    assert Scheduler({"CPU": 2.0}, 3).start() == [StartWorker(f"w{n}", ()) for n in (1, 2, 3)]
+    assert machine({"CPU": 2.0}, 3)[1] == [StartWorker(f"w{n}", ()) for n in (1, 2, 3)]
 
 
 def test_a_demand_waits_for_a_worker_to_be_ready() -> None:
-    scheduler = Scheduler({"CPU": 1.0}, 1)
-    scheduler.start()
+    scheduler, _ = machine({"CPU": 1.0}, 1)
     assert not any(
         isinstance(a, GrantLease) for a in scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0)
     )
@@ -93,7 +103,7 @@ def test_demands_beyond_the_total_wait_and_are_granted_in_order() -> None:
 def test_a_demand_that_does_not_fit_lets_smaller_ones_pass() -> None:
     house = House(num_cpus=2)
     assert house.lease("a")
-    assert house.lease("b", {"CPU": 2.0}) == []
+    assert house.lease("b", shape(CPU=2.0)) == []
     assert house.lease("c")
 
 
@@ -142,7 +152,7 @@ def test_every_gpu_goes_to_one_worker_and_comes_back() -> None:
 
 def test_fractions_fill_one_gpu_before_the_next() -> None:
     house = House(num_gpus=2, num_cpus=8)
-    seen = [house.gpus[house.lease("a", {"GPU": 0.4})[0]] for _ in range(4)]
+    seen = [house.gpus[house.lease("a", shape(GPU=0.4))[0]] for _ in range(4)]
     assert seen == [(0,), (0,), (1,), (1,)]
     assert house.lease("a", GPU) == []
 
@@ -155,7 +165,7 @@ def test_an_actor_is_placed_and_whoever_seeks_it_is_told() -> None:
 
 
 def test_an_actor_of_another_time_is_gone_for_whoever_seeks_it() -> None:
-    (gone,) = House().tell(ActorSought("w9", "driver:77"))
+    (gone,) = House().tell(ActorSought("driver", "w77:1"))
     assert isinstance(gone, TellGone)
     assert gone.error.kind == "ActorDied"
 
@@ -165,7 +175,7 @@ def test_a_name_is_taken_until_its_actor_is_gone() -> None:
     (placed,) = house.actor("driver:1", name="n")
     (refused,) = house.actor("driver:2", name="n")
     assert refused.error.kind == "ConfigError"
-    assert house.scheduler.actor_by_name == {"n": "driver:1"}
+    assert house.scheduler.actor_by_name == {("", "n"): "driver:1"}
     out = house.tell(WorkerLost(placed.worker, "SIGKILL"))
     assert [type(action) for action in out] == [TellGone, TellDied]
     assert "SIGKILL" in out[0].error.message
@@ -195,9 +205,9 @@ def test_the_death_of_a_client_ends_what_it_leased_created_and_asked_for() -> No
     (client,) = house.lease("driver")
     (leased,) = house.lease(client)
     (placed,) = house.actor(f"{client}:1", client)
-    house.tell(LeasesRequested(client, {"CPU": 4.0}, 3))
+    house.tell(LeasesRequested(client, shape(CPU=4.0), 3))
     out = house.tell(WorkerLost(client, "SIGSEGV"))
-    assert StopWorker(leased, True) in out
+    assert StopWorker(leased, False, is_surplus=True) in out  # it may own what others need
     assert StopWorker(placed.worker, True) in out
     assert TellDied(client, "SIGSEGV") in out
     house.tell(WorkerLost(leased, "killed"))
@@ -207,8 +217,7 @@ def test_the_death_of_a_client_ends_what_it_leased_created_and_asked_for() -> No
 
 
 def test_a_worker_that_dies_while_starting_for_a_demand_is_replaced() -> None:
-    scheduler = Scheduler({"CPU": 1.0, "GPU": 1.0}, 1)
-    scheduler.start()
+    scheduler, _ = machine({"CPU": 1.0, "GPU": 1.0}, 1)
     (start,) = [a for a in scheduler.handle(LeasesRequested("d", GPU, 1), 0.0) if isinstance(a, StartWorker)]
     again = [a for a in scheduler.handle(WorkerLost(start.worker, "x"), 0.0) if isinstance(a, StartWorker)]
     assert [a.gpu_ids for a in again] == [(0,)]
@@ -216,10 +225,9 @@ def test_a_worker_that_dies_while_starting_for_a_demand_is_replaced() -> None:
 
 
 def test_an_actor_that_ends_while_its_gpu_worker_starts_gives_all_back() -> None:
-    scheduler = Scheduler({"CPU": 1.0, "GPU": 1.0}, 1)
-    scheduler.start()
+    scheduler, _ = machine({"CPU": 1.0, "GPU": 1.0}, 1)
     both = {"CPU": 1.0, "GPU": 1.0}
-    requested = ActorRequested("driver", "driver:1", ActorInfo("Class", {}), both, "")
+    requested = ActorRequested("driver", "driver:1", ActorInfo("Class", {}), shape(**both))
     (start,) = [a for a in scheduler.handle(requested, 0.0) if isinstance(a, StartWorker)]
     scheduler.handle(ActorEnded("driver:1", "it was killed", True), 0.0)
     scheduler.handle(WorkerReady(start.worker), 0.0)
@@ -229,8 +237,7 @@ def test_an_actor_that_ends_while_its_gpu_worker_starts_gives_all_back() -> None
 
 
 def test_a_gpu_worker_that_starts_for_a_dead_client_gives_all_back() -> None:
-    scheduler = Scheduler({"CPU": 1.0, "GPU": 1.0}, 1)
-    scheduler.start()
+    scheduler, _ = machine({"CPU": 1.0, "GPU": 1.0}, 1)
     scheduler.handle(WorkerReady("w1"), 0.0)
     scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0)
     (start,) = [a for a in scheduler.handle(LeasesRequested("w1", GPU, 1), 0.0) if isinstance(a, StartWorker)]
@@ -255,29 +262,29 @@ def test_unknown_workers_and_late_news_change_nothing() -> None:
 @given(st.data())
 def test_random_histories_keep_the_books(data: st.DataObject) -> None:
     """Any order of events: the invariants hold after each, no worker serves two, and in the end all is free."""
-    scheduler = Scheduler({"CPU": 3.0, "GPU": 2.0}, 2)
+    scheduler, first = machine({"CPU": 3.0, "GPU": 2.0}, 2)
     alive: dict[str, str] = {}  # state as the outside sees it: starting | ready | stopping
     leases: dict[str, str] = {}
     placed: dict[str, str] = {}
-    demands = [{}, CPU, {"CPU": 0.5}, {"CPU": 2.0}, GPU, {"GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}]
+    demands = [Shape(), CPU, shape(CPU=0.5), shape(CPU=2.0), GPU, shape(GPU=0.5), shape(CPU=1.0, GPU=1.0)]
 
     def perform(actions: list[Any]) -> None:
         for action in actions:
             match action:
-                case StartWorker(worker, _):
+                case StartWorker(worker):
                     assert worker not in alive
                     alive[worker] = "starting"
                 case GrantLease(client, _, worker):
                     assert alive[worker] == "ready"
                     assert worker not in leases and worker not in placed.values()
                     leases[worker] = client
-                case TellPlaced(_, actor, worker):
+                case TellPlaced(_, actor, worker, _):
                     # A seeker hears of one that is to stop, too.
                     assert alive[worker] == "ready" or actor in placed
                     assert placed.get(actor, worker) == worker
                     assert worker not in leases
                     placed[actor] = worker
-                case StopWorker(worker, _):
+                case StopWorker(worker):
                     assert worker in alive
                     alive[worker] = "stopping"
         scheduler.check_valid()
@@ -289,7 +296,7 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
             del placed[actor]
         perform(scheduler.handle(WorkerLost(worker, "x"), 0.0))
 
-    perform(scheduler.start())
+    perform(first)
     for step in range(data.draw(st.integers(1, 40))):
         clients = ["driver", *(w for w, state in alive.items() if state == "ready")]
         client = data.draw(st.sampled_from(clients))

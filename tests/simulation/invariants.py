@@ -1,0 +1,199 @@
+"""What must hold after each event (RELIABILITY.md, R23), and what must be left when nothing happens any more."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from rlplat.runtime import messages
+from rlplat.runtime.dispatch import MAX_AHEAD
+from tests.simulation.cluster import Cluster
+from tests.simulation.workload import History
+from tests.simulation.world import Violation, World
+
+_MAX_QUEUE = 2_000
+
+
+class Invariants:
+    """Watches a cluster: `check` after each event, `check_end` at quiescence."""
+
+    def __init__(self, world: World, cluster: Cluster, history: History) -> None:
+        self.world, self.cluster, self.history = world, cluster, history
+        self._committed: dict[tuple[str, int], str] = {}
+        """(owner, object) -> the worker whose value was taken."""
+        self._placed: dict[tuple[str, str], int] = {}
+        self._leases: dict[str, list[str]] = {}
+        """By client, as of when it ran last."""
+        self._active: dict[str, str] = {}
+        """Worker -> the actor in it."""
+        cluster.watch_client = self._watch
+
+    # -- in the way of messages
+
+    def _watch(self, client: Any) -> None:
+        handlers = client._loop.handlers
+        for kind in (messages.Done, messages.DoneFull):
+            handlers[kind] = self._watched_result(client, handlers[kind])
+        handlers[messages.Placed] = self._watched_placed(client, handlers[messages.Placed])
+        client._objects.on_freed = self._watched_freed(client, client._objects.on_freed)
+
+    def _watched_result(self, client: Any, handle: Any) -> Any:
+        """Commits per task <= 1, and only from the attempt that counts (R1)."""
+
+        def watched(sender: str, message: Any) -> None:
+            record = client._tasks.get(message.task)
+            target = None if record is None else client._worker_of(record)
+            handle(sender, message)
+            if record is None or record.id in client._tasks:
+                return
+            key = (client.client_id, record.id)
+            if key in self._committed:
+                raise Violation(f"{record.name} ({key}) was committed twice: by {self._committed[key]} and {sender}")
+            if sender != target:
+                raise Violation(f"{record.name} ({key}) was committed by {sender}, and its attempt was {target}'s")
+            self._committed[key] = sender
+
+        return watched
+
+    def _watched_placed(self, client: Any, handle: Any) -> Any:
+        def watched(sender: str, message: Any) -> None:
+            key = (client.client_id, message.actor)
+            if message.incarnation < self._placed.get(key, 0):
+                raise Violation(f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse")
+            self._placed[key] = message.incarnation
+            self.history.actor_workers[message.worker] = None
+            handle(sender, message)
+
+        return watched
+
+    def _watched_freed(self, client: Any, on_freed: Any) -> Any:
+        """What is freed is needed by nobody: no ref in a living process, none on its way to one."""
+
+        def watched(entry: Any) -> None:
+            key = (client.client_id, entry.id)
+            if self.world.processes[client.client_id].is_alive:
+                for other in self.cluster.clients():
+                    borrow = other._objects._borrows.get(key)
+                    if borrow is not None and borrow.num_refs:
+                        raise Violation(f"object {key} was freed, and {other.client_id} has {borrow.num_refs} refs to it")
+                if self._is_under_way(key):
+                    raise Violation(f"object {key} was freed while a ref to it was under way")
+            on_freed(entry)
+
+        return watched
+
+    def _is_under_way(self, key: tuple[str, int]) -> bool:
+        for _, receiver, frame in self.world.frames_in_flight():
+            process = self.world.processes.get(receiver)
+            if process is None or not process.is_alive:
+                continue
+            for message in messages.decode(frame):
+                if any(tuple(each) == key for value in _values_in(message) for each in value.keys()):
+                    return True
+        return False
+
+    # -- after each event
+
+    def check(self) -> None:
+        touched = self.world.touched
+        if "node" in touched:
+            self.cluster.node.scheduler.check_valid()
+        for name in touched:
+            process = self.world.processes[name]
+            if process.client is not None:
+                if process.is_alive:
+                    self._check_client(process.client)
+                else:
+                    self._leases.pop(name, None)
+                    self._active.pop(name, None)
+
+    def _check_client(self, client: Any) -> None:
+        name = client.client_id
+        client._objects.book.check_valid()
+        leases = []
+        for lane in client._lanes.values():
+            if lane.num_requested < 0:
+                raise Violation(f"{name} has requested {lane.num_requested} leases")
+            for worker, lease in lane.leases.items():
+                leases.append(worker)
+                if len(lease.in_flight) > MAX_AHEAD:
+                    raise Violation(f"{len(lease.in_flight)} tasks are in flight to {worker}")
+        if leases != self._leases.get(name, []):
+            for other, theirs in self._leases.items():
+                if other != name and not set(theirs).isdisjoint(leases):
+                    raise Violation(f"{set(theirs).intersection(leases)} are leased to {name} and {other}")
+            self._leases[name] = leases
+        if len(getattr(client, "_work", ())) > _MAX_QUEUE:
+            raise Violation(f"{name} has {len(client._work)} calls queued")
+        self._check_incarnation(client)
+
+    def _check_incarnation(self, client: Any) -> None:
+        """At most one process is an actor at a time, and their numbers only grow."""
+        actor = getattr(getattr(client, "_instance", None), "_name", None)
+        if actor is None:
+            return
+        account = actor.split("@")[0]
+        if self._active.get(client.client_id) != account:
+            for other, theirs in self._active.items():
+                if theirs == account and self.world.processes[other].is_alive:
+                    raise Violation(f"actor {account} is active in {other} and {client.client_id}")
+            self._active[client.client_id] = account
+
+    # -- at quiescence
+
+    def check_end(self, is_done: bool) -> None:
+        """Nothing is in flight, no timer is set, the driver's program is over and has dropped everything."""
+        if not is_done:
+            raise Violation("a wait without a cause (a lost wake-up or a deadlock): " + "; ".join(self._who_waits()))
+        gc.collect(0)  # all that this seed has made: the collector is off
+
+    def check_clean(self) -> None:
+        node = self.cluster.node
+        for client in self.cluster.clients():
+            if client._tasks:
+                names = [f"{record.name} at {record.target or 'nobody'}" for record in client._tasks.values()]
+                raise Violation(f"{client.client_id} still has tasks: {names[:5]}")
+            if len(client._objects.book):
+                entries = [
+                    f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
+                    for entry in client._objects.book.values()
+                ]
+                raise Violation(f"{client.client_id} still has objects: {entries[:5]}")
+            if client._objects._borrows:
+                raise Violation(f"{client.client_id} still borrows {client._objects._borrows}")
+            leases = {worker for lane in client._lanes.values() for worker in lane.leases}
+            if leases:
+                raise Violation(f"{client.client_id} still holds leases of {leases}")
+        for name, amount in node.scheduler.total.items():
+            if abs(node.scheduler.available[name] - amount) > 1e-6:
+                raise Violation(f"of {amount:g} {name} only {node.scheduler.available[name]:g} came back")
+        state = node.scheduler
+        if state._asked or state._placing or state._leases:
+            raise Violation(f"the head still has demands: {state._asked} {state._placing} or leases: {state._leases}")
+        for (actor, caller), seqs in self.history.calls.items():
+            if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)):
+                raise Violation(f"{actor} ran the calls of {caller} in the order {seqs}")
+
+    def _who_waits(self) -> list[str]:
+        lines = []
+        for client in self.cluster.clients():
+            process = self.world.processes[client.client_id]
+            for record in client._tasks.values():
+                worker = client._worker_of(record)
+                lines.append(
+                    f"{client.client_id}: {record.name} #{record.id} waits={record.waits} at {worker or 'nobody'}"
+                )
+            if process.state != "ended" and getattr(client, "_running", "x"):
+                lines.append(f"{client.client_id} is {process.state}")
+        return lines[:20]
+
+
+def _values_in(message: Any) -> list[Any]:
+    """Values that a message carries."""
+    if type(message) in (messages.RunFull, messages.CreateActor):
+        return [message.args, *(value for _, value in message.deps)]
+    if type(message) is messages.DoneFull:
+        return list(message.values)
+    if type(message) is messages.Fetched:
+        return [message.value]
+    return []

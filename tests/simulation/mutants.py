@@ -1,0 +1,178 @@
+"""Defects on purpose: each must be found by the simulator within some hundred seeds, else an invariant is asleep.
+
+`with planted(name): run_seed(...)` runs the product with one line of it undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from rlplat.runtime import messages
+from rlplat.runtime.client import Client
+from rlplat.runtime.dispatch import Lane, TaskRecord
+from rlplat.runtime.node import Node
+from rlplat.runtime.objects import Objects
+from rlplat.runtime.ownership import Book
+from rlplat.runtime.scheduler import Scheduler
+from rlplat.runtime.worker import Worker
+
+Mutant = Callable[[], Any]
+
+
+def _forgets_to_release() -> Any:
+    """A dead worker's resources are never free again."""
+
+    def release(self: Any, worker: Any) -> None:
+        worker.placement = None
+
+    return mock.patch.object(Scheduler, "_release", release)
+
+
+def _grants_without_taking() -> Any:
+    """Two leases for one worker: an idle worker stays in the list when it is taken."""
+    from rlplat.runtime.scheduling.nodes import Node as SchedulerNode
+
+    def take_idle(self: Any, env: str) -> Any:
+        idle = self.idle.get(env)
+        return idle[-1] if idle else None
+
+    return mock.patch.object(SchedulerNode, "take_idle", take_idle)
+
+
+def _forgets_the_queue_of_the_freed() -> Any:
+    """What comes back is given to nobody."""
+    return mock.patch.object(Scheduler, "_freed", lambda self, pool: None)
+
+
+def _commits_late_results() -> Any:
+    """Results of attempts that were given up count (R1)."""
+    finish = Client._finish
+
+    def commit(self: Any, sender: str, id: int, values: Any) -> None:
+        record = self._tasks.get(id)
+        if record is not None and record.lane is not None and sender != record.target:
+            sender = record.target
+        finish(self, sender, id, values)
+
+    return mock.patch.object(Client, "_finish", commit)
+
+
+def _drops_a_borrow() -> Any:
+    """Only the first of several borrows of a peer is written down."""
+    lend = Book.lend
+
+    def forget(self: Any, id: int, peer: str, count: int = 1) -> bool:
+        entry = self.find(id)
+        if count > 0 and entry is not None and entry.borrowers and peer in entry.borrowers:
+            return True
+        return lend(self, id, peer, count)
+
+    return mock.patch.object(Book, "lend", forget)
+
+
+def _keeps_the_borrows_of_the_dead() -> Any:
+    return mock.patch.object(Book, "peer_died", lambda self, peer: None)
+
+
+def _never_lends() -> Any:
+    """Refs travel without their owner being told."""
+    return mock.patch.object(Objects, "hand_over", lambda self, keys, peer, count=1: None)
+
+
+def _loses_tasks_of_the_dead() -> Any:
+    """A worker's queued tasks die with it."""
+    lose = Lane.lose
+
+    def forget(self: Any, worker: str) -> list[TaskRecord]:
+        lease = self.leases.get(worker)
+        if lease is not None and len(lease.in_flight) > 1:
+            lease.in_flight.popitem()
+        return lose(self, worker)
+
+    return mock.patch.object(Lane, "lose", forget)
+
+
+def _retries_for_ever() -> Any:
+    """A poison task is never charged."""
+    lose = Lane.lose
+
+    def spare(self: Any, worker: str) -> list[TaskRecord]:
+        for record in self.leases[worker].in_flight.values() if worker in self.leases else ():
+            record.retries_left += 1
+        return lose(self, worker)
+
+    return mock.patch.object(Lane, "lose", spare)
+
+
+def _never_gives_back() -> Any:
+    """What is queued behind a waiting task stays there."""
+    return mock.patch.object(Worker, "_give_back", lambda self: None)
+
+
+def _stays_stalled() -> Any:
+    """A worker that gave tasks back is never believed again... and its tasks are lost."""
+    gave_back = Lane.gave_back
+
+    def forget(self: Any, worker: str, ids: list[int]) -> None:
+        gave_back(self, worker, ids)
+        if ids:
+            self.ready.popleft()
+
+    return mock.patch.object(Lane, "gave_back", forget)
+
+
+def _calls_out_of_order() -> Any:
+    """An actor's queued calls are sent last one first."""
+    advance = Client._advance
+
+    def shuffle(self: Any, actor: Any) -> None:
+        if actor.worker is not None and len(actor.queue) > 2 and not any(r.waits for r in actor.queue):
+            first, *rest = actor.queue
+            actor.queue.clear()
+            actor.queue.extend([first, *reversed(rest)])
+        advance(self, actor)
+
+    return mock.patch.object(Client, "_advance", shuffle)
+
+
+def _tells_nobody_of_deaths() -> Any:
+    """`WorkerDied` is not sent."""
+    post = Node._post
+
+    def silent(self: Any, client: str, message: Any) -> None:
+        if type(message) is not messages.WorkerDied:
+            post(self, client, message)
+
+    return mock.patch.object(Node, "_post", silent)
+
+
+def _keeps_leases() -> Any:
+    """Idle leases are never returned."""
+    return mock.patch.object(Lane, "idle_leases", lambda self, now, idle_s: [])
+
+
+MUTANTS: dict[str, Mutant] = {
+    "a scheduler that forgets to release": _forgets_to_release,
+    "a scheduler that grants a worker twice": _grants_without_taking,
+    "a scheduler that serves nobody with what comes back": _forgets_the_queue_of_the_freed,
+    "an owner that commits late results": _commits_late_results,
+    "a book that drops a borrow": _drops_a_borrow,
+    "a book that keeps the borrows of the dead": _keeps_the_borrows_of_the_dead,
+    "refs that travel unlent": _never_lends,
+    "a lane that loses the tasks of the dead": _loses_tasks_of_the_dead,
+    "a lane that never charges a poison task": _retries_for_ever,
+    "a worker that never gives tasks back": _never_gives_back,
+    "a lane that loses what was given back": _stays_stalled,
+    "calls to an actor out of order": _calls_out_of_order,
+    "a node that tells nobody of deaths": _tells_nobody_of_deaths,
+    "an owner that keeps its leases": _keeps_leases,
+}
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    with MUTANTS[name]():
+        yield

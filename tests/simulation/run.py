@@ -1,0 +1,99 @@
+"""One seed: a random cluster, a random program, random faults; the invariants after each event."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.simulation.cluster import Cluster, simulated
+from tests.simulation.invariants import Invariants
+from tests.simulation.workload import Driver, History
+from tests.simulation.world import World
+
+
+@dataclass
+class Outcome:
+    seed: int
+    failure: str = ""
+    """What did not hold; "" when everything did."""
+    details: str = ""
+    num_events: int = 0
+    num_crashes: int = 0
+    num_results: int = 0
+    num_errors: int = 0
+    virtual_s: float = 0.0
+    trace: list[str] = field(default_factory=list)
+
+
+def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
+    world = World(seed, keep_trace=keep_trace)
+    history = world.history = History()  # type: ignore[attr-defined]
+    outcome = Outcome(seed)
+    gc.disable()  # refs are dropped when the program drops them, never when the collector feels like it
+    try:
+        with simulated(world):
+            try:
+                _run(world, history, outcome)
+            except BaseException as error:
+                outcome.failure = f"{type(error).__name__}: {error}"
+                outcome.details = traceback.format_exc()
+                world.note(f"FAILED: {outcome.failure}")
+            finally:
+                world.close()
+    finally:
+        gc.enable()
+    outcome.num_events, outcome.virtual_s = world.num_events, world.now - 100.0
+    outcome.trace = world.trace or []
+    return outcome
+
+
+def _run(world: World, history: History, outcome: Outcome) -> None:
+    random = Random(seed_of(world.seed, "shape"))
+    world.delay_s = random.choice((0.0001, 0.0005, 0.005))
+    totals = {"node": {"CPU": float(random.randint(1, 4)), "GPU": 0.0}}
+    for number in range(random.choice((0, 0, 0, 1, 2))):
+        totals[f"node{number + 2}"] = {"CPU": float(random.randint(1, 3)), "GPU": 0.0}
+    cluster = Cluster(world, totals, num_spares=random.randint(1, 3))
+    num_cpus = int(totals["node"]["CPU"])
+    invariants = Invariants(world, cluster, history)
+    with_faults = random.random() < 0.7
+    driver = Driver(Random(seed_of(world.seed, "program")), num_cpus, random.randint(4, 20), with_faults)
+    if with_faults:
+        _plan_faults(world, cluster, Random(seed_of(world.seed, "faults")))
+    world.after_event = invariants.check
+    cluster.begin()
+    cluster.start_driver(driver)
+    world.run()
+    invariants.check_end(driver.is_done)
+    world.run()
+    world.still_alive()  # what the collector found is dropped in the next rounds
+    world.run()
+    invariants.check_clean()
+    outcome.num_crashes = cluster.num_crashes + history.crashes_asked
+    outcome.num_results, outcome.num_errors = driver.num_results, driver.num_errors
+
+
+def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
+    """At random moments, most of them while the program is young."""
+
+    def crash() -> None:
+        workers = cluster.workers()
+        if workers:
+            cluster.crash(random.choice(workers))
+
+    for _ in range(random.choice((1, 1, 2, 3, 6))):
+        world.after(random.expovariate(1 / 0.06), crash, what="a crash")
+    others = [name for name in cluster.totals if name != "node"]
+    for node in others:
+        kind, at = random.random(), random.expovariate(1 / 0.1)
+        if kind < 0.3:
+            world.after(at, lambda node=node: cluster.crash_node(node), what="a node crashes")  # type: ignore[misc]
+        elif kind < 0.8:
+            seconds = random.choice((0.01, 0.5, 2.0, 20.0))
+            world.after(at, lambda node=node, s=seconds: cluster.cut_off(node, s), what="a cut")  # type: ignore[misc]
+
+
+def seed_of(seed: int, what: str) -> str:
+    return f"{seed}/{what}"

@@ -1,0 +1,52 @@
+"""The runtime under a seeded scheduler of events (docs/simulation.md); and proofs that its invariants can fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.run import run_seed
+
+NUM_SEEDS = 2_000
+_MOST_MUTANT_SEEDS = 400
+
+
+def _failure(seed: int) -> str:
+    outcome = run_seed(seed)
+    return f"seed {seed}: {outcome.failure}" if outcome.failure else ""
+
+
+def test_invariants_hold_for_every_seed() -> None:
+    with get_context("fork").Pool(2) as pool:
+        failures = [text for text in pool.imap_unordered(_failure, range(1, NUM_SEEDS + 1), chunksize=20) if text]
+    assert not failures, "replay one with python -m tests.simulation --seed N --trace\n" + "\n".join(failures[:10])
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_planted_defect_is_found(mutant: str) -> None:
+    with planted(mutant):
+        for seed in range(1, _MOST_MUTANT_SEEDS + 1):
+            if run_seed(seed).failure:
+                return
+    pytest.fail(f"{mutant}: {_MOST_MUTANT_SEEDS} seeds have not found it")
+
+
+def test_a_seed_replays_exactly_whatever_the_hashes() -> None:
+    """The same story, event by event, in processes that hash strings differently."""
+    program = "from tests.simulation.run import run_seed\nfor s in (3, 9, 12):\n print('\\n'.join(run_seed(s, keep_trace=True).trace))"
+    stories = []
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        stories.append(done.stdout.replace("pid ", "pid").splitlines())
+    assert len(stories[0]) > 300
+    assert stories[0] == stories[1]

@@ -1,0 +1,402 @@
+"""Random programs: what the driver and its tasks and actors do, decided by seeds, and what must come of it.
+
+A task is named by a number; all that it does follows from that number, on every attempt alike, so `expected` can say
+without running it what its value is. The value of a task is an int; a ref, or a list of refs, stands for the sum of
+what they lead to (`absorb`). `Failure` is expected of what raises by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import rlplat
+from rlplat.errors import ActorDied, GetTimeout, RlplatError, TaskError
+from rlplat.runtime.refs import ObjectRef
+from tests.simulation.world import Violation, current
+
+_MODULUS = 1_000_003
+FUNCTION_KINDS = ("leaf", "leaf", "leaf", "spawn", "spawn", "spawn_refs", "fail", "put", "actor", "hand_on")
+
+
+@dataclass
+class History:
+    """What happened, for the checks: kept by the world, outside of the processes."""
+
+    num_callers: int = 0
+    calls: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """(actor, caller) -> sequence numbers in the order in which they ran."""
+    actor_workers: dict[str, None] = field(default_factory=dict)
+    """Workers that were told to be an actor."""
+    errors: list[str] = field(default_factory=list)
+    crashes_asked: int = 0
+    kills: int = 0
+    num_lost_with_actors: int = 0
+    """Objects that a worker owned since before it became an actor, and that were lost when the actor ended."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The task raises of itself."""
+
+
+def _history() -> History:
+    return current().history  # type: ignore[attr-defined,no-any-return]
+
+
+def _new_caller() -> str:
+    history = _history()
+    history.num_callers += 1
+    return f"caller{history.num_callers}"
+
+
+def compute(seconds: float) -> None:
+    """User code at work: other processes run meanwhile."""
+    if seconds > 0:
+        process = current().running
+        assert process is not None
+        process.sleep(seconds)
+
+
+def absorb(value: Any) -> int:
+    """The number that a value stands for."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, ObjectRef):
+        return absorb(rlplat.get(value))
+    return sum(absorb(each) for each in value) % _MODULUS
+
+
+# ---------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a task will do."""
+
+    kind: str
+    compute_s: float
+    num_children: int
+    children: tuple[int, ...]
+    is_chain: bool
+    """Each child gets the one before as an argument."""
+
+
+def plan_of(number: int, depth: int) -> Plan:
+    random = Random(number * 31 + depth)
+    kind = random.choice(FUNCTION_KINDS)
+    if depth == 0 and kind not in ("fail", "put"):
+        kind = "leaf"
+    if kind == "fail" and random.random() < 0.5:
+        kind = "leaf"
+    children = tuple(random.randrange(1 << 30) for _ in range(random.randint(1, 3)))
+    compute_s = random.choice((0.0, 0.0, 0.0005, 0.003, 0.02))
+    return Plan(kind, compute_s, len(children), children, random.random() < 0.4)
+
+
+@rlplat.remote
+def task(number: int, depth: int, *deps: Any) -> Any:
+    plan = plan_of(number, depth)
+    compute(plan.compute_s)
+    own = (number + 7 * sum(absorb(dep) for dep in deps)) % _MODULUS
+    if plan.kind == "fail":
+        raise ValueError(f"task {number} fails")
+    if plan.kind == "put":
+        return [rlplat.put(own)]
+    if plan.kind == "hand_on":
+        return [rlplat.put(own), *(dep for dep in deps if isinstance(dep, ObjectRef))]
+    if plan.kind in ("spawn", "spawn_refs"):
+        refs: list[Any] = []
+        for child in plan.children:
+            refs.append(task.remote(child, depth - 1, *(refs[-1:] if plan.is_chain else [])))
+        if plan.kind == "spawn":
+            compute(plan.compute_s)
+            return (own + absorb(rlplat.get(refs))) % _MODULUS
+        return [*refs, rlplat.put(own)]
+    if plan.kind == "actor":
+        return (own + _use_own_actor(plan)) % _MODULUS
+    return own
+
+
+def _use_own_actor(plan: Plan) -> int:
+    caller = _new_caller()
+    account = Account.remote(caller)
+    refs = [account.add.remote(caller, seq, child % 1000) for seq, child in enumerate(plan.children)]
+    return absorb(rlplat.get(refs[-1]))
+
+
+def expected(number: int, depth: int, *deps: int | Failure) -> int | Failure:
+    """What absorbing the result of `task` gives."""
+    plan = plan_of(number, depth)
+    if any(isinstance(dep, Failure) for dep in deps):
+        return Failure()
+    own = (number + 7 * sum(dep for dep in deps if isinstance(dep, int))) % _MODULUS
+    if plan.kind == "fail":
+        return Failure()
+    if plan.kind in ("spawn", "spawn_refs"):
+        before: list[int | Failure] = []
+        for child in plan.children:
+            before.append(expected(child, depth - 1, *(before[-1:] if plan.is_chain else [])))
+        if any(isinstance(each, Failure) for each in before):
+            return Failure()
+        return (own + sum(each for each in before if isinstance(each, int))) % _MODULUS
+    if plan.kind == "actor":
+        return (own + sum(child % 1000 for child in plan.children)) % _MODULUS
+    return own
+
+
+@rlplat.remote
+def poison(number: int) -> int:
+    """Kills its worker, each time."""
+    _history().crashes_asked += 1
+    compute(0.001)
+    current().exit_here("was ended by SIGABRT")
+    return 0
+
+
+@rlplat.remote
+def use_actor(number: int, account: Any, num_calls: int) -> int:
+    """Calls an actor of somebody else's."""
+    caller = _new_caller()
+    refs = [account.add.remote(caller, seq, 0) for seq in range(num_calls)]
+    compute(0.001)
+    for ref in refs:
+        rlplat.get(ref)
+    return number
+
+
+@rlplat.remote
+def pair(number: int) -> Any:
+    return number % _MODULUS, [rlplat.put(number % _MODULUS)]
+
+
+# ---------------------------------------------------------------- actors
+
+
+@rlplat.remote
+class Account:
+    """Adds up what it is given, and holds refs for others."""
+
+    def __init__(self, name: str, *deps: Any) -> None:
+        process = current().running
+        assert process is not None
+        self._name = f"{name}@{process.name}"
+        self._sum = sum(absorb(dep) for dep in deps)
+        self._kept: list[Any] = []
+
+    def add(self, caller: str, seq: int, amount: Any) -> int:
+        _history().calls.setdefault((self._name, caller), []).append(seq)
+        compute(0.0004 * (seq % 3))
+        self._sum += absorb(amount)
+        return self._sum
+
+    def keep(self, refs: list[Any]) -> int:
+        self._kept.extend(refs)
+        return len(self._kept)
+
+    def give(self) -> list[Any]:
+        return self._kept
+
+    def forget(self) -> None:
+        self._kept = []
+
+    def fail(self) -> None:
+        raise KeyError("the actor's method fails")
+
+    def die(self) -> None:
+        _history().crashes_asked += 1
+        current().exit_here("exited with 3")
+
+
+# ---------------------------------------------------------------- the driver
+
+
+class Driver:
+    """The driver's program: `num_steps` random steps, then everything is fetched, checked and dropped."""
+
+    def __init__(self, random: Random, num_cpus: int, num_steps: int, with_faults: bool) -> None:
+        self.random, self.num_cpus, self.num_steps = random, num_cpus, num_steps
+        self.with_faults = with_faults
+        self.is_done = False
+        self.num_results = 0
+        self.num_errors = 0
+        self._refs: list[tuple[Any, int | Failure | None]] = []
+        self._actors: list[Any] = []
+        self._seq = 0
+        self._cpus_for_actors = random.randint(0, 1) if num_cpus > 1 else 0
+        """Kept free by tasks: an actor that holds a CPU would else starve for ever the task that needs all."""
+        self._actor_cpus = 0
+        self._kinds: list[Any] = [
+            self._submit, self._submit, self._submit, self._submit, self._submit_nested, self._fetch, self._drop,
+            self._put, self._create, self._call, self._call, self._share, self._keep, self._wait, self._pause, self._burst,
+            self._pair, self._end_actor, self._try_fetch,
+        ]  # fmt: skip
+
+    def __call__(self) -> None:
+        for _ in range(self.num_steps):
+            self.random.choice(self._kinds)()
+        self.random.shuffle(self._refs)
+        while self._refs:
+            self._check(*self._refs.pop())
+        self._actors.clear()
+        self.is_done = True
+
+    # -- steps
+
+    def _number(self) -> int:
+        return self.random.randrange(1 << 30)
+
+    def _some(self) -> tuple[list[Any], list[int | Failure]]:
+        known = [(ref, value) for ref, value in self._refs if value is not None]
+        chosen = self.random.sample(known, min(len(known), self.random.randint(0, 2)))
+        return [ref for ref, _ in chosen], [value for _, value in chosen]
+
+    def _submit(self) -> None:
+        number, depth = self._number(), self.random.randint(0, 2)
+        refs, values = self._some()
+        wanted = self.random.choice((1, 1, 1, 0.5, 2, 0))
+        options = {"num_cpus": min(wanted, self.num_cpus - self._cpus_for_actors)}
+        if self.random.random() < 0.2:
+            options["max_retries"] = self.random.randint(0, 2)
+        self._refs.append((task.options(**options).remote(number, depth, *refs), expected(number, depth, *values)))
+
+    def _submit_nested(self) -> None:
+        """Refs inside a list: the task fetches them itself."""
+        number, depth = self._number(), self.random.randint(0, 1)
+        refs, values = self._some()
+        total: int | Failure = Failure()
+        if not any(isinstance(value, Failure) for value in values):
+            total = sum(value for value in values if isinstance(value, int)) % _MODULUS
+        self._refs.append((task.remote(number, depth, refs), expected(number, depth, total)))
+
+    def _burst(self) -> None:
+        for _ in range(self.random.randint(3, 12)):
+            number = self._number()
+            self._refs.append((task.remote(number, 0), expected(number, 0)))
+
+    def _pair(self) -> None:
+        number = self._number()
+        first, second = pair.options(num_returns=2).remote(number)
+        self._refs += [(first, number % _MODULUS), (second, number % _MODULUS)]
+
+    def _put(self) -> None:
+        number = self._number() % _MODULUS
+        self._refs.append((rlplat.put(number), number))
+
+    def _fetch(self) -> None:
+        if self._refs:
+            self._check(*self._refs.pop(self.random.randrange(len(self._refs))))
+
+    def _try_fetch(self) -> None:
+        if self._refs:
+            try:
+                rlplat.get(self.random.choice(self._refs)[0], timeout=self.random.choice((0, 0.001, 0.02)))
+            except (GetTimeout, RlplatError, ValueError, KeyError):
+                pass
+
+    def _drop(self) -> None:
+        if self._refs:
+            self._refs.pop(self.random.randrange(len(self._refs)))
+
+    def _wait(self) -> None:
+        refs = [ref for ref, _ in self._refs]
+        if refs:
+            rlplat.wait(refs, num_returns=self.random.randint(1, len(refs)), timeout=self.random.choice((None, 0.01)))
+
+    def _pause(self) -> None:
+        compute(self.random.choice((0.001, 0.01, 0.15)))
+
+    def _create(self) -> None:
+        if len(self._actors) >= 3:
+            self._actors.pop(self.random.randrange(len(self._actors)))
+        name = f"account{self._number()}"
+        options = {}
+        if self._actor_cpus < self._cpus_for_actors and self.random.random() < 0.5:
+            self._actor_cpus += 1  # for good: an actor that ended may still hold its CPU when the next task comes
+            options["num_cpus"] = 1
+        refs, _ = self._some() if self.random.random() < 0.3 else ([], [])
+        self._actors.append(Account.options(**options).remote(name, *refs))
+
+    def _call(self) -> None:
+        if not self._actors:
+            return
+        account = self.random.choice(self._actors)
+        for _ in range(self.random.randint(1, 5)):
+            self._seq += 1
+            amount: Any = self.random.choice(self._refs)[0] if self._refs and self.random.random() < 0.2 else 1
+            self._refs.append((account.add.remote("driver", self._seq, amount), None))
+
+    def _share(self) -> None:
+        if self._actors:
+            number = self._number()
+            ref = use_actor.remote(number, self.random.choice(self._actors), self.random.randint(1, 4))
+            self._refs.append((ref, None))
+
+    def _keep(self) -> None:
+        """An actor holds refs for a while and gives them back."""
+        if not self._actors or not self._refs:
+            return
+        account = self.random.choice(self._actors)
+        ref, _ = self.random.choice(self._refs)
+        account.keep.remote([ref])
+        del ref
+        if self.random.random() < 0.6:
+            self._refs.append((account.give.remote(), None))
+        if self.random.random() < 0.5:
+            account.forget.remote()
+
+    def _end_actor(self) -> None:
+        if not self._actors:
+            return
+        account = self._actors.pop(self.random.randrange(len(self._actors)))
+        how = self.random.random()
+        if how < 0.4:
+            _history().kills += 1
+            rlplat.kill(account)
+        elif how < 0.6:
+            self._refs.append((account.fail.remote(), Failure()))
+        elif how < 0.7 and self.with_faults:
+            self._refs.append((account.die.remote(), Failure()))
+        elif how < 0.75 and self.with_faults:
+            self._refs.append((poison.options(max_retries=self.random.randint(0, 2)).remote(self._number()), Failure()))
+
+    # -- checks
+
+    def _check(self, ref: Any, value: int | Failure | None) -> None:
+        """The value is the right one, or the error is one that the faults of this world explain."""
+        try:
+            got = absorb(ref)
+        except (RlplatError, ValueError, KeyError) as error:
+            self._check_error(error, value)
+            return
+        self.num_results += 1
+        if isinstance(value, Failure):
+            raise Violation(f"{ref!r}: {got}, and it should have failed")
+        if value is not None and got != value:
+            raise Violation(f"{ref!r}: {got} instead of {value}")
+
+    def _check_error(self, error: BaseException, value: int | Failure | None) -> None:
+        self.num_errors += 1
+        history = _history()
+        history.errors.append(type(error).__name__)
+        text = str(error)
+        if "freed already" in text:
+            raise Violation(f"an object was freed while somebody held a ref: {text}") from error
+        is_struck = self.with_faults or history.kills or history.crashes_asked
+        if isinstance(value, Failure) or is_struck:
+            return
+        if _was_of_an_actor(text):
+            history.num_lost_with_actors += 1
+            return
+        if value is None and isinstance(error, (TaskError, ActorDied)):  # what an actor was given had failed
+            if "raised ValueError" in text or "KeyError" in text or "an argument of its failed" in text:
+                return
+        raise Violation(f"no fault explains this error: {type(error).__name__}: {text}") from error
+
+
+def _was_of_an_actor(error: str) -> bool:
+    """Whether the lost object's owner was the process of an actor (which ends when nobody holds its handle)."""
+    found = re.search(r"object (w\d+):\d+ is lost", error)
+    return found is not None and found[1] in _history().actor_workers

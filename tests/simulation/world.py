@@ -1,0 +1,471 @@
+"""A cluster in one process and one thread of control: virtual time, a virtual network, processes that may die.
+
+What is simulated is the outside: the clock, ZeroMQ's sockets, the poll system call, the birth and death of processes.
+What runs is the product: `Client`, `Worker`, `Node`, `IoLoop`, `Transport`, `Objects` and the pure rooms under them.
+
+Rules
+1. Exactly one simulated process runs at a time: a process has a thread of its own, but it runs only between `resume`
+   and its next wait (in `poll` or in `sleep`). Who is next is decided by the world's queue of events alone.
+2. Every choice (delays, who dies, where a stream of frames is cut) comes from the one `random.Random(seed)`.
+3. Frames of one connection arrive in order; those of different connections in any order. What a process has sent just
+   before it died may be lost, from any point of the stream on; what is sent to the dead is lost.
+4. A partition holds frames between two groups back until it heals (as TCP does for a short cut).
+5. An event that is only housekeeping (an idle tick) is no sign of life: when nothing else has happened for `QUIET_S`,
+   the world is quiescent, and whoever still waits then waits for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import zmq
+
+from rlplat.runtime import messages, refs
+
+QUIET_S = 3.0
+_TICK_S = 0.005
+MAX_EVENTS = 10_000
+"""Of one world: one that needs more is running in circles."""
+
+
+class Killed(BaseException):
+    """Unwinds the thread of a simulated process that has died."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Process:
+    """One simulated process: a socket, and a thread that runs when the world lets it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.is_alive = True
+        self.state = "new"
+        """new | running | waiting (in poll: frames wake it) | sleeping (in user code) | ended"""
+        self.socket: SimSocket | None = None
+        self.client: Any = None
+        self.thread: threading.Thread | None = None
+        self._baton = threading.Lock()
+        self._baton.acquire()
+        self._wait = 0
+        """Number of the present wait: timers of earlier ones are stale."""
+        self.has_background = False
+        self.failure: BaseException | None = None
+
+    # -- in the process's own thread
+
+    def poll(self, timeout_s: float | None) -> None:
+        if self.socket is not None and self.socket.inbox:
+            return
+        self._switch("waiting", timeout_s, is_tick=True)
+
+    def sleep(self, seconds: float) -> None:
+        """User code computes."""
+        self.world.background_soon(self, _TICK_S)
+        self._switch("sleeping", seconds, is_tick=False)
+
+    def _switch(self, state: str, timeout_s: float | None, is_tick: bool) -> None:
+        if not self.is_alive:
+            raise Killed
+        self.state = state
+        self._wait += 1
+        if timeout_s is not None:
+            wait = self._wait
+            self.world.after(timeout_s, lambda: self._wake(wait), is_tick=is_tick, what=f"{self.name} wakes")
+        self.world._baton.release()
+        self._baton.acquire()
+        if not self.is_alive:
+            raise Killed
+
+    # -- in the world's thread
+
+    def _wake(self, wait: int) -> None:
+        if self.is_alive and self._wait == wait and self.state in ("waiting", "sleeping"):
+            self.resume()
+
+    def start(self, body: Callable[[Process], None]) -> None:
+        self.thread = threading.Thread(target=self._run, args=(body,), name=self.name, daemon=True)
+        self.thread.start()
+        self.resume()
+
+    def _run(self, body: Callable[[Process], None]) -> None:
+        self._baton.acquire()
+        try:
+            if self.is_alive:
+                body(self)
+        except Killed:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.state = "ended"
+            self.world._baton.release()
+
+    def resume(self) -> None:
+        world = self.world
+        before, world.running = world.running, self
+        connected, refs._backend = refs._backend, self.client
+        self.state = "running"
+        world.touched[self.name] = None
+        self._baton.release()
+        world._baton.acquire()
+        world.running, refs._backend = before, connected
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+
+class World:
+    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.now = 100.0
+        self.running: Process | None = None
+        self.processes: dict[str, Process] = {}
+        self.dead: dict[str, str] = {}
+        self.trace: list[str] | None = [] if keep_trace else None
+        self.num_events = 0
+        self.touched: dict[str, None] = {}
+        """Processes that ran since `after_event` was called last."""
+        self.after_event: Callable[[], None] = lambda: None
+        self.on_frame_to: dict[str, Callable[[], None]] = {}
+        """Processes without a thread of their own (nodes): called when a frame is there."""
+        self.watch_frame: Callable[[str, str, bytes], None] | None = None
+        """Sees every frame that arrives, before it is handled."""
+        self.on_death: Callable[[str, str], None] = lambda name, how: None
+        self.delay_s = 0.0005
+        self._events: list[tuple[float, int, Callable[[], None], bool, str]] = []
+        self._num_scheduled = 0
+        self._num_live = 0
+        """Scheduled events that are more than housekeeping."""
+        self._last_life = self.now
+        self._links: dict[tuple[str, str, bytes], float] = {}
+        """When the last frame of each connection arrives."""
+        self._in_flight: dict[int, tuple[str, str, bytes, bytes]] = {}
+        self._cut_frames: set[int] = set()
+        self._cuts: list[tuple[frozenset[str], float]] = []
+        self._baton = threading.Lock()
+        self._baton.acquire()
+
+    # ---------------------------------------------------------------- time
+
+    def after(self, delay_s: float, act: Callable[[], None], *, is_tick: bool = False, what: str = "") -> None:
+        self._num_scheduled += 1
+        self._num_live += not is_tick
+        heapq.heappush(self._events, (self.now + max(0.0, delay_s), self._num_scheduled, act, is_tick, what))
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing happens any more, or `is_over`."""
+        while self._events and not is_over():
+            if not self._num_live and self.now - self._last_life > QUIET_S:
+                return
+            at, _, act, is_tick, what = heapq.heappop(self._events)
+            self.now = max(self.now, at)
+            if not is_tick:
+                self._num_live -= 1
+                self._last_life = self.now
+            self.num_events += 1
+            if self.num_events > MAX_EVENTS:
+                raise Violation(f"no end: {MAX_EVENTS} events, the last one: {what}")
+            if self.trace is not None and not is_tick:
+                self.note(what)
+            act()
+            if self.touched:
+                self.after_event()
+                self.touched.clear()
+
+    def still_alive(self) -> None:
+        """What a tick did was more than housekeeping."""
+        self._last_life = self.now
+
+    def note(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.now - 100:10.6f}  {text}")
+
+    # ---------------------------------------------------------------- processes
+
+    def add_process(self, name: str) -> Process:
+        if name in self.processes:
+            raise Violation(f"process id {name} is used twice")
+        process = self.processes[name] = Process(self, name)
+        return process
+
+    def end(self, name: str, how: str) -> None:
+        """The process is gone, now. What it sent last is cut off at a random point."""
+        process = self.processes[name]
+        if not process.is_alive:
+            return
+        process.is_alive = False
+        self.dead[name] = how
+        self.note(f"{name} DIES: {how}")
+        if how != "exit":
+            links: dict[tuple[str, bytes], list[int]] = {}
+            for number, (sender, receiver, label, _) in self._in_flight.items():
+                if sender == name:
+                    links.setdefault((receiver, label), []).append(number)
+            for numbers in links.values():
+                self._cut_frames.update(numbers[self.random.randint(0, len(numbers)) :])
+        self.on_death(name, how)
+        if process is not self.running and process.thread is not None and process.state != "ended":
+            process.resume()  # it unwinds
+
+    def exit_here(self, how: str) -> None:
+        """The running process ends itself."""
+        assert self.running is not None
+        self.end(self.running.name, how)
+        raise Killed
+
+    def close(self) -> None:
+        """Unwind every thread."""
+        for process in self.processes.values():
+            process.is_alive = False
+        for process in self.processes.values():
+            if process.thread is not None:
+                if process.state != "ended":
+                    try:
+                        process.resume()
+                    except BaseException:
+                        pass
+                process.thread.join(10)
+
+    # ---------------------------------------------------------------- network
+
+    def send(self, sender: str, receiver: str, label: bytes, frame: bytes) -> None:
+        """`label` is what the receiver will see of the connection."""
+        if not self.processes[sender].is_alive:
+            return
+        link = (sender, receiver, label)
+        delay = self.delay_s * self.random.expovariate(1.0)
+        at = max(self.now + delay, self._links.get(link, 0.0), self._healed_at(sender, receiver))
+        self._links[link] = at
+        self._num_scheduled += 1
+        number = self._num_scheduled
+        self._in_flight[number] = (sender, receiver, label, frame)
+        self.after(at - self.now, lambda: self._arrive(number), what="")
+
+    def frames_in_flight(self) -> list[tuple[str, str, bytes]]:
+        """(sender, receiver, frame) that may yet arrive, those in inboxes too."""
+        frames = [
+            (sender, receiver, frame)
+            for number, (sender, receiver, _, frame) in self._in_flight.items()
+            if number not in self._cut_frames
+        ]
+        for process in self.processes.values():
+            if process.socket is not None and process.is_alive:
+                frames += [(label.decode().rstrip(">"), process.name, frame) for label, frame in process.socket.inbox]
+        return frames
+
+    def cut(self, group: frozenset[str], seconds: float) -> None:
+        """Nothing passes between `group` and the others until it heals."""
+        self._cuts.append((group, self.now + seconds))
+
+    def _healed_at(self, one: str, other: str) -> float:
+        return max((until for group, until in self._cuts if (one in group) != (other in group)), default=0.0)
+
+    def _arrive(self, number: int) -> None:
+        sender, receiver, label, frame = self._in_flight.pop(number)
+        if number in self._cut_frames:
+            self._cut_frames.discard(number)
+            self.note(f"{sender} -> {receiver}: lost with its sender")
+            return
+        process = self.processes.get(receiver)
+        if process is None or not process.is_alive or process.socket is None:
+            self.note(f"{sender} -> {receiver}: nobody there")
+            return
+        if self.trace is not None:
+            texts = ", ".join(_in_short(message) for message in messages.decode(frame))
+            self.note(f"{sender} -> {receiver}: {texts}")
+        if self.watch_frame is not None:
+            self.watch_frame(sender, receiver, frame)
+        process.socket.inbox.append((label, frame))
+        if label.endswith(b">"):
+            process.socket.callers.add(label)
+        if receiver in self.on_frame_to:
+            self.on_frame_to[receiver]()
+        elif process.state == "waiting":
+            process.resume()
+        else:
+            self.background_soon(process, self.random.uniform(0, _TICK_S))
+
+    # ---------------------------------------------------------------- the background thread of each process
+
+    def background_soon(self, process: Process, delay_s: float, *, is_tick: bool = False) -> None:
+        if is_tick:
+            if not process.has_background:
+                process.has_background = True
+                self.after(delay_s, lambda: self._background_tick(process), is_tick=True)
+        else:
+            self.after(delay_s, lambda: self._background(process), what=f"{process.name} in the background")
+
+    def _background_tick(self, process: Process) -> None:
+        process.has_background = False
+        self._background(process)
+
+    def _background(self, process: Process) -> None:
+        """What `IoLoop._serve` does in a round while the main thread is in user code."""
+        if not process.is_alive or process.client is None or process.state not in ("sleeping", "ended"):
+            return
+        client = process.client
+        loop = client._loop
+        self.touched[process.name] = None
+        before, self.running = self.running, process
+        connected, refs._backend = refs._backend, client
+        try:
+            if not loop.lock.acquire(blocking=False):
+                raise Violation(f"{process.name}: its lock is held in user code")
+            try:
+                loop.transport.flush()
+                loop.drain()
+                loop.on_tick()
+                loop.transport.flush()
+            finally:
+                loop.lock.release()
+            tick_s = loop.idle_tick_s()
+        except Killed:
+            return
+        finally:
+            self.running, refs._backend = before, connected
+        if loop.transport.num_unsent:
+            self.background_soon(process, _TICK_S)
+        elif tick_s is not None:
+            self.background_soon(process, tick_s, is_tick=True)
+
+
+def _in_short(message: Any) -> str:
+    text = repr(message)
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+# ---------------------------------------------------------------- the system, as the product's modules see it
+
+_world: World | None = None
+
+
+def current() -> World:
+    assert _world is not None, "no world is being simulated"
+    return _world
+
+
+def set_current(world: World | None) -> None:
+    global _world
+    _world = world
+
+
+class SimTime:
+    """Stands for the module `time`."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return current().now
+
+    time = perf_counter = monotonic
+
+    @staticmethod
+    def monotonic_ns() -> int:
+        return int(current().now * 1e9)
+
+    time_ns = perf_counter_ns = monotonic_ns
+
+    @staticmethod
+    def process_time() -> float:
+        return 0.0
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        process = current().running
+        assert process is not None
+        process.sleep(seconds)
+
+
+class SimPoller:
+    """Stands for `select.poll()`: frames and timers wake it; it never names a descriptor."""
+
+    def register(self, *_: Any) -> None:
+        pass
+
+    unregister = modify = register
+
+    def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
+        process = current().running
+        assert process is not None
+        process.poll(None if timeout_ms is None else timeout_ms / 1000)
+        return []
+
+
+class SimSocket:
+    """A ROUTER socket as `Transport` uses it. Labels mean what they mean there: "<peer>" is our connection to it,
+    "<peer>>" its connection to us."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[tuple[bytes, bytes]] = deque()
+        self.callers: set[bytes] = set()
+        self.options: dict[int, Any] = {}
+        self._name = ""
+        self._connect_as = b""
+        self._connected: set[bytes] = set()
+        self._sending_to: bytes | None = None
+        self._frame: bytes | None = None
+
+    def setsockopt(self, option: int, value: Any) -> None:
+        if option == zmq.CONNECT_ROUTING_ID:
+            self._connect_as = value
+        self.options[option] = value
+
+    set = setsockopt
+
+    def getsockopt(self, option: int) -> int:
+        if option == zmq.EVENTS:
+            return zmq.POLLOUT | (zmq.POLLIN if self.inbox else 0)
+        return 0
+
+    get = getsockopt
+
+    def bind(self, endpoint: str) -> None:
+        self._name = endpoint.rsplit("/", 1)[1]
+        current().processes[self._name].socket = self
+
+    def connect(self, endpoint: str) -> None:
+        self._connected.add(self._connect_as)
+
+    def disconnect(self, endpoint: str) -> None:
+        self._connected.discard(endpoint.rsplit("/", 1)[1].encode())
+
+    def send(self, data: Any, flags: int = 0, **_: Any) -> None:
+        if self._sending_to is None:
+            label = bytes(data)
+            if label not in self._connected and label not in self.callers:
+                raise zmq.ZMQError(zmq.EHOSTUNREACH)
+            self._sending_to = label
+            return
+        label, self._sending_to = self._sending_to, None
+        mine = self._name.encode()
+        if label.endswith(b">"):
+            current().send(self._name, label[:-1].decode(), mine, bytes(data))
+        else:
+            current().send(self._name, label.decode(), mine + b">", bytes(data))
+
+    def send_multipart(self, parts: Any, flags: int = 0, **_: Any) -> None:
+        for part in parts:
+            self.send(part)
+
+    def recv(self, flags: int = 0, **_: Any) -> bytes:
+        if self._frame is not None:
+            frame, self._frame = self._frame, None
+            return frame
+        if not self.inbox:
+            raise zmq.Again
+        label, self._frame = self.inbox.popleft()
+        return label
+
+    def recv_multipart(self, flags: int = 0, **_: Any) -> list[bytes]:
+        return [self.recv(), self.recv()]
+
+    def close(self, *_: Any, **__: Any) -> None:
+        pass
