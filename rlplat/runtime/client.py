@@ -75,7 +75,7 @@ class Client:
             messages.DoneFull: lambda sender, m: self._finish(sender, m.task, m.values),
             messages.Pace: lambda _, m: self._pace.update({m.code: m.seconds}),
             messages.GaveBack: self._on_gave_back,
-            messages.Welcome: lambda _, m: self._total.update(m.total),
+            messages.Welcome: self._on_welcome,
             messages.Granted: self._on_granted,
             messages.Placed: self._on_placed,
             messages.ActorGone: lambda _, m: self._on_actor_gone(m.actor, m.error),
@@ -386,6 +386,7 @@ class Client:
             for value in values:
                 if value.segment is not None:
                     self._objects.free_segment(value.segment)
+                self._objects.hand_over(value.refs, self.client_id, -1)
             return
         del self._tasks[id]
         if record.lane is not None:
@@ -422,6 +423,8 @@ class Client:
         self._loop.notify()
 
     def _on_gave_back(self, sender: str, message: messages.GaveBack) -> None:
+        if sender in self._objects.dead:
+            return  # its tasks were queued again when it died
         for id in message.tasks:
             record = self._tasks.get(id)
             if record is not None:
@@ -433,6 +436,11 @@ class Client:
                 self._touched[lane] = True
 
     # ---------------------------------------------------------------- news from the node (lock held)
+
+    def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
+        self._total.update(message.total)
+        for worker in message.dead:
+            self._objects.dead.setdefault(worker, "it died before this process came")
 
     def _on_granted(self, sender: str, message: messages.Granted) -> None:
         lane = self._lanes[message.shape]

@@ -133,6 +133,8 @@ class Lane:
         if lease is None:
             return []
         records = list(lease.in_flight.values())
+        for record in records:
+            record.target = ""  # what the dead worker may have sent last is refused from now on
         if len(records) == 1:
             if records[0].retries_left == 0:
                 return records

@@ -217,6 +217,8 @@ class Hello(Message, tag=30):
 class Welcome(Message, tag=31):
     total: dict[str, float]
     namespace: str = ""
+    dead: list[str] = []
+    """Workers that died before the client came: refs to what they owned may still reach it."""
 
 
 class RequestLeases(Message, tag=32):

@@ -68,6 +68,8 @@ class Node:
         self._gpus = visible_gpus()
         self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
+        self._dead: list[str] = []
+        """Who comes later must know of them: what they owned may still be referred to."""
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
         for descriptor in (0, orders.fileno(), self._transport.fd):
@@ -104,9 +106,11 @@ class Node:
 
     def _on_message(self, sender: str, message: Any) -> None:
         kind = type(message)
+        if sender in self._dead:
+            return  # its last words: what they ask for nobody would ever give back
         if kind is messages.Hello:
             self._clients.add(sender)
-            self._post(sender, messages.Welcome(self._total))
+            self._post(sender, messages.Welcome(self._total, dead=self._dead))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             self._event(events.LeasesRequested(sender, message.shape, message.count))
@@ -210,6 +214,7 @@ class Node:
                     self._create(actor)
                 case events.TellDied(worker, reason):
                     self._clients.discard(worker)
+                    self._dead.append(worker)
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason))
                 case events.TellGroup(client, group, error):

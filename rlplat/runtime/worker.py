@@ -71,6 +71,16 @@ class Worker(Client):
         if self._is_blocked and not self._is_actor:
             self._give_back()
 
+    def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
+        super()._on_worker_died(sender, message)
+        if self._running == message.worker and not self._is_actor:
+            os._exit(1)  # nobody waits for this task
+        for item in [item for item in self._work if item[0] == message.worker]:
+            try:
+                self._work.remove(item)
+            except ValueError:
+                pass  # the main thread has just begun it
+
     def _on_exit(self, sender: str, message: messages.Exit) -> None:
         self._exits = True
         if self._is_actor and self._running:  # its handles are all gone, so nobody waits for this call
