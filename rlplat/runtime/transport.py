@@ -23,7 +23,8 @@ _MAX_FRAME_BYTES = 1 << 30
 
 
 class Transport:
-    def __init__(self, session: str, client_id: str) -> None:
+    def __init__(self, session: str, client_id: str, *, listens: bool = True) -> None:
+        """listens: False for one who only asks; he is answered on the connections that he made."""
         self._session = session
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -35,7 +36,8 @@ class Transport:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.ROUTING_ID, f"{client_id}>".encode())
-        self._socket.bind(self._endpoint(client_id))
+        if listens:
+            self._socket.bind(self._endpoint(client_id))
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
         self._outbox: dict[bytes, list[Any]] = {}
