@@ -16,6 +16,12 @@ COMMANDS = {
     "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
     "runs": "list the runs with their last figures",
+    "status": "what a running cluster has, does and waits for",
+    "list": "its tasks, actors, objects, nodes, workers, placement groups",
+    "logs": "what its workers printed",
+    "stack": "what every process of it is doing right now",
+    "timeline": "its last calls as a trace for Perfetto",
+    "memory": "its objects: who owns them and who holds them",
 }
 
 _HELP = """\
@@ -33,6 +39,7 @@ examples:
   rlplat evaluate runs/demo --episodes 20
   rlplat play runs/demo
   rlplat runs
+  rlplat status                                    of the cluster that runs on this machine, from another terminal
 
 `rlplat COMMAND --help` says more. After any command: --debug shows the traceback of an error.
 """

@@ -87,7 +87,9 @@ def _tasks(client: Any, limit: int) -> Report:
     counts: Counter[tuple[str, int, Any]] = Counter(
         map(attrgetter("name", "waits", "lane"), client._tasks.values())
     )
-    counts.subtract((record.name, record.waits, record.lane) for records in sent.values() for record in records)
+    counts.subtract(
+        (record.name, record.waits, record.lane) for records in sent.values() for record in records
+    )
     waiting: Counter[tuple[str, str, str]] = Counter()
     for (name, waits, lane), count in counts.items():
         if count > 0:
@@ -118,7 +120,9 @@ def _kind(lane: Any) -> str:
     return "call" if lane is None else "task"
 
 
-def _waiting_rows(client: Any, waiting: Counter[tuple[str, str, str]], sent: set[int], limit: int) -> list[Any]:
+def _waiting_rows(
+    client: Any, waiting: Counter[tuple[str, str, str]], sent: set[int], limit: int
+) -> list[Any]:
     """At most `limit` rows of each state."""
     room: Counter[str] = Counter()
     for (state, _, _), count in waiting.items():
@@ -182,66 +186,57 @@ def _finished(spans: Any) -> dict[str, list[float]]:
 
 
 def _objects(client: Any, limit: int) -> Report:
-    """What this process owns, biggest first, and what it holds of others."""
+    """What this process owns and what it holds of others, biggest first."""
     objects = client._objects
-    owned = objects.report(limit) if hasattr(objects, "report") else _owned(client, limit)
+    report = objects.report() if hasattr(objects, "report") else _report(client)
+    totals: dict[str, Any] = {"owned": 0, "borrowed": 0, "pending": 0, "bytes": 0, "spare_bytes": 0}
+    totals["spare_bytes"] = getattr(objects._store, "_spare_bytes", 0)
+    for row in report:
+        if row["role"] == "owner":
+            totals["owned"] += 1
+            totals["pending"] += row["where"] == "pending"
+            totals["bytes"] += row["size"]
+        else:
+            totals["borrowed"] += 1
+    if len(report) > limit:
+        rows = heapq.nlargest(limit, report, key=itemgetter("size"))
+    else:
+        rows = sorted(report, key=itemgetter("size"), reverse=True)
     sites = getattr(client, "call_sites", {})
-    rows = []
-    for row in owned:
-        row["call_site"] = row.get("call_site") or sites.get(row["id"], "")
-        row["owner"] = client.client_id
-        record = client._tasks.get(row["id"])
-        if record is not None:
-            row["name"], row["made_by"] = record.name, "call" if record.lane is None else "task"
-        if f"{client.client_id}:{row['id']}" in client._actors:
-            row["made_by"], row["name"] = "creation", client._actors[f"{client.client_id}:{row['id']}"].class_name
-        rows.append(row)
-    borrows = list(objects._borrows.items())
-    totals = {
-        "num_objects": len(objects.book),
-        "num_borrowed": len(borrows),
-        "spare_bytes": objects._store._spare_bytes,
-        "borrowed": [
-            {"owner": owner, "id": id, "refs": borrow.num_refs, "has_value": borrow.value is not None}
-            for (owner, id), borrow in borrows[:limit]
-        ],
-    }
+    for row in rows:
+        if row["role"] == "owner":
+            id = int(row["id"].rsplit(":", 1)[1])
+            row["call_site"] = row.get("call_site") or sites.get(id, "")
+            record, actor = client._tasks.get(id), client._actors.get(row["id"])
+            if actor is not None:
+                row["made_by"] = f"actor {actor.class_name}"
+            elif record is not None:
+                row["made_by"] = record.name
     return Report(0, rows, totals)
 
 
-def _owned(client: Any, limit: int) -> list[dict[str, Any]]:
-    entries = client._objects.book.values()
-    if len(entries) > limit:
-        entries = heapq.nlargest(limit, entries, key=lambda entry: _size(entry.value))
-    else:
-        entries.sort(key=lambda entry: -_size(entry.value))
-    return [_object_row(client, entry) for entry in entries]
+def _report(client: Any) -> list[dict[str, Any]]:
+    rows = [_owner_row(client.client_id, entry) for entry in client._objects.book.values()]
+    for (owner, id), borrow in client._objects._borrows.items():
+        size = 0 if borrow.value is None else _size(borrow.value)
+        rows.append({"id": f"{owner}:{id}", "role": "borrower", "size": size, "refs": borrow.num_refs})
+    return rows
 
 
 def _size(value: Any) -> int:
-    if value is None:
-        return -1
     return len(value.data) if value.segment is None else sum(value.segment.sizes)
 
 
-def _object_row(client: Any, entry: Any) -> dict[str, Any]:
+def _owner_row(owner: str, entry: Any) -> dict[str, Any]:
     value = entry.value
-    made_by, where, segment = "", "pending", ""
+    row = {"id": f"{owner}:{entry.id}", "role": "owner", "size": 0, "where": "pending", "creator": ""}
+    row |= {"refs": entry.num_refs, "borrowers": dict(entry.borrowers or {}), "made_by": ""}
     if value is not None:
-        where = "error" if value.error is not None else "inline"
+        row |= {"size": _size(value), "where": "inline" if value.error is None else "error"}
         if value.segment is not None:
-            where, segment = "shared memory", value.segment.name
-            made_by = "put" if value.segment.creator == client.client_id else f"task at {value.segment.creator}"
-    return {
-        "id": entry.id,
-        "size": max(0, _size(value)),
-        "where": where,
-        "segment": segment,
-        "refs": entry.num_refs,
-        "borrowers": dict(entry.borrowers or {}),
-        "made_by": made_by,
-        "name": "",
-    }
+            creator = value.segment.creator
+            row |= {"where": "shm", "creator": creator, "made_by": "put" if creator == owner else ""}
+    return row
 
 
 # ---------------------------------------------------------------- time and stacks
@@ -251,8 +246,8 @@ def _spans(client: Any, limit: int) -> Report:
     """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
     spans = list(getattr(client, "_spans", ()))
     waits = list(getattr(client._loop, "waits", ()))
-    instance = getattr(client, "_actor_name", "")
-    return Report(0, totals={"spans": spans[-limit:], "waits": waits[-limit:], "actor": instance})
+    totals = {"spans": spans[-limit:], "waits": waits[-limit:], "actor": getattr(client, "_actor_name", "")}
+    return Report(0, totals=totals)
 
 
 def _stacks(client: Any, limit: int) -> Report:

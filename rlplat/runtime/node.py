@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import inspection, messages
+from rlplat.runtime import inspection, messages, stack_dump
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
@@ -398,6 +398,7 @@ def main() -> None:
             os._exit(1)
         zygote.run(theirs, config["session"], config["preload"])
     theirs.close()
+    stack_dump.arm()
     node = Node(config["session"], config["total"], ours)
     try:
         node.run()

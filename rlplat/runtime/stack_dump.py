@@ -1,7 +1,7 @@
 """Stacks of a process that cannot answer, because native code holds the GIL: faulthandler writes them on a signal.
 
-    arm() in each process of a cluster        an anonymous file for the text, and the handler
-    read_stacks(pid) in the command           sends the signal, reads the file through /proc
+arm() in each process of a cluster        an anonymous file for the text, and the handler
+read_stacks(pid) in the command           sends the signal, reads the file through /proc
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ _FILE = "rlplat-stacks"
 _WAIT_S = 1.0
 
 _descriptor: int | None = None
+_pid = 0
+"""Whose the descriptor is: a forked child has to arm itself."""
 
 
 def arm() -> None:
-    global _descriptor
-    if _descriptor is None:
-        _descriptor = os.memfd_create(_FILE, os.MFD_CLOEXEC)
+    global _descriptor, _pid
+    if _pid != os.getpid():
+        if _descriptor is not None:
+            os.close(_descriptor)
+        _descriptor, _pid = os.memfd_create(_FILE, os.MFD_CLOEXEC), os.getpid()
         faulthandler.register(_SIGNAL, file=_descriptor, all_threads=True)
 
 
 def disarm() -> None:
-    global _descriptor
-    if _descriptor is not None:
+    global _descriptor, _pid
+    if _descriptor is not None and _pid == os.getpid():
+        _pid = 0
         faulthandler.unregister(_SIGNAL)
         os.close(_descriptor)
         _descriptor = None

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlplat.errors import RuntimeFault, SerializationError, UsageError
-from rlplat.runtime import codec, messages, refs
+from rlplat.runtime import codec, messages, refs, stack_dump
 from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.io_loop import Patience
@@ -337,6 +337,7 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
     refs.set_backend(worker)
+    stack_dump.arm()
     worker.start()
     worker.run()
     worker._instance = None
