@@ -6,15 +6,18 @@
     summarize_tasks()                            # {name: {state: count}}
 
 Without `cluster=` (a driver's pid or a session folder) it is the cluster that this process is connected to, else the
-only one of this user on this machine. Every function asks the processes that know: the node for workers, actors and what waits for
-resources, each client for the tasks and objects that it owns. A process that does not answer within 2 s is named in
-`Rows.silent`, and the rest is shown.
+only one of this user on this machine. Every function asks the processes that know: the node for workers, actors and
+what waits for resources, each client for the tasks and objects that it owns. A process that does not answer within 2 s
+is named in `Rows.silent`, and the rest is shown.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -46,10 +49,12 @@ Filters = Mapping[str, object] | None
 
 
 class Rows(list[dict[str, Any]]):
-    """A list of dicts; `total` counts also what the limit left out, `silent` has a row for each process that did not answer."""
+    """A list of dicts."""
 
     total: int = 0
+    """What the limit left out is counted as well."""
     silent: list[dict[str, Any]]
+    """{client, pid, why} of each process that did not answer."""
 
 
 def list_clusters() -> Rows:
@@ -93,7 +98,8 @@ def list_tasks(*, filters: Filters = None, limit: int = 100, cluster: str | int 
     """Calls that are not finished: {task, name, kind, state, worker, actor, owner, waits, retries_left, resources}.
 
     States: waiting-args, waiting-worker (tasks), waiting-actor (calls: no address yet, or behind another call), queued
-    (at `worker`, behind others), running. Running ones come first; `filters` choose among the first `limit` of each state and owner.
+    (at `worker`, behind others), running. Running ones come first; `filters` choose among the first `limit` of each
+    state and owner.
     """
     with _observer(cluster) as observer:
         reports, silent = observer.ask_clients("tasks", limit)
@@ -191,8 +197,9 @@ def memory_report(*, limit: int = 100, cluster: str | int | None = None) -> dict
 def stacks(worker: str = "all", *, cluster: str | int | None = None, native: bool = False) -> Rows:
     """{client, pid, doing, threads: [{thread, frames, note}], text} of the driver, the node and every worker.
 
-    A process that native code keeps from answering gets `text`: what faulthandler wrote on a signal.
-    native: by `py-spy dump --native` instead (it must be installed, and the kernel must allow it).
+    A process that native code keeps from answering gets `text` instead: by py-spy if that is installed, else what
+    faulthandler writes on a signal (which may cut a system call of that native code short: EINTR).
+    native: all of them by `py-spy dump --native`.
     """
     from rlplat.runtime.observer import client_order
     from rlplat.runtime.stack_dump import process_state, read_stacks
@@ -213,11 +220,14 @@ def stacks(worker: str = "all", *, cluster: str | int | None = None, native: boo
             if client in reports and not reports[client].error:
                 row |= {"doing": reports[client].totals.get("doing", ""), "threads": reports[client].rows}
             elif native:
-                row["text"] = _py_spy(pid)
+                row["text"] = _py_spy(pid, "--native")
             elif process_state(pid) in ("T", "t"):
                 row["text"] = f"stopped: kill -CONT {pid} lets it go on"
+            elif _py_spy_program() is not None:
+                row |= {"doing": "seen by py-spy, it does not answer", "text": _py_spy(pid)}
             else:
-                row["text"] = read_stacks(pid) or "it does not answer"
+                text = read_stacks(pid) or "it does not answer, and a signal does not help"
+                row |= {"doing": "asked by a signal, it does not answer", "text": text}
             rows.append(row)
     return _rows(rows, None, None)
 
@@ -355,7 +365,7 @@ def _matches(row: dict[str, Any], filters: Filters) -> bool:
 
 
 def _num_running(reports: Mapping[str, Any], owner: str, worker: str, num_sent: int) -> int:
-    """Of the calls that `owner` has sent to `worker`, those that are not in its queue; the first ones, as it is FIFO."""
+    """Of the calls that `owner` has sent to `worker`, those not in its queue: the first ones, as it is FIFO."""
     report = reports.get(worker)
     if report is None:
         return min(1, num_sent)
@@ -447,15 +457,14 @@ def _store_usage(session: str, capacity: int) -> dict[str, Any]:
     }
 
 
-def _py_spy(pid: int) -> str:
-    import shutil
-    import subprocess
-    import sys
+def _py_spy_program() -> str | None:
+    return shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
 
-    found = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
-    if found is None:
+
+def _py_spy(pid: int, *options: str) -> str:
+    program = _py_spy_program()
+    if program is None:
         raise ConfigError("--native needs py-spy: pip install py-spy")
-    done = subprocess.run(
-        [found, "dump", "--native", "--pid", str(pid)], capture_output=True, text=True, timeout=30
-    )
+    command = [program, "dump", *options, "--pid", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     return done.stdout.strip() or f"py-spy: {done.stderr.strip()}"

@@ -23,6 +23,8 @@ COMMANDS = {
     "timeline": "its last calls as a trace for Perfetto",
     "memory": "its objects: who owns them and who holds them",
 }
+_MODULES = {"list": "listing"}
+"""A module `list` would take the place of the builtin here."""
 
 _HELP = """\
 usage: rlplat COMMAND [options]
@@ -73,5 +75,6 @@ def _main(arguments: list[str]) -> int:
         return 2
     from rlplat.cli.exit_codes import run_and_report
 
-    module = importlib.import_module(f"rlplat.cli.{command.replace('-', '_')}")
+    name = _MODULES.get(command, command.replace("-", "_"))
+    module = importlib.import_module(f"rlplat.cli.{name}")
     return run_and_report(module.run, arguments[1:])

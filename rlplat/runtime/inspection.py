@@ -49,9 +49,7 @@ def _reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Rep
         report = Report(0, error=f"{type(error).__name__}: {error}")
     report.request = message.request
     report.totals |= {"pid": os.getpid()}
-    transport.post(sender, report)
-    transport.flush()
-    transport.forget(sender)
+    transport.reply_once(sender, report)
 
 
 # ---------------------------------------------------------------- the node

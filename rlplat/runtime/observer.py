@@ -5,7 +5,7 @@
         reports, silent = observer.ask_clients("tasks", limit=100)
 
 The observer is no client of the cluster: it says no `Hello`, binds no socket and owns nothing, so there is nothing to
-clean up when it ends, however it ends. Processes that do not answer in time are named with what the kernel says of them.
+clean up when it ends, however it ends. Who does not answer in time is named, with what the kernel says of him.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Observer:
         reports = self.ask([NODE], "node", 0)
         if NODE not in reports:
             raise RuntimeFault(
-                f"the node of cluster {self.driver_pid} did not answer in {ANSWER_S:g} s: it has just ended, or is stopped"
+                f"the node of cluster {self.driver_pid} did not answer in {ANSWER_S:g} s: "
+                "it has just ended, or is stopped"
             )
         report = reports[NODE]
         if report.error:
@@ -135,16 +136,14 @@ class Observer:
         assert self._node is not None
         return self.driver_pid if client == "driver" else int(self._node["pids"].get(client, 0))
 
-    def ask(
-        self, peers: Sequence[str], what: str, limit: int, timeout_s: float = ANSWER_S
-    ) -> dict[str, Report]:
+    def ask(self, peers: Sequence[str], what: str, limit: int) -> dict[str, Report]:
         """The reports that come in time."""
         request = next(self._requests)
         for peer in peers:
             self._transport.post(peer, messages.Inspect(request, what, limit))
         self._transport.flush()
         reports: dict[str, Report] = {}
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + ANSWER_S
         while len(reports) < len(peers):
             for sender, batch in self._transport.receive():
                 for message in batch:

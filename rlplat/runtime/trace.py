@@ -54,15 +54,14 @@ def _tracks(spans: list[tuple[float, float, str, str]]) -> list[list[tuple[float
     open_ends: list[list[float]] = []
     for span in sorted(spans, key=lambda each: (each[0], -each[1])):
         began, ended = span[0], span[1]
-        for track, ends in zip(tracks, open_ends, strict=True):
+        for ends in open_ends:
             while ends and ends[-1] <= began:
                 ends.pop()
-            if not ends or ended <= ends[-1]:
-                break
-        else:
-            track, ends = [], []
-            tracks.append(track)
-            open_ends.append(ends)
-        track.append(span)
-        ends.append(ended)
+        fitting = (number for number, ends in enumerate(open_ends) if not ends or ended <= ends[-1])
+        number = next(fitting, len(tracks))
+        if number == len(tracks):
+            tracks.append([])
+            open_ends.append([])
+        tracks[number].append(span)
+        open_ends[number].append(ended)
     return tracks or [[]]

@@ -96,6 +96,20 @@ class Transport:
                 box.clear()
         self.num_unsent = 0
 
+    def reply_once(self, peer: str, message: Any) -> None:
+        """Answer somebody who has connected to us and asked; nothing here remembers him (if he has gone: nobody hears).
+
+        Never through `post`, which would connect to him when he is not in the books.
+        """
+        label = f"{peer}>".encode()
+        self._callers.discard(label)
+        try:
+            self._socket.send(label, zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(messages.encode([message]), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
     def has_input(self) -> bool:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 

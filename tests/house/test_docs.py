@@ -19,7 +19,7 @@ from benchmarks import a3c_scaling, curves, runtime, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import evaluate as evaluate_command
-from rlplat.cli import list as list_command
+from rlplat.cli import listing as list_command
 from rlplat.cli import logs as logs_command
 from rlplat.cli import memory as memory_command
 from rlplat.cli import play as play_command
