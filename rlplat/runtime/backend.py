@@ -59,10 +59,6 @@ class Options:
     placement_group_bundle_index: int = -1
     """Which bundle of it; -1: any that has room."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A remote function that another one uses is pickled with it, without what its client has noted here."""
-        return {key: value for key, value in self.__dict__.items() if key != "_lane"}
-
     def demand(self, default_cpus: float) -> dict[str, float]:
         """Resources by name, zeros left out."""
         cpus = default_cpus if self.num_cpus is None else self.num_cpus

@@ -36,8 +36,10 @@ def record_call_sites(client: Any) -> None:
 
         return recorded
 
-    for verb in ("submit_task", "submit_call", "create_actor", "put"):
+    for verb in ("submit_call", "create_actor", "put"):
         setattr(client, verb, recording(getattr(client, verb)))
+    submitter = client.submitter
+    client.submitter = lambda code, options: recording(submitter(code, options))
 
 
 def _site() -> str:

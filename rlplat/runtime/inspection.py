@@ -101,9 +101,9 @@ def _tasks(client: Any, limit: int) -> Report:
     totals = {
         "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
         "sent": {worker: _runs(records) for worker, records in sent.items()},
-        "queued_here": Counter(map(itemgetter(0), getattr(client, "_work", ()))),
+        "queued_here": Counter(map(itemgetter(0), _work(client))),
         "failed": dict(getattr(client, "failures", {})),
-        "finished": _finished(getattr(client, "_spans", ())),
+        "finished": _finished(_named_spans(client)),
     }
     return Report(0, rows, totals)
 
@@ -170,10 +170,15 @@ def _runs(records: list[Any]) -> list[list[Any]]:
     return runs
 
 
-def _finished(spans: Any) -> dict[str, list[float]]:
+def _work(client: Any) -> Any:
+    """What waits in a worker; its main thread takes from there meanwhile, without the lock."""
+    return client._work.copy() if hasattr(client, "_work") else ()
+
+
+def _finished(spans: list[tuple[str, float, float]]) -> dict[str, list[float]]:
     """Name -> [count, seconds] of the calls that ended here lately."""
     out: dict[str, list[float]] = {}
-    for name, began, ended in list(spans):
+    for name, began, ended in spans:
         entry = out.setdefault(name, [0, 0.0])
         entry[0] += 1
         entry[1] += ended - began
@@ -242,10 +247,15 @@ def _owner_row(owner: str, entry: Any) -> dict[str, Any]:
 
 def _spans(client: Any, limit: int) -> Report:
     """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
-    spans = list(getattr(client, "_spans", ()))
-    waits = list(getattr(client._loop, "waits", ()))
+    spans, waits = _named_spans(client), list(client._loop.waits)
     totals = {"spans": spans[-limit:], "waits": waits[-limit:], "actor": getattr(client, "_actor_name", "")}
     return Report(0, totals=totals)
+
+
+def _named_spans(client: Any) -> list[tuple[str, float, float]]:
+    names = getattr(client, "_code_name", {})
+    spans = client._spans.copy() if hasattr(client, "_spans") else ()
+    return [(names.get(name, name), began, ended) for name, began, ended in spans]
 
 
 def _stacks(client: Any, limit: int) -> Report:
