@@ -22,6 +22,7 @@ from rlplat.errors import ConfigError, NotInitialized
 from rlplat.runtime import inspection, observer
 from rlplat.runtime.messages import Inspect
 from rlplat.runtime.observer import Observer, find_session
+from rlplat.runtime.refs import backend
 
 
 @rlplat.remote
@@ -249,18 +250,22 @@ def test_a_hundred_thousand_queued_tasks(cluster: None, tmp_path: Path) -> None:
 
 
 def test_asking_leaves_nothing_behind(cluster: None) -> None:
+    """No sockets in the folder, no clients, no descriptors in the node, no names in the books of the transport."""
     rlplat.get(plus_one.remote(1))
+    eventually(lambda: "starting" not in state.cluster_status()["workers"])
     session = find_session()
-    with Observer(session) as observer:
-        node_pid = observer.ask_node()["pid"]
-    before = set(os.listdir(session))
-    sockets = len(os.listdir(f"/proc/{node_pid}/fd"))
+    with Observer(session) as onlooker:
+        node_pid = onlooker.ask_node()["pid"]
+    descriptors = len(os.listdir(f"/proc/{node_pid}/fd"))
     for _ in range(5):
         state.cluster_status()
-    assert not [name for name in set(os.listdir(session)) - before if name.startswith("cli-")]
-    eventually(lambda: len(os.listdir(f"/proc/{node_pid}/fd")) <= sockets)
-    with Observer(session) as observer:
-        assert not [client for client in observer.ask_node()["clients"] if client.startswith("cli-")]
+    assert not [name for name in os.listdir(session) if name.startswith("cli-")]
+    eventually(lambda: len(os.listdir(f"/proc/{node_pid}/fd")) <= descriptors)
+    with Observer(session) as onlooker:
+        assert not [client for client in onlooker.ask_node()["clients"] if client.startswith("cli-")]
+    transport = backend()._transport  # type: ignore[attr-defined]
+    assert not [name for name in transport._labels if name.startswith("cli-")]
+    assert not [label for label in (*transport._callers, *transport._outbox) if label.startswith(b"cli-")]
     assert rlplat.get(plus_one.remote(1)) == 2
 
 
