@@ -77,7 +77,7 @@ def _tasks(client: Any, limit: int) -> Report:
     for lane in client._lanes.values():
         for lease in lane.leases.values():
             sent.setdefault(lease.worker, []).extend(lease.in_flight.values())
-    for actor in client._actors.values():
+    for actor in _actor_books(client).values():
         if actor.worker is not None and actor.in_flight:
             sent.setdefault(actor.worker, []).extend(actor.in_flight.values())
 
@@ -101,7 +101,7 @@ def _tasks(client: Any, limit: int) -> Report:
     totals = {
         "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
         "sent": {worker: _runs(records) for worker, records in sent.items()},
-        "queued_here": Counter(map(itemgetter(0), _work(client))),
+        "queued_here": _queued_by_owner(client),
         "failed": dict(getattr(client, "failures", {})),
         "finished": _finished(_named_spans(client)),
     }
@@ -170,9 +170,23 @@ def _runs(records: list[Any]) -> list[list[Any]]:
     return runs
 
 
-def _work(client: Any) -> Any:
-    """What waits in a worker; its main thread takes from there meanwhile, without the lock."""
-    return client._work.copy() if hasattr(client, "_work") else ()
+def _queued_by_owner(client: Any) -> Counter[str]:
+    """What waits in a worker: behind others, or for a place in a concurrency group.
+
+    Its main thread (and the event loop's) take from these queues meanwhile, without the lock: they are copied first.
+    """
+    counts = Counter(map(itemgetter(0), client._work.copy() if hasattr(client, "_work") else ()))
+    runner = getattr(client, "_runner", None)
+    futures = getattr(runner, "_futures", {}).copy()
+    counts.update(owner for (owner, _), future in futures.items() if not future.running())
+    for waiting in getattr(runner, "_waiting", {}).copy().values():
+        counts.update(map(itemgetter(0), waiting.copy()))
+    return counts
+
+
+def _actor_books(client: Any) -> dict[str, Any]:
+    books: dict[str, Any] = getattr(client._actors, "_books", client._actors)
+    return books
 
 
 def _finished(spans: list[tuple[str, float, float]]) -> dict[str, list[float]]:
@@ -210,7 +224,7 @@ def _objects(client: Any, limit: int) -> Report:
         if row["role"] == "owner":
             id = int(row["id"].rsplit(":", 1)[1])
             row["call_site"] = row.get("call_site") or sites.get(id, "")
-            record, actor = client._tasks.get(id), client._actors.get(row["id"])
+            record, actor = client._tasks.get(id), _actor_books(client).get(row["id"])
             if actor is not None:
                 row["made_by"] = f"actor {actor.class_name}"
             elif record is not None:
@@ -273,6 +287,11 @@ def _stacks(client: Any, limit: int) -> Report:
         rows.append(
             {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
         )
+    for task in list(getattr(getattr(client, "_runner", None), "_tasks", {}).values()):
+        frames = [[f.f_code.co_filename, f.f_lineno, f.f_code.co_qualname] for f in task.get_stack()]
+        rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
+        if len(rows) >= _MAX_FRAMES:
+            break
     doing = f"actor {client._actor_name}" if getattr(client, "_actor_name", "") else ""
     return Report(0, rows, {"doing": doing})
 
