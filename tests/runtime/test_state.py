@@ -269,6 +269,19 @@ def test_asking_leaves_nothing_behind(cluster: None) -> None:
     assert rlplat.get(plus_one.remote(1)) == 2
 
 
+def test_asking_in_the_middle_of_much_work(cluster: None) -> None:
+    """Queues and books change while they are looked at, and whoever is asked is busy."""
+    gate = Gate.remote()
+    refs = [plus_one.remote(n) for n in range(20_000)]
+    calls = [gate.pid.remote() for _ in range(5_000)]
+    for what in ("tasks", "objects", "spans", "stacks") * 3:
+        with Observer(find_session()) as onlooker:
+            reports, silent = onlooker.ask_clients(what, 1000)
+        assert not silent and "driver" in reports
+    assert rlplat.get(refs) == list(range(1, 20_001))
+    assert len(set(rlplat.get(calls))) == 1
+
+
 def test_a_stopped_and_then_killed_command_disturbs_nobody(cluster: None) -> None:
     """It asks for a lot, never reads the answers, and dies."""
     program = (
