@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         wait,
     )
     from rlplat.runtime.bulk import map
+    from rlplat.state import timeline
 
 _HOMES = {
     "rlplat.runtime.api": (
@@ -47,6 +48,7 @@ _HOMES = {
     ),
     "rlplat.runtime.bulk": "map",
     "rlplat.rl.training_loop": "train training_loop",
+    "rlplat.state": "timeline",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -66,6 +68,7 @@ __all__ = [
     "put",
     "remote",
     "shutdown",
+    "timeline",
     "train",
     "training_loop",
     "wait",

@@ -6,15 +6,16 @@ results, `io_loop` sends and receives. Calls to an actor go straight to its proc
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from rlplat.errors import ActorDied, GetTimeout, NotInitialized, RuntimeFault
-from rlplat.runtime import codec, messages
+from rlplat.runtime import codec, inspection, messages
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
@@ -30,6 +31,7 @@ from rlplat.runtime.transport import Transport
 NODE = "node"
 _IDLE_LEASE_S = 0.1
 _IDLE_OBJECTS_S = 1.0
+_MAX_NAMES = 1000
 Deps = list[tuple[int | str, ObjectRef]]
 """Refs among the arguments of a call that stand for their values, by position or keyword."""
 
@@ -65,6 +67,8 @@ class Client:
         self._answers: dict[int, messages.Answer] = {}
         self._total: dict[str, float] = {}
         self._lost_node: ErrorInfo | None = None
+        self.failures: Counter[str] = Counter()
+        """Calls that ended in an error, by name."""
         self._objects.on_freed = self._on_freed
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
@@ -81,7 +85,12 @@ class Client:
             messages.ActorGone: lambda _, m: self._on_actor_gone(m.actor, m.error),
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
+            messages.Inspect: lambda sender, m: inspection.answer(self, sender, m),
         }
+        if "RLPLAT_RECORD_CALLSITES" in os.environ:
+            from rlplat.runtime.call_sites import record_call_sites
+
+            record_call_sites(self)
 
     def start(self) -> None:
         """Join the cluster."""
@@ -414,6 +423,8 @@ class Client:
 
     def _fill(self, record: TaskRecord, values: Sequence[Value]) -> None:
         record.refs = None
+        if values and values[0].error is not None:
+            self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
         for id, value in zip(record.ids, values, strict=True):
             self._objects.fill(id, value)
 

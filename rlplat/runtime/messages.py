@@ -6,6 +6,8 @@ Peers are named by client id: "driver", "node", "w1", "w2", ...
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from rlplat.runtime.codec import ErrorInfo
@@ -424,12 +426,34 @@ class NameTaken(Message, tag=73):
     is_detached: bool = False
 
 
+# ---------------------------------------------------------------- a command that looks on -> anybody
+
+
+class Inspect(Message, tag=95):
+    """What do you know of this? The sender is no client of the cluster: it is answered once and forgotten."""
+
+    request: int
+    what: str
+    """node | tasks | objects | spans | stacks"""
+    limit: int
+    """Most rows that are wanted; what is beyond them is only counted."""
+
+
+class Report(Message, tag=96):
+    request: int
+    rows: list[dict[str, Any]] = []
+    totals: dict[str, Any] = {}
+    error: str = ""
+    """Why there is no report."""
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
     | WorkerDied | Exit | ActorRestarting | KillWorker
     | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation | NameTaken
+    | Inspect | Report
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

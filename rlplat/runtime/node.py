@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import messages
+from rlplat.runtime import inspection, messages, stack_dump
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
@@ -53,6 +53,7 @@ class Node:
         from rlplat.runtime.transport import Transport
 
         self._session, self._total = session, total
+        self.started_at = time.monotonic()
         self._orders = orders
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
@@ -145,6 +146,8 @@ class Node:
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
+        elif kind is messages.Inspect:
+            inspection.answer_as_node(self, sender, message)
         elif kind is messages.KillWorker:
             process = self._processes.get(message.worker)
             if process is not None and not process.is_ended:
@@ -395,6 +398,7 @@ def main() -> None:
             os._exit(1)
         zygote.run(theirs, config["session"], config["preload"])
     theirs.close()
+    stack_dump.arm()
     node = Node(config["session"], config["total"], ours)
     try:
         node.run()

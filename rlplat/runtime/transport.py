@@ -23,7 +23,8 @@ _MAX_FRAME_BYTES = 1 << 30
 
 
 class Transport:
-    def __init__(self, session: str, client_id: str) -> None:
+    def __init__(self, session: str, client_id: str, *, listens: bool = True) -> None:
+        """listens: False for one who only asks; he is answered on the connections that he made."""
         self._session = session
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -35,7 +36,8 @@ class Transport:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.ROUTING_ID, f"{client_id}>".encode())
-        self._socket.bind(self._endpoint(client_id))
+        if listens:
+            self._socket.bind(self._endpoint(client_id))
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
         self._outbox: dict[bytes, list[Any]] = {}
@@ -93,6 +95,20 @@ class Transport:
                         raise
                 box.clear()
         self.num_unsent = 0
+
+    def reply_once(self, peer: str, message: Any) -> None:
+        """Answer somebody who has connected to us and asked; nothing here remembers him (if he has gone: nobody hears).
+
+        Never through `post`, which would connect to him when he is not in the books.
+        """
+        label = f"{peer}>".encode()
+        self._callers.discard(label)
+        try:
+            self._socket.send(label, zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(messages.encode([message]), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
 
     def has_input(self) -> bool:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

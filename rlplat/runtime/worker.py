@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlplat.errors import RuntimeFault, SerializationError, UsageError
-from rlplat.runtime import codec, messages, refs
+from rlplat.runtime import codec, messages, refs, stack_dump
 from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.io_loop import Patience
@@ -25,6 +25,7 @@ from rlplat.runtime.messages import Value
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
 _BLOCKED_AFTER_S = 0.002
+_SPANS = 10_000
 
 
 class Worker(Client):
@@ -48,6 +49,8 @@ class Worker(Client):
         self._main_thread = threading.main_thread()
         self._exits = False
         self._running = ""
+        self._spans: deque[tuple[str, float, float]] = deque(maxlen=_SPANS)
+        """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`; by `time.perf_counter`."""
         self._loop.handlers |= {
             messages.Code: self._on_code,
             messages.Run: self._on_work,
@@ -156,7 +159,9 @@ class Worker(Client):
                     self._reply(owner, message.task, self._code_name[code], 1, result)
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {self._code_name[code]}", 1, error)
-            self._tell_pace(owner, code, time.perf_counter() - began)
+            ended = time.perf_counter()
+            self._spans.append((code, began, ended))
+            self._tell_pace(owner, code, ended - began)
         elif kind is messages.CreateActor:
             self._create_actor(owner, message)
         elif kind is messages.RunFull and message.code:
@@ -169,7 +174,9 @@ class Worker(Client):
                 self._reply(owner, message.task, name, message.num_returns, result)
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
-            self._tell_pace(owner, message.code, time.perf_counter() - began)
+            ended = time.perf_counter()
+            self._spans.append((name, began, ended))
+            self._tell_pace(owner, message.code, ended - began)
         elif not self._actor_name:
             self._held_calls.append((owner, message))
         elif self._pool is not None:
@@ -201,6 +208,7 @@ class Worker(Client):
         else:
             method, num_returns = message.name, message.num_returns
         what = f"{self._actor_name}.{method}"
+        began = time.perf_counter()
         try:
             if type(message) is messages.Call:
                 args, kwargs = codec.unpack(message.args)
@@ -211,18 +219,21 @@ class Worker(Client):
             self._reply(owner, message.task, what, num_returns, result)
         except BaseException as error:
             self._reply_error(owner, message.task, what, num_returns, error)
+        self._spans.append((what, began, time.perf_counter()))
         if self._pool is not None:
             with self._lock:
                 self._loop.send_now()
 
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
+        began = time.perf_counter()
         try:
             args, kwargs = self._open_args(owner, message)
             self._instance = self._target(message.code)(*args, **kwargs)
         except BaseException as error:
             self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
             return
+        self._spans.append((f"{name}.__init__", began, time.perf_counter()))
         self._actor_name = name
         if message.max_concurrency > 1:  # 0 and 1: one call after the other
             self._pool = ThreadPoolExecutor(message.max_concurrency, thread_name_prefix=name)
@@ -326,6 +337,7 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
     refs.set_backend(worker)
+    stack_dump.arm()
     worker.start()
     worker.run()
     worker._instance = None
