@@ -77,7 +77,7 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     bundle: int = -1
     """Of the group; -1: any that has room."""
     strategy: str = ""
-    """"": near the client, then node after node; "SPREAD": the nodes in turn; "node:ID": there only, "node?:ID": there first."""
+    """"": near the client, then node after node; "SPREAD": in turn; "node:ID": there only; "node?:ID": there first."""
     can_retry: bool = True
     """Its tasks run again when their worker dies: it may be the one that has to go when memory is short."""
 
@@ -393,6 +393,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     actor: str = ""
     bundle: int = -1
     """The bundle it draws from."""
+    actor_name: str = ""
     incarnation: int = 1
 
 
@@ -452,7 +453,8 @@ AnyMessage = (
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
     | WorkerDied | Exit | ActorRestarting | KillWorker
-    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation | NameTaken
+    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation
+    | NameTaken
     | Inspect | Report
 )  # fmt: skip
 
