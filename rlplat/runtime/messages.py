@@ -77,7 +77,7 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     bundle: int = -1
     """Of the group; -1: any that has room."""
     strategy: str = ""
-    """"": near the client, then node after node; "SPREAD": the nodes in turn; "node:ID": there only, "node?:ID": there first."""
+    """"": near the client, then node after node; "SPREAD": in turn; "node:ID": there only; "node?:ID": there first."""
     can_retry: bool = True
     """Its tasks run again when their worker dies: it may be the one that has to go when memory is short."""
 
@@ -452,8 +452,8 @@ AnyMessage = (
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
     | WorkerDied | Exit | ActorRestarting | KillWorker
-    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation | NameTaken
-    | Inspect | Report
+    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation
+    | NameTaken | Inspect | Report
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -6,7 +6,8 @@ Rules
 2. It goes to the client's own node when that has room (what it passes on is in that node's memory), else to the node
    that was filled last: so nodes fill one after the other, whole ones stay free for large demands and groups, and idle
    ones need no workers. `strategy` can ask for nodes in turn ("SPREAD") or for one of them.
-3. Its resources are taken at once; then it gets an idle worker with its runtime environment, or waits there for one to start.
+3. Its resources are taken at once; then it gets an idle worker with its runtime environment, or waits there until one
+   has started.
 4. A worker serves one client's leases, or one actor, at a time; a lease's worker returns to the idle ones.
 5. `num_spares` ready workers are kept on each node beside those in use, so that a demand rarely waits for a fork.
    A demand for GPUs always gets a new worker: CUDA_VISIBLE_DEVICES cannot change in a process.
@@ -478,7 +479,7 @@ class Scheduler:
 
     @property
     def available(self) -> Resources:
-        """What is free in all; less than nothing while workers that lent their CPUs are back. What groups reserved is not free."""
+        """What is free in all (less than nothing while workers that lent their CPUs are back) and not reserved."""
         return views.summed(node.free for node in self.placing.nodes.values())
 
     @property

@@ -3,8 +3,8 @@
 Rules
 1. STRICT_PACK: all bundles on one node. PACK: on as few as a greedy choice finds (one when one has room for all).
    STRICT_SPREAD: no two on one node. SPREAD: on different nodes as far as there are any with room.
-2. Groups that do not fit wait; those that came first are tried first whenever something is free again. Up to
-   `_TRIED` of them are tried, so that one large group does not hold up all others, nor a thousand of them the scheduler.
+2. Groups that do not fit wait; those that came first are tried first whenever something is free again. Up to `_TRIED`
+   of them are tried, so that one large group does not hold up all others, nor a thousand of them the scheduler.
 3. A bundle whose node is lost is reserved again elsewhere; the others stay where they are.
 4. What belongs to a group draws from its bundles only, and waits in queues of the group's own.
 """

@@ -56,7 +56,7 @@ NO_SHARES: dict[int, float] = {}
 
 
 class Pool:
-    """Named amounts: `total`, and what of it is `free` (less than nothing while a worker that lent its CPUs is back)."""
+    """Named amounts: `total`, and what of it is `free` (CPUs may be less than 0: workers that lent theirs are back)."""
 
     def __init__(self, node: Node | None, total: Resources, gpus: dict[int, float]) -> None:
         self.node: Node = self if node is None else node  # type: ignore[assignment]
@@ -188,7 +188,7 @@ class Worker:
         self.state = "starting"
         """starting | idle | leased | actor | dying"""
         self.placement: Placement | None = None
-        """What it uses; a dying worker does so until it is gone. One that starts with GPUs has it from the beginning."""
+        """What it uses, until it is gone. One that starts with GPUs has it from the beginning."""
         self.is_blocked = False
 
 
@@ -200,7 +200,7 @@ class FitIndex:
         self._believed = OrderedDict.fromkeys(pool for pool in pools if pool.fits(demand))
 
     def find(self, is_spread: bool = False, but: Container[Pool] = ()) -> Pool | None:
-        """Packed: the node that was found last as long as it has room. Spread: the nodes in turn. Never one of `but`."""
+        """Packed: the node that was found last while it has room. Spread: the nodes in turn. Never one of `but`."""
         believed = self._believed
         skipped: list[Pool] = []
         found = None

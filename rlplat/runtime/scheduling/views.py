@@ -1,4 +1,4 @@
-"""Answers about a `Scheduler`, as plain data or in words. They may look at everything, and are given on request only."""
+"""Answers about a `Scheduler`, as plain data or in words: on request only, for they look at everything."""
 
 from __future__ import annotations
 
@@ -171,6 +171,7 @@ def _view_demands(placing: Placing) -> list[dict[str, Any]]:
         for placement in waiting:
             actor = "" if placement.actor is None else placement.actor.id
             count(placement.client, actor, placement.shape.demand, 1, "waits for a worker process to start")
+    free = free_text(placing)
     groups = [
         {
             "client": group.client,
@@ -178,7 +179,7 @@ def _view_demands(placing: Placing) -> list[dict[str, Any]]:
             "actor": "",
             "resources": {},
             "count": 1,
-            "reason": f"placement group {group.name or group.id} waits for {len(group.bundles)} bundles: {free_text(placing)}",
+            "reason": f"placement group {group.name or group.id} waits for {len(group.bundles)} bundles: {free}",
         }
         for group in placing.groups.pending
     ]
