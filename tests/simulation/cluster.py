@@ -58,6 +58,11 @@ def _exit(status: int) -> None:
     world.exit_here("exit" if status == 0 else f"exited with {status}")
 
 
+def _getpid() -> int:
+    process = world_module.current().running
+    return 1 if process is None else 1000 + int(process.name.strip("adeinorvw") or 0)
+
+
 @contextlib.contextmanager
 def simulated(world: World) -> Iterator[None]:
     """The product's modules see `world` where they would see the system."""
@@ -65,7 +70,7 @@ def simulated(world: World) -> Iterator[None]:
     sim_zmq = _Delegate(zmq, Context=lambda *_: SimpleNamespace(socket=lambda _: SimSocket(), term=lambda: None))
     sim_os = _Delegate(
         os, _exit=_exit, eventfd=lambda *_: -1, eventfd_write=lambda *_: None, eventfd_read=lambda *_: 0,
-        kill=lambda *_: None, close=lambda *_: None,
+        kill=lambda *_: None, close=lambda *_: None, getpid=_getpid,
     )  # fmt: skip
     sim_threading = _Delegate(threading, Thread=_NoThread)
     patches: list[tuple[Any, str, Any]] = [
