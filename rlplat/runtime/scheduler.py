@@ -8,7 +8,8 @@ Rules
    ones need no workers. `strategy` can ask for nodes in turn ("SPREAD") or for one of them.
 3. Its resources are taken at once; then it gets an idle worker with its runtime environment, or waits there until one
    has started.
-4. A worker serves one client's leases, or one actor, at a time; a lease's worker returns to the idle ones.
+4. A worker serves one client's leases, or one actor, at a time; a lease's worker returns to the idle ones. An actor
+   gets a worker that has run nothing yet: the process ends with it, and objects of earlier tasks would be lost.
 5. `num_spares` ready workers are kept on each node beside those in use, so that a demand rarely waits for a fork.
    A demand for GPUs always gets a new worker: CUDA_VISIBLE_DEVICES cannot change in a process.
 6. A blocked worker lends its CPUs; when it goes on they may be overdrawn for a while.
@@ -118,7 +119,8 @@ class Scheduler:
         workers = list(node.workers.values())
         for worker in workers:
             del self.placing.workers[worker.id]
-        again = [placement for waiting in node.waiting.values() for placement in waiting]
+        queues = [*node.waiting.values(), *node.waiting_actors.values()]
+        again = [placement for waiting in queues for placement in waiting]
         for placement in again:
             self.placing.withdraw(placement)
         for worker in workers:
@@ -189,8 +191,7 @@ class Scheduler:
         )
         del node.workers[id]
         if state == "idle":
-            node.idle[worker.env].remove(worker)
-            node.num_idle -= 1
+            node.remove_idle(worker)
         elif state == "starting":
             placing.note_failed_start(worker, reason)
         elif state == "leased":

@@ -30,9 +30,9 @@ def check_valid(scheduler: Scheduler) -> None:
 
 
 def _placements(scheduler: Scheduler) -> list[Placement]:
-    waiting = [
-        p for node in scheduler.placing.nodes.values() for queue in node.waiting.values() for p in queue
-    ]
+    nodes = scheduler.placing.nodes.values()
+    queues = [queue for node in nodes for queue in (*node.waiting.values(), *node.waiting_actors.values())]
+    waiting = [placement for queue in queues for placement in queue]
     having = [
         worker.placement for worker in scheduler.placing.workers.values() if worker.placement is not None
     ]
@@ -78,15 +78,15 @@ def _check_workers(node: Node) -> None:
         by_state.setdefault(worker.state, []).append(worker)
         assert (worker.state in ("leased", "actor")) <= (worker.placement is not None), worker.state
         assert worker.placement is None or worker.placement.worker is worker
-    idle = [worker for workers in node.idle.values() for worker in workers]
+    idle = [worker for workers in (*node.idle.values(), *node.fresh.values()) for worker in workers]
     assert len(idle) == len(set(idle)) == node.num_idle, "an idle worker is listed twice, or not counted"
     assert set(idle) == set(by_state.get("idle", ())), "the list of idle workers is not the idle workers"
     assert all(worker.placement is None for worker in idle)
-    for env, workers in node.idle.items():
-        assert all(worker.env == env for worker in workers)
-        assert not workers or not node.waiting.get(env), (
-            f"somebody waits for a worker with {env!r}, and one is idle"
-        )
+    for kept, is_fresh in ((node.idle, False), (node.fresh, True)):
+        for env, workers in kept.items():
+            assert all(worker.env == env and worker.is_fresh == is_fresh for worker in workers)
+            waiters = [*node.waiting.get(env, ()), *(node.waiting_actors.get(env, ()) if is_fresh else ())]
+            assert not workers or not waiters, f"somebody waits for a worker with {env!r}, and one is idle"
     unbound = [worker.env for worker in by_state.get("starting", ()) if worker.placement is None]
     assert all(unbound.count(env) == num for env, num in node.starting.items()), (unbound, node.starting)
 
