@@ -39,6 +39,17 @@ if TYPE_CHECKING:
         wait,
     )
     from rlplat.runtime.bulk import map
+    from rlplat.runtime.placement import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroup,
+        PlacementGroupSchedulingStrategy,
+        get_current_placement_group,
+        get_placement_group,
+        nodes,
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
     from rlplat.state import timeline
 
 _HOMES = {
@@ -47,6 +58,11 @@ _HOMES = {
         "is_initialized kill method put remote shutdown wait"
     ),
     "rlplat.runtime.bulk": "map",
+    "rlplat.runtime.placement": (
+        "NodeAffinitySchedulingStrategy PlacementGroup PlacementGroupSchedulingStrategy "
+        "get_current_placement_group get_placement_group nodes placement_group placement_group_table "
+        "remove_placement_group"
+    ),
     "rlplat.rl.training_loop": "train training_loop",
     "rlplat.state": "timeline",
 }
@@ -54,19 +70,28 @@ _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.
 
 __all__ = [
     "ActorHandle",
+    "NodeAffinitySchedulingStrategy",
     "ObjectRef",
+    "PlacementGroup",
+    "PlacementGroupSchedulingStrategy",
     "available_resources",
     "cluster_resources",
     "get",
     "get_actor",
+    "get_current_placement_group",
+    "get_placement_group",
     "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
     "map",
     "method",
+    "nodes",
+    "placement_group",
+    "placement_group_table",
     "put",
     "remote",
+    "remove_placement_group",
     "shutdown",
     "timeline",
     "train",

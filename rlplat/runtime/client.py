@@ -24,8 +24,8 @@ from rlplat.runtime.io_loop import IoLoop, Patience
 from rlplat.runtime.messages import ActorInfo, CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
+from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.resources import check_feasible
 from rlplat.runtime.transport import Transport
 
 NODE = "node"
@@ -65,6 +65,8 @@ class Client:
         self._pace: dict[str, float] = {}
         self._codes: dict[str, messages.Code] = {}
         self._answers: dict[int, messages.Answer] = {}
+        self._clusters: dict[int, messages.Cluster] = {}
+        self._groups = GroupBook()
         self._total: dict[str, float] = {}
         self._lost_node: ErrorInfo | None = None
         self.failures: Counter[str] = Counter()
@@ -86,6 +88,9 @@ class Client:
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
             messages.Inspect: lambda sender, m: inspection.answer(self, sender, m),
+            messages.LeasesRefused: self._on_leases_refused,
+            messages.GroupNews: self._on_group_news,
+            messages.Cluster: lambda _, m: self._clusters.update({m.request: m}),
         }
         if "RLPLAT_RECORD_CALLSITES" in os.environ:
             from rlplat.runtime.call_sites import record_call_sites
@@ -181,8 +186,7 @@ class Client:
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         key = self._code_key(code)
-        demand = options.demand(default_cpus=0)
-        check_feasible(demand, self._total, f"actor {code.name}")
+        shape = self._shape(options, 0, f"actor {code.name}")
         call, deps, refs = self._make_call(
             args, kwargs, f"{code.name}.__init__", 1, key, "__init__", full=True
         )
@@ -194,7 +198,6 @@ class Client:
             actor_id = record.target = message.actor = f"{self.client_id}:{record.id}"
             actor = self._actors[actor_id] = _Actor(code.name)
             actor.queue.append(record)
-            shape = Shape(tuple(sorted(demand.items())))
             self._transport.post(NODE, messages.PlaceActor(actor_id, info, shape, options.name or ""))
             if deps:
                 self._resolve(record, deps)
@@ -270,14 +273,15 @@ class Client:
         return code.key
 
     def _lane(self, options: Options, name: str) -> Lane:
-        demand = options.demand(default_cpus=1)
-        check_feasible(demand, self._total, f"task {name}")
-        shape = Shape(tuple(sorted(demand.items())))
+        shape = self._shape(options, 1, f"task {name}")
         if shape not in self._lanes:
-            fits = [int(self._total[resource] / amount) for resource, amount in demand.items()]
-            most = min(fits, default=int(self._total.get("CPU", 1)))
-            self._lanes[shape] = Lane(shape, max(1, most))
+            most = most_leases(shape, group_of(options), self._total)
+            self._lanes[shape] = Lane(shape, most)
         return self._lanes[shape]
+
+    def _shape(self, options: Options, default_cpus: float, who: str) -> Shape:
+        """What a task or an actor needs; raises for what could never be met."""
+        return shape_of(options, default_cpus, self._total, who)
 
     # ---------------------------------------------------------------- arguments that are not there yet (lock held)
 
@@ -460,6 +464,21 @@ class Client:
             lane.leases[message.worker] = Lease(message.worker)
             lane.is_hungry = True
             self._touched[lane] = True
+
+    def _on_leases_refused(self, sender: str, message: messages.LeasesRefused) -> None:
+        lane = self._lanes.get(message.shape)
+        if lane is not None:
+            lane.num_requested = 0
+            records = list(lane.ready)
+            lane.ready.clear()
+            for record in records:
+                error = ErrorInfo(message.error.kind, f"task {record.name}: {message.error.message}")
+                self._fail(record, error)
+
+    def _on_group_news(self, sender: str, message: messages.GroupNews) -> None:
+        for id, value in self._groups.on_news(message).items():
+            self._objects.fill(id, value)
+        self._loop.notify()
 
     def _on_placed(self, sender: str, message: messages.Placed) -> None:
         actor = self._actors.get(message.actor)
@@ -647,6 +666,46 @@ class Client:
             creation = self._objects.borrow_from(owner, int(id))
             self._loop.send_now()
         return ActorHandle(answer.actor, answer.info, creation)
+
+    def cluster(self) -> messages.Cluster:
+        with self._lock:
+            self._check_open()
+            request = next(self._objects.ids)
+            self._transport.post(NODE, messages.AskCluster(request))
+            self._wait_until(lambda: request in self._clusters, None, "the node's answer")
+            return self._clusters.pop(request)
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup:
+        with self._lock:
+            self._check_open()
+            group = PlacementGroup(f"{self.client_id}:g{next(self._objects.ids)}", bundles, strategy, name)
+            self._transport.post(
+                NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached)
+            )
+        # Once this is answered the node knows the group: the handle may travel, and news of it cannot be early.
+        self.resources(available=False)
+        return group
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef:
+        value = Value(codec.pack(group).data)
+        with self._lock:
+            self._check_open()
+            self._objects.collect()
+            id = next(self._objects.ids)
+            self._objects.book.add(id)
+            ask = self._groups.wait_for(group.id, id, value)
+            if ask is not None:
+                self._transport.post(NODE, ask)
+                self._loop.send_now()
+            return self._objects.new_ref(id)
+
+    def remove_group(self, group: PlacementGroup) -> None:
+        with self._lock:
+            self._check_open()
+            self._transport.post(NODE, messages.RemoveGroup(group.id))
+            self._loop.send_now()
 
     def resources(self, available: bool) -> dict[str, float]:
         return self._ask(lambda request: messages.AskResources(request, available)).amounts

@@ -393,6 +393,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     actor: str = ""
     bundle: int = -1
     """The bundle it draws from."""
+    actor_name: str = ""
     incarnation: int = 1
 
 

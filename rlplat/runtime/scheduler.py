@@ -375,9 +375,9 @@ class Scheduler:
             never = why_never(group, self.placing.known.values())
         if never:
             text = f"placement group {event.name or event.group} ({event.strategy}) can never be reserved: {never}"
-            self._turn.out.append(
-                TellGroup(event.client, event.group, ErrorInfo("InfeasibleResources", text))
-            )
+            error = ErrorInfo("InfeasibleResources", text)
+            self._groups.refuse(group, error)
+            self._turn.out.append(TellGroup(event.client, event.group, error))
             return
         self._groups.add(group)
         self.placing.reserve_groups()

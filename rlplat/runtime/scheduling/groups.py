@@ -88,14 +88,23 @@ class Groups:
         mine.pop(group, None)
         if not mine:
             self.by_creator.pop(group.client, None)
-        self._removed.append(group.id)
-        while len(self._removed) > _REMEMBERED:
-            del self.by_id[self._removed.popleft()]
+        self._note_removed(group)
         pools = [pool for pool in group.pools if pool is not None]
         for pool in pools:
             pool.close()
         group.pools = [None] * len(group.pools)
         return pools
+
+    def refuse(self, group: Group, error: ErrorInfo) -> None:
+        """It can never be reserved."""
+        self.by_id[group.id] = group
+        group.state, group.error = "REMOVED", error
+        self._note_removed(group)
+
+    def _note_removed(self, group: Group) -> None:
+        self._removed.append(group.id)
+        while len(self._removed) > _REMEMBERED:
+            del self.by_id[self._removed.popleft()]
 
     def node_lost(self, node: Node) -> None:
         for bundle in list(node.bundles):

@@ -47,10 +47,10 @@ def place_of(placing: Placing, client: str) -> Place:
     placement = worker.placement
     group = placement.pool.group
     bundle = group.pools.index(placement.pool) if group is not None and placement.pool in group.pools else -1
-    actor, incarnation = (
-        ("", 1) if placement.actor is None else (placement.actor.id, placement.actor.incarnation)
-    )
-    return Place(worker.node.name, placement.shape, actor, bundle, incarnation)
+    actor, node = placement.actor, worker.node.name
+    if actor is None:
+        return Place(node, placement.shape, bundle=bundle)
+    return Place(node, placement.shape, actor.id, bundle, actor.name, actor.incarnation)
 
 
 def node_states(placing: Placing) -> list[NodeState]:
