@@ -39,6 +39,17 @@ if TYPE_CHECKING:
         wait,
     )
     from rlplat.runtime.bulk import map
+    from rlplat.runtime.placement import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroup,
+        PlacementGroupSchedulingStrategy,
+        get_current_placement_group,
+        get_placement_group,
+        nodes,
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
     from rlplat.state import timeline
     from rlplat.runtime.placement import (
         NodeAffinitySchedulingStrategy,

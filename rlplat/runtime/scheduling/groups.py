@@ -209,7 +209,7 @@ class Groups:
     def check_valid(self) -> None:
         for id, group in self.by_id.items():
             assert group.id == id
-            has_all = all(pool is not None for pool in group.pools)
+            has_all = bool(group.pools) and all(pool is not None for pool in group.pools)
             assert (group.state == "CREATED") == has_all and (group in self.pending) == (
                 group.state in ("PENDING", "RESCHEDULING")
             ), (id, group.state)

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 def check_valid(scheduler: Scheduler) -> None:
     placements = _placements(scheduler)
+    drawn: dict[Pool, list[Placement]] = {}
+    for placement in placements:
+        pool = placement.pool
+        drawn.setdefault(pool.node if pool.is_closed else pool, []).append(placement)
     for name, node in scheduler.placing.nodes.items():
         assert node.name == name and not node.is_lost
         bundles = list(node.bundles)
-        _check_pool(node, [p for p in placements if _draws_from(p, node)], bundles)
+        _check_pool(node, drawn.get(node, []), bundles)
         for bundle in bundles:
-            mine = [p for p in placements if _draws_from(p, bundle)]
+            mine = drawn.get(bundle, [])
             _check_pool(bundle, mine, [])
             assert set(bundle.users) == set(mine), f"who draws from a bundle of {bundle.group.id}"
             assert bundle in bundle.group.pools and not bundle.is_closed
@@ -40,11 +44,6 @@ def _placements(scheduler: Scheduler) -> list[Placement]:
         "a placement is in two places"
     )
     return [*waiting, *having]
-
-
-def _draws_from(placement: Placement, pool: Pool) -> bool:
-    of = placement.pool
-    return of is pool or (of.is_closed and of.node is pool)
 
 
 def _check_pool(pool: Pool, placements: list[Placement], bundles: list[Pool]) -> None:
