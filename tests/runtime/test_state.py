@@ -359,8 +359,8 @@ def test_stacks_of_every_process(cluster: None, tmp_path: Path) -> None:
     task = wait_for.remote(go)
     eventually(lambda: states_of("wait_for") == {"running": 1})
     rows = {row["client"]: row for row in state.stacks()}
-    assert {"driver", "node", "w1"} <= rows.keys()
     (worker,) = [row["worker"] for row in state.list_workers(filters={"state": "leased"})]
+    assert {"driver", "node", worker} <= rows.keys()
     main = rows[worker]["threads"][0]
     assert main["is_main"] and main["frames"][-1][2].endswith("wait_for")
     functions = [frame[2] for frame in rows["driver"]["threads"][0]["frames"]]
