@@ -116,7 +116,7 @@ def test_attributes_are_out_of_reach(backend: str) -> None:
 
     actor = rlplat.remote(Actor).remote()
     with pytest.raises(AttributeError):
-        actor.data  # noqa: B018
+        actor.data
     with pytest.raises(AttributeError):
         actor.no_such_method.remote()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def test_a_ref_comes_back_from_an_actor(backend: str) -> None:
 def test_a_ref_goes_from_actor_to_actor(backend: str) -> None:
     actors = [keeper() for _ in range(3)]
     rlplat.get(actors[0].keep.remote([rlplat.put("passed on")]))
-    for giver, taker in zip(actors, actors[1:], strict=False):
+    for giver, taker in itertools.pairwise(actors):
         rlplat.get(taker.keep.remote(giver.give.remote()))
         rlplat.get(giver.forget.remote())
         gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from typing import Any
 
@@ -86,38 +85,9 @@ def test_attributes_and_several_arguments_survive(backend: str) -> None:
     assert (cause.code, cause.text) == (7, "seven")
 
 
-def test_an_exception_that_cannot_be_pickled_still_arrives_as_a_task_error(backend: str) -> None:
-    class Unpicklable(Exception):
-        def __reduce__(self) -> Any:
-            raise RuntimeError("not me")
-
-    with pytest.raises(TaskError, match="carried text"):
-        rlplat.get(raising(lambda: Unpicklable("carried text")).remote())
-
-
 def test_an_exception_group_arrives(backend: str) -> None:
     with pytest.raises(TaskError, match="two of them"):
         rlplat.get(raising(lambda: ExceptionGroup("two of them", [ValueError(1), KeyError(2)])).remote())
-
-
-def test_a_task_error_can_be_pickled(backend: str) -> None:
-    with pytest.raises(TaskError) as caught:
-        rlplat.get(raising(lambda: ValueError("kept")).remote())
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert isinstance(again, TaskError)
-    assert "kept" in str(again)
-
-
-def test_a_task_error_can_be_passed_on_as_a_value(backend: str) -> None:
-    @rlplat.remote
-    def look(error: Exception) -> tuple[bool, str]:
-        return isinstance(error, TaskError), str(error)
-
-    with pytest.raises(TaskError) as caught:
-        rlplat.get(raising(lambda: ValueError("as a value")).remote())
-    is_task_error, text = rlplat.get(look.remote(caught.value))
-    assert is_task_error
-    assert "as a value" in text
 
 
 def test_an_error_goes_through_tasks_as_the_users_class(backend: str) -> None:

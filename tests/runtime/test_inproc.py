@@ -261,7 +261,9 @@ def test_a_generator_of_an_actor_holds_the_actor() -> None:
 
     actor = Actor.remote()
     refs = actor.count.remote(10)
-    with pytest.raises(RuntimeFault, match=r"count of this actor has more values to come.*take \(or drop\) them"):
+    with pytest.raises(
+        RuntimeFault, match=r"count of this actor has more values to come.*take \(or drop\) them"
+    ):
         actor.f.remote()
     assert [rlplat.get(ref) for ref in refs] == list(range(10))
     assert rlplat.get(actor.f.remote()) == 7
