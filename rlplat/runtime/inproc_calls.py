@@ -139,13 +139,13 @@ class LocalActor:
         if not self._lock.acquire(blocking=False):
             if self._holder == threading.get_ident():
                 raise RuntimeFault(
-                    f"{what} was called while this actor runs {self._running}: with backend='inproc' a call runs inside "
-                    ".remote(), so an actor cannot be called from its own call"
+                    f"{what} was called while this actor runs {self._running}: with backend='inproc' a call runs "
+                    "inside .remote(), so an actor cannot be called from its own call"
                 )
             if self._holder < 0:
                 raise RuntimeFault(
-                    f"{what} was called while the generator {self._running} of this actor has more values to come: with "
-                    "backend='inproc' take (or drop) them first"
+                    f"{what} was called while the generator {self._running} of this actor has more values to come: "
+                    "with backend='inproc' take (or drop) them first"
                 )
             self._lock.acquire()
         self._holder, self._running = threading.get_ident(), what
@@ -204,8 +204,8 @@ def check_environment(runtime_env: dict[str, Any], what: str, is_async: bool) ->
             )
     if runtime_env and is_async:
         raise RuntimeEnvFailed(
-            f"{what} is an async actor with a runtime_env: with backend='inproc' its coroutines would share it with all "
-            "others. Use backend='zmq'"
+            f"{what} is an async actor with a runtime_env: with backend='inproc' its coroutines would share it "
+            "with all others. Use backend='zmq'"
         )
 
 
