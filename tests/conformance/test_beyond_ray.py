@@ -6,13 +6,14 @@ Each docstring says what Ray does instead; docs/from-ray.md lists it.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError, TaskError
+from rlplat.errors import ConfigError, TaskCancelled, TaskError
 
 
 def raising(make: Any) -> Any:
@@ -115,3 +116,30 @@ def test_options_are_checked_where_they_are_written(backend: str) -> None:
         rlplat.remote(num_returns="three")
     with pytest.raises(TypeError, match="not int"):
         rlplat.remote(num_cpus=1)(5)
+
+
+def test_cancel_of_actor_calls_that_wait(cluster: None, tmp_path: Any) -> None:
+    """Ray 2.60: the call behind the cancelled one fails after 30 s (ActorUnavailableError: "waiting for seq_no")."""
+    go = tmp_path / "go"
+
+    @rlplat.remote
+    class Actor:
+        def __init__(self) -> None:
+            self.items: list[int] = []
+
+        def hold(self) -> None:
+            while not go.exists():
+                time.sleep(0.01)
+
+        def add(self, x: int) -> list[int]:
+            self.items.append(x)
+            return self.items
+
+    actor = Actor.remote()
+    held, cancelled, kept = actor.hold.remote(), actor.add.remote(1), actor.add.remote(2)
+    rlplat.cancel(cancelled)
+    go.write_text("")
+    rlplat.get(held, timeout=60)
+    with pytest.raises(TaskCancelled):
+        rlplat.get(cancelled, timeout=60)
+    assert rlplat.get(kept) == [2]

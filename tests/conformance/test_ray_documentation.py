@@ -699,33 +699,6 @@ def test_cancel_of_an_async_call_cancels_its_coroutine(backend: str) -> None:
     assert soon(lambda: rlplat.get(actor.read.remote()) == "cancelled")
 
 
-def test_cancel_of_actor_calls_that_wait(cluster: None, tmp_path: Any) -> None:
-    """`cancel`, "Actor Task": pending ones are not executed; the actor lives."""
-    go = tmp_path / "go"
-
-    @rlplat.remote
-    class Actor:
-        def __init__(self) -> None:
-            self.items: list[int] = []
-
-        def hold(self) -> None:
-            while not go.exists():
-                time.sleep(0.01)
-
-        def add(self, x: int) -> list[int]:
-            self.items.append(x)
-            return self.items
-
-    actor = Actor.remote()
-    held, cancelled, kept = actor.hold.remote(), actor.add.remote(1), actor.add.remote(2)
-    rlplat.cancel(cancelled)
-    go.write_text("")
-    rlplat.get(held, timeout=60)
-    with pytest.raises(TaskCancelled):
-        rlplat.get(cancelled, timeout=60)
-    assert rlplat.get(kept) == [2]
-
-
 def test_force_is_refused_for_actor_calls(cluster: None) -> None:
     """`cancel`: "force=True is not supported for actor tasks": ValueError."""
 
