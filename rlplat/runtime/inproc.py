@@ -45,6 +45,7 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.resources import check_feasible, machine_resources
 
 _ASYNC_CONCURRENCY = 1000
+TERMINATE = "__rlplat_terminate__"
 
 
 class InprocBackend:
@@ -105,6 +106,11 @@ class InprocBackend:
         if not self._objects.when_ready(ref, settle):
             settle()
         return future
+
+    async def value_of(self, ref: ObjectRef) -> Any:
+        """`await ref`."""
+        await self._arrived([ref])
+        return self._objects.read(ref)
 
     # -- tasks
 
@@ -290,7 +296,7 @@ class InprocBackend:
                         value = await asyncio.wait_for(value, call.left_s())
                     self._finish(call, value)
         except ActorExit:
-            self._end(actor, ErrorInfo("ActorDied", f"actor {actor.class_name} ended by rlplat.exit_actor"))
+            self._end(actor, _exited(actor))
             self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
         except Exception as error:
             late_error = call.deadline_error() if isinstance(error, TimeoutError) else None
@@ -324,6 +330,8 @@ class InprocBackend:
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         names = None
+        if options.get_if_exists and options.name is None:
+            raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         if options.name is not None:
             names = (self.namespace if options.namespace is None else options.namespace, options.name)
             if names in self._actor_by_name:
@@ -371,6 +379,9 @@ class InprocBackend:
             raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
         what = f"{actor.class_name}.{method}"
         group = options.concurrency_group
+        if method == TERMINATE:
+            call = self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor)
+            return self._submit(call)
         if group and group not in actor.concurrency_groups:
             known = ", ".join(sorted(actor.concurrency_groups)) or "none"
             raise ConfigError(
@@ -401,10 +412,13 @@ class InprocBackend:
             return
         self._end(actor, ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill"))
 
+    def _terminate(self) -> None:
+        raise ActorExit
+
     def exit_actor(self) -> None:
         """End the actor whose call this is."""
         if current_actor.get() is None:
-            raise UsageError("rlplat.exit_actor() is for the methods of an actor; this code runs in none")
+            raise TypeError("rlplat.exit_actor() is for the methods of an actor; this code runs in none")
         raise ActorExit
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
@@ -413,7 +427,8 @@ class InprocBackend:
         actor = self._actor_by_name.get((where, name))
         if actor is None:
             known = ", ".join(repr(other) for space, other in sorted(self._actor_by_name) if space == where)
-            raise ActorDied(f"there is no actor named {name!r} (named actors: {known or 'none'})")
+            place = f" in namespace {where!r}" if where else ""
+            raise ActorDied(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
         return self._handle(actor)
 
     def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
@@ -455,3 +470,7 @@ class InprocBackend:
             actor.instance = None
         self._actors.clear()
         self._objects.clear()
+
+
+def _exited(actor: LocalActor) -> ErrorInfo:
+    return ErrorInfo("ActorDied", f"actor {actor.class_name} ended itself by rlplat.exit_actor()")

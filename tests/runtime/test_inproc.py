@@ -405,7 +405,7 @@ def test_exit_actor_ends_the_actor_of_the_call() -> None:
         for ref in (quitter.quit.remote(), quitter.f.remote()):
             with pytest.raises(ActorDied, match="exit_actor"):
                 rlplat.get(ref)
-    with pytest.raises(UsageError, match="none"):
+    with pytest.raises(TypeError, match="none"):
         backend().exit_actor()
 
 
