@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, NotInitialized, UsageError
+from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
@@ -38,11 +38,14 @@ from rlplat.runtime.inproc_calls import (
     environment,
     is_async_class,
     is_stream,
+    running_task,
 )
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached
-from rlplat.runtime.messages import ActorInfo, CallOptions
+from rlplat.runtime.inproc_resources import NODE, LocalResources
+from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster, Place
+from rlplat.runtime.placement import PlacementGroup, shape_of
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.resources import check_feasible, machine_resources
+from rlplat.runtime.resources import machine_resources
 
 _ASYNC_CONCURRENCY = 1000
 TERMINATE = "__rlplat_terminate__"
@@ -59,8 +62,7 @@ class InprocBackend:
         namespace: str = "",
     ) -> None:
         self.namespace = namespace
-        self._total = machine_resources(num_cpus, num_gpus, resources)
-        self._available = dict(self._total)
+        self._resources = LocalResources(machine_resources(num_cpus, num_gpus, resources))
         self._objects = LocalObjects(self.client_id)
         self._objects.on_freed = self._on_freed
         self._loop = LoopThread()
@@ -118,8 +120,8 @@ class InprocBackend:
         return lambda args, kwargs: self._submit_task(code, args, kwargs, options)
 
     def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
-        check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
         what = f"task {options.name or code.name}"
+        self._resources.check(shape_of(options, 1, self._resources.total, f"task {code.name}"), what)
         check_environment(options.runtime_env, what, is_async=False)
         codec.dump_code(code)
         call = self._call(
@@ -176,7 +178,7 @@ class InprocBackend:
         actor = call.actor
         if actor is not None:
             actor.enter(call.what)
-        token = current_actor.set(actor)
+        token, task_token = current_actor.set(actor), running_task.set(f"{self.client_id}:{call.out[0].id}")
         try:
             error = self._reason_not_to_run(call)
             if error is not None:
@@ -205,6 +207,7 @@ class InprocBackend:
                         return
         finally:
             current_actor.reset(token)
+            running_task.reset(task_token)
             if actor is not None and (call.stream is None or not call.stream.is_begun):
                 actor.leave()
 
@@ -278,6 +281,7 @@ class InprocBackend:
         actor = call.actor
         assert actor is not None
         current_actor.set(actor)
+        running_task.set(f"{self.client_id}:{call.out[0].id}")
         await self._arrived(late)
         try:
             async with actor.semaphore(call.group):
@@ -340,21 +344,18 @@ class InprocBackend:
                 raise ConfigError(
                     f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
                 )
+        what = f"actor {code.name}"
         codec.dump_code(code)
-        demand = options.demand(default_cpus=0)
-        check_feasible(demand, self._total, f"actor {code.name}")
-        lacking = {k: v for k, v in demand.items() if self._available.get(k, 0) < v}
-        if lacking:
-            raise InfeasibleResources(
-                f"actor {code.name} needs {lacking} and other actors hold it; the inproc backend cannot wait"
-            )
+        shape = shape_of(options, 0, self._resources.total, what)
         is_async = is_async_class(code.target)
-        check_environment(options.runtime_env, f"actor {code.name}", is_async)
-        make = self._call(f"actor {code.name}", code.target, args, kwargs, runtime_env=options.runtime_env)
+        check_environment(options.runtime_env, what, is_async)
+        make = self._call(what, code.target, args, kwargs, runtime_env=options.runtime_env)
+        give_back = self._resources.take(shape, what)
         info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
         creation = self._objects.add(codec.pack(None))
         most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
-        actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, demand, options.max_restarts, most)
+        actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
+        actor.shape, actor.give_back = shape, give_back
         actor.concurrency_groups = dict(options.concurrency_groups)
         make.actor, actor.names = actor, names
         self._actors[actor.id] = actor
@@ -362,8 +363,6 @@ class InprocBackend:
             self._actor_by_name[names] = actor
         if options.lifetime == "detached":
             actor.creation = creation
-        for key, amount in demand.items():
-            self._available[key] -= amount
         self._submit(make)
         return ActorHandle(actor.id, info, creation)
 
@@ -406,6 +405,7 @@ class InprocBackend:
             return
         if not no_restart and actor.num_restarts_left:
             actor.num_restarts_left -= 1
+            actor.incarnation += 1
             actor.instance = None
             actor.make.out = [self._objects.add(None, actor.make.what)]
             self._run(actor.make)
@@ -446,9 +446,8 @@ class InprocBackend:
         if actor.death is None:
             actor.death = death
         actor.instance = None
-        for key, amount in actor.demand.items():
-            self._available[key] += amount
-        actor.demand = {}
+        give_back, actor.give_back = actor.give_back, _nothing
+        give_back()
         if actor.names is not None and self._actor_by_name.get(actor.names) is actor:
             del self._actor_by_name[actor.names]
 
@@ -456,7 +455,45 @@ class InprocBackend:
 
     def resources(self, available: bool) -> dict[str, float]:
         self._objects.collect()
-        return dict(self._available if available else self._total)
+        return dict(self._resources.free if available else self._resources.total)
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup:
+        return self._resources.create(bundles, strategy, name)
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef:
+        ref = self._objects.add(None, repr(group))
+        self._resources.when_ready(group, lambda outcome: self._objects.fill(ref.id, outcome))
+        return ref
+
+    def remove_group(self, group: PlacementGroup) -> None:
+        for actor in list(self._actors.values()):
+            if actor.shape.group == group.id and actor.death is None:
+                text = f"actor {actor.class_name} is gone: its placement group was removed"
+                self._end(actor, ErrorInfo("ActorDied", text))
+        self._resources.remove(group)
+
+    def cluster(self) -> Cluster:
+        """The one node, the placement groups, and the actor that runs this."""
+        actor = current_actor.get()
+        here = Place(NODE)
+        if actor is not None:
+            name = actor.names[1] if actor.names else ""
+            here = Place(
+                NODE,
+                actor.shape,
+                actor.id,
+                actor.shape.bundle,
+                actor_name=name,
+                incarnation=actor.incarnation,
+            )
+        return Cluster(0, self._resources.nodes(), self._resources.groups(), here)
+
+    @property
+    def running_task(self) -> str | None:
+        """Of the call that asks; None in the driver."""
+        return running_task.get()
 
     def shutdown(self) -> None:
         if threading.current_thread() is self._loop.thread or current_actor.get() is not None:
@@ -470,6 +507,10 @@ class InprocBackend:
             actor.instance = None
         self._actors.clear()
         self._objects.clear()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _exited(actor: LocalActor) -> ErrorInfo:

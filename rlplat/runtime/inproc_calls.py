@@ -24,13 +24,14 @@ from rlplat.errors import RuntimeEnvFailed, RuntimeFault
 from rlplat.runtime import codec
 from rlplat.runtime.codec import ErrorInfo, Packed
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached, open_packed
-from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions
+from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions, Shape
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.streams import DynamicRefs, ObjectRefGenerator, Stream
 
 _THREAD_CLOSE_S = 5.0
 
 current_actor: contextvars.ContextVar[LocalActor | None] = contextvars.ContextVar("actor", default=None)
+running_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("task", default=None)
 
 
 class ActorExit(BaseException):
@@ -104,16 +105,12 @@ class Call:
 
 
 class LocalActor:
-    def __init__(
-        self,
-        id: str,
-        info: ActorInfo,
-        make: Call,
-        demand: dict[str, float],
-        max_restarts: int,
-        max_concurrency: int,
-    ) -> None:
-        self.id, self.info, self.make, self.demand = id, info, make, demand
+    def __init__(self, id: str, info: ActorInfo, make: Call, max_restarts: int, max_concurrency: int) -> None:
+        self.id, self.info, self.make = id, info, make
+        self.shape = Shape()
+        self.give_back: Callable[[], None] = lambda: None
+        """Frees its resources."""
+        self.incarnation = 1
         self.class_name = info.class_name
         self.names: tuple[str, str] | None = None
         """(namespace, name)."""

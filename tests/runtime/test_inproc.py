@@ -18,6 +18,7 @@ from rlplat.errors import (
     ActorDied,
     DeadlineExceeded,
     GetTimeout,
+    InfeasibleResources,
     RuntimeEnvFailed,
     RuntimeFault,
     TaskCancelled,
@@ -407,6 +408,51 @@ def test_exit_actor_ends_the_actor_of_the_call() -> None:
                 rlplat.get(ref)
     with pytest.raises(TypeError, match="none"):
         backend().exit_actor()
+
+
+@rlplat.remote(num_cpus=1)
+class Sitter:
+    def where(self) -> tuple[str | None, str | None, str | None]:
+        context = rlplat.get_runtime_context()
+        return context.get_actor_id(), context.get_task_id(), context.get_placement_group_id()
+
+
+def test_a_placement_group_waits_for_resources_and_gives_them_to_its_actors() -> None:
+    holder = Sitter.remote()
+    group = rlplat.placement_group([{"CPU": 1}, {"CPU": 1}])
+    ready = group.ready()
+    assert not group.wait(0.01)
+    with pytest.raises(InfeasibleResources, match="waits for resources; the inproc backend cannot wait"):
+        Sitter.options(placement_group=group).remote()
+    rlplat.kill(holder)
+    assert rlplat.get(ready, timeout=1) == group
+    assert rlplat.available_resources()["CPU"] == 0
+    sitters = [Sitter.options(placement_group=group).remote() for _ in range(2)]
+    assert rlplat.get(sitters[1].where.remote())[2] == group.id
+    with pytest.raises(InfeasibleResources, match="other actors hold it"):
+        Sitter.options(placement_group=group, placement_group_bundle_index=1).remote()
+    rlplat.kill(sitters[1])
+    again = Sitter.options(placement_group=group, placement_group_bundle_index=1).remote()
+    rlplat.remove_placement_group(group)
+    with pytest.raises(ActorDied, match="its placement group was removed"):
+        rlplat.get(again.where.remote())
+    assert rlplat.available_resources()["CPU"] == 2
+    assert rlplat.placement_group_table(group)["state"] == "REMOVED"
+
+
+def test_a_group_that_can_never_be_is_an_error() -> None:
+    for bundles, strategy in (([{"CPU": 1}, {"CPU": 2}], "PACK"), ([{"CPU": 1}] * 2, "STRICT_SPREAD")):
+        with pytest.raises(InfeasibleResources):
+            rlplat.get(rlplat.placement_group(bundles, strategy).ready())
+    assert rlplat.available_resources()["CPU"] == 2
+
+
+def test_the_context_knows_the_actor_and_the_task() -> None:
+    sitter = Sitter.remote()
+    first, second = (rlplat.get(sitter.where.remote()) for _ in range(2))
+    assert first[0] == second[0] == sitter._actor_id
+    assert first[1] != second[1]
+    assert rlplat.get_runtime_context().get_task_id() is None
 
 
 def test_shutdown_with_coroutines_under_way() -> None:
