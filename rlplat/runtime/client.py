@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, GetTimeout, NotInitialized, RuntimeFault
+from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec, messages
-from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.actors import Actors
+from rlplat.runtime.api import ActorHandle
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
-from rlplat.runtime.messages import ActorInfo, CallOptions, Shape, Value
+from rlplat.runtime.messages import CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
-from rlplat.runtime.ownership import Entry
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.resources import check_feasible
+from rlplat.runtime.retries import (
+    History,
+    death_error,
+    exception_names,
+    runs_again_after_death,
+    runs_again_after_error,
+)
 from rlplat.runtime.transport import Transport
 
 NODE = "node"
@@ -32,19 +38,6 @@ _IDLE_LEASE_S = 0.1
 _IDLE_OBJECTS_S = 1.0
 Deps = list[tuple[int | str, ObjectRef]]
 """Refs among the arguments of a call that stand for their values, by position or keyword."""
-
-
-class _Actor:
-    """What this process knows of an actor that it calls."""
-
-    def __init__(self, class_name: str) -> None:
-        self.class_name = class_name
-        self.worker: str | None = None
-        self.gone: ErrorInfo | None = None
-        self.queue: deque[TaskRecord] = deque()
-        """Calls that wait for the actor's address or for an argument; order is kept."""
-        self.in_flight: dict[int, TaskRecord] = {}
-        self.known_code: set[str] = set()
 
 
 class Client:
@@ -59,13 +52,14 @@ class Client:
         self._tasks: dict[int, TaskRecord] = {}
         self._lanes: dict[Shape, Lane] = {}
         self._touched: dict[Lane, bool] = {}
-        self._actors: dict[str, _Actor] = {}
         self._pace: dict[str, float] = {}
         self._codes: dict[str, messages.Code] = {}
         self._answers: dict[int, messages.Answer] = {}
         self._total: dict[str, float] = {}
+        self.namespace = ""
         self._lost_node: ErrorInfo | None = None
-        self._objects.on_freed = self._on_freed
+        self._actors = Actors(self)
+        self._objects.on_freed = self._actors.on_freed
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
         self._loop.idle_tick_s = self._idle_tick_s
@@ -75,10 +69,8 @@ class Client:
             messages.DoneFull: lambda sender, m: self._finish(sender, m.task, m.values),
             messages.Pace: lambda _, m: self._pace.update({m.code: m.seconds}),
             messages.GaveBack: self._on_gave_back,
-            messages.Welcome: lambda _, m: self._total.update(m.total),
+            messages.Welcome: self._on_welcome,
             messages.Granted: self._on_granted,
-            messages.Placed: self._on_placed,
-            messages.ActorGone: lambda _, m: self._on_actor_gone(m.actor, m.error),
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
         }
@@ -89,6 +81,10 @@ class Client:
             self._transport.post(NODE, messages.Hello(self.client_id))
             self._wait_until(lambda: bool(self._total), 30, "the node's welcome")
         self._loop.start()
+
+    def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
+        self._total.update(message.total)
+        self.namespace = message.namespace
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         return self._objects.adopt(owner, id)
@@ -103,7 +99,10 @@ class Client:
             self._check_open()
             record, out = self._record(message, key, name, options.num_returns, refs)
             record.retries_left = options.max_retries
+            record.is_suspect = not options.max_retries
             record.lane = lane
+            if options.retry_exceptions:
+                record.history = History(exception_names(options.retry_exceptions))
             if deps and not self._resolve(record, deps):
                 return out
             self._queue(lane, record)
@@ -150,51 +149,29 @@ class Client:
     ) -> Any:
         num_returns = options.num_returns
         name = f"{handle._info.class_name}.{method}"
-        message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method)
-        refs.append(handle._creation)
+        retries = options.max_task_retries  # None or 0 but for calls that asked for more
+        is_exactly_once = bool(retries) and handle._info.exactly_once
+        message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method, is_exactly_once)
+        refs.append(handle._creation)  # type: ignore[arg-type]
         with self._lock:
             self._check_open()
-            actor = self._actors.get(handle._actor_id)
-            if actor is None:
-                actor = self._actors[handle._actor_id] = _Actor(handle._info.class_name)
-                self._transport.post(NODE, messages.FindActor(handle._actor_id))
+            actor = self._actors.book(handle)
             record, out = self._record(message, "", name, num_returns, refs)
             record.target = handle._actor_id
+            if retries:
+                record.retries_left = retries
             if deps:
                 self._resolve(record, deps)
             if actor.gone is not None:
-                self._fail(record, actor.gone)
+                if record.id in self._tasks:
+                    self._fail(record, actor.gone)
                 return out
-            actor.queue.append(record)
-            self._advance(actor)
+            self._actors.send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._tasks))
         return out
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
-        key = self._code_key(code)
-        demand = options.demand(default_cpus=0)
-        check_feasible(demand, self._total, f"actor {code.name}")
-        call, deps, refs = self._make_call(
-            args, kwargs, f"{code.name}.__init__", 1, key, "__init__", full=True
-        )
-        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
-        with self._lock:
-            self._check_open()
-            message = messages.CreateActor(0, key, "", options.max_concurrency or 0, call.args, call.deps)
-            record, ref = self._record(message, key, code.name, 1, refs)
-            actor_id = record.target = message.actor = f"{self.client_id}:{record.id}"
-            actor = self._actors[actor_id] = _Actor(code.name)
-            actor.queue.append(record)
-            shape = Shape(tuple(sorted(demand.items())))
-            self._transport.post(NODE, messages.PlaceActor(actor_id, info, shape, options.name or ""))
-            if deps:
-                self._resolve(record, deps)
-            self._loop.send_now()
-            if options.name is not None:  # a taken name is the caller's error, here and now
-                self._wait_until(lambda: bool(actor.worker or actor.gone), None, "the actor's name")
-                if actor.gone is not None and actor.gone.kind == "ConfigError":
-                    raise codec.to_exception(actor.gone)
-        return ActorHandle(actor_id, info, ref)
+        return self._actors.create(code, args, kwargs, options)
 
     def _make_call(
         self,
@@ -300,17 +277,16 @@ class Client:
                 record.lane.ready.append(record)
                 self._dispatch(record.lane)
             else:
-                self._advance(self._actors[record.target])
+                self._actors.advance(record.target)
 
     def _fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
-        actor = self._actors.get(record.target) if record.lane is None else None
         if type(record.message) is messages.CreateActor:
             self._transport.post(NODE, messages.EndActor(record.target, "an argument of its failed", True))
-            self._on_actor_gone(record.target, error)
+            self._actors.on_gone(record.target, error)
         else:
             self._fail(record, error)
-            if actor is not None:
-                self._advance(actor)
+            if record.lane is None:
+                self._actors.advance(record.target)
 
     # ---------------------------------------------------------------- sending (lock held)
 
@@ -332,17 +308,6 @@ class Client:
         for value in _values_of(record.message):
             self._objects.hand_over(value.keys(), worker)
         self._transport.post(worker, record.message)
-
-    def _advance(self, actor: _Actor) -> None:
-        """Send an actor's queued calls as far as their arguments are there."""
-        if actor.worker is None:
-            return
-        queue = actor.queue
-        while queue and (not queue[0].waits or queue[0].id not in self._tasks):
-            record = queue.popleft()
-            if record.id in self._tasks:
-                actor.in_flight[record.id] = record
-                self._send_call(actor.worker, actor.known_code, record)
 
     # ---------------------------------------------------------------- results (lock held)
 
@@ -387,6 +352,11 @@ class Client:
                 if value.segment is not None:
                     self._objects.free_segment(value.segment)
             return
+        if record.history is not None and values[0].error is not None and record.lane is not None:
+            if runs_again_after_error(record, values[0].error):
+                record.lane.again(record)
+                self._touched[record.lane] = True
+                return
         del self._tasks[id]
         if record.lane is not None:
             lease = record.lane.leases.get(sender)
@@ -395,20 +365,13 @@ class Client:
                 lease.is_stalled = lease.was_asked_back = False
             self._touched[record.lane] = True
         else:
-            self._actors[record.target].in_flight.pop(id, None)
-            error = values[0].error
-            if type(record.message) is messages.CreateActor and error is not None:
-                what = f"actor {record.name} could not be created: {error.message}"
-                gone = ErrorInfo("ActorDied", what, error.exception)
-                self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
-                self._on_actor_gone(record.target, gone)
-                values = (Value(error=gone),)
+            values = self._actors.on_replied(record, values)
         self._fill(record, values)
 
     def _worker_of(self, record: TaskRecord) -> str | None:
         if record.lane is not None:
             return record.target
-        actor = self._actors.get(record.target)
+        actor = self._actors.find(record.target)
         return None if actor is None else actor.worker
 
     def _fill(self, record: TaskRecord, values: Sequence[Value]) -> None:
@@ -418,6 +381,8 @@ class Client:
 
     def _fail(self, record: TaskRecord, error: ErrorInfo) -> None:
         self._tasks.pop(record.id, None)
+        if record.lane is None:
+            self._actors.forget_call(record)
         self._fill(record, [Value(error=error) for _ in record.ids])
         self._loop.notify()
 
@@ -442,33 +407,6 @@ class Client:
             lane.is_hungry = True
             self._touched[lane] = True
 
-    def _on_placed(self, sender: str, message: messages.Placed) -> None:
-        actor = self._actors.get(message.actor)
-        if actor is not None and actor.gone is None:
-            actor.worker = message.worker
-            self._advance(actor)
-            self._loop.notify()
-
-    def _on_actor_gone(self, actor_id: str, error: ErrorInfo) -> None:
-        actor = self._actors.get(actor_id)
-        if actor is None or actor.gone is not None:
-            return
-        actor.gone, actor.worker = error, None
-        lost = [*actor.in_flight.values(), *actor.queue]
-        actor.in_flight.clear()
-        actor.queue.clear()
-        for record in lost:
-            if record.id in self._tasks:
-                self._fail(record, error)
-        self._loop.notify()
-
-    def _on_freed(self, entry: Entry) -> None:
-        """Nobody needs the object any more; when it stood for an actor's handles, the actor may go."""
-        actor_id = f"{self.client_id}:{entry.id}"
-        actor = self._actors.pop(actor_id, None)
-        if actor is not None and actor.gone is None:
-            self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
-
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         worker, reason = message.worker, message.reason
         if worker in self._objects.dead:
@@ -476,9 +414,11 @@ class Client:
         self._objects.peer_died(worker, reason)
         for lane in self._lanes.values():
             self._touched[lane] = True
-            for record in lane.lose(worker):
-                text = f"task {record.name}: its worker {worker} died and no retries are left: {reason}"
-                self._fail(record, ErrorInfo("WorkerCrashed", text))
+            kind = message.kind
+            for record in lane.lose(
+                worker, lambda each, alone: runs_again_after_death(each, alone, reason, kind)
+            ):
+                self._fail(record, death_error(record, worker, reason, kind))
         self._loop.notify()
 
     def _on_node_lost(self) -> None:
@@ -550,8 +490,8 @@ class Client:
             why = f"{record.name}, which waits for {record.waits} of its arguments"
         elif record.lane is not None and not record.target:
             why = f"{record.name}, which waits for a worker with {dict(record.lane.shape.demand)}"
-        elif self._worker_of(record) is None:
-            why = f"{record.name}, whose actor waits for its resources"
+        elif record.lane is None:
+            why = f"{record.name}, {self._actors.describe_wait(record)}"
         else:
             why = f"{record.name}, which is with worker {self._worker_of(record)}"
         return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
@@ -608,26 +548,14 @@ class Client:
             self._objects.collect()
             return self._objects.own(made, packed.refs)
 
-    def kill(self, handle: ActorHandle) -> None:
-        actor_id, reason = handle._actor_id, "it was killed by rlplat.kill"
-        with self._lock:
-            self._check_open()
-            self._actors.setdefault(actor_id, _Actor(handle._info.class_name))
-            self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
-            self._loop.send_now()
-            text = f"actor {handle._info.class_name} is gone: {reason}"
-            self._on_actor_gone(actor_id, ErrorInfo("ActorDied", text))
+    def kill(self, handle: ActorHandle, no_restart: bool) -> None:
+        self._actors.kill(handle, no_restart)
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
-        answer = self._ask(lambda request: messages.AskByName(request, name))
-        if answer.error is not None:
-            raise ActorDied(answer.error.message)
-        assert answer.info is not None
-        owner, id = answer.actor.rsplit(":", 1)
-        with self._lock:
-            creation = self._objects.borrow_from(owner, int(id))
-            self._loop.send_now()
-        return ActorHandle(answer.actor, answer.info, creation)
+        return self._actors.get(name, namespace)
+
+    def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        return self._actors.names(all_namespaces)
 
     def resources(self, available: bool) -> dict[str, float]:
         return self._ask(lambda request: messages.AskResources(request, available)).amounts

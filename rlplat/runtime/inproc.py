@@ -20,11 +20,12 @@ from rlplat.errors import (
     RuntimeFault,
     SerializationError,
 )
-from rlplat.runtime import codec
+from rlplat.runtime import codec, exactly_once
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.retries import covers, exception_names
 from rlplat.runtime.resources import check_feasible, machine_resources
 
 _ids = itertools.count(1)
@@ -35,8 +36,13 @@ class InprocBackend:
     client_id = "inproc"
 
     def __init__(
-        self, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None
+        self,
+        num_cpus: float | None,
+        num_gpus: int | None,
+        resources: dict[str, float] | None,
+        namespace: str = "",
     ) -> None:
+        self.namespace = namespace
         self._total = machine_resources(num_cpus, num_gpus, resources)
         self._available = dict(self._total)
         self._ids = _ids
@@ -44,7 +50,7 @@ class InprocBackend:
         self._num_refs: dict[int, int] = {}
         self._dropped: deque[int] = deque()
         self._actors: dict[int, _LocalActor] = {}
-        self._actor_by_name: dict[str, tuple[int, ActorInfo]] = {}
+        self._actor_by_name: dict[tuple[str, str], tuple[int, ActorInfo]] = {}
 
     # -- refs
 
@@ -109,12 +115,16 @@ class InprocBackend:
         check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
         codec.dump_code(code)
         what = f"task {options.name or code.name}"
-        return self._refs(
-            self._run(code.target, args, kwargs, what, options.num_returns), options.num_returns
-        )
+        retries_left, exceptions = options.max_retries, exception_names(options.retry_exceptions)
+        results = self._run(code.target, args, kwargs, what, options.num_returns)
+        while retries_left and isinstance(results[0], codec.ErrorInfo) and covers(exceptions, results[0]):
+            retries_left -= 1
+            results = self._run(code.target, args, kwargs, what, options.num_returns)
+        return self._refs(results, options.num_returns)
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         codec.dump_code(code)
+        exactly_once.check(code, options)
         demand = options.demand(default_cpus=0)
         check_feasible(demand, self._total, f"actor {code.name}")
         lacking = {k: v for k, v in demand.items() if self._available.get(k, 0) < v}
@@ -122,19 +132,27 @@ class InprocBackend:
             raise InfeasibleResources(
                 f"actor {code.name} needs {lacking} and other actors hold it; the inproc backend cannot wait"
             )
-        if options.name is not None and options.name in self._actor_by_name:
+        namespace = self.namespace if options.namespace is None else options.namespace
+        key = None if options.name is None else (namespace, options.name)
+        if options.get_if_exists and key is None:
+            raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+        if key in self._actor_by_name:
+            if options.get_if_exists:
+                return self.get_actor(key[1], key[0])  # type: ignore[index]
             raise ConfigError(
                 f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
             )
-        actor = _LocalActor(code.name, demand, options.name)
+        actor = _LocalActor(code.name, demand, key)
         ref = self._store(codec.pack(None))
+        if options.lifetime == "detached":
+            actor.itself = ref
         self._actors[ref.id] = actor
-        for key, amount in demand.items():
-            self._available[key] -= amount
+        for resource, amount in demand.items():
+            self._available[resource] -= amount
         info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
         handle = ActorHandle(f"{ref.owner}:{ref.id}", info, ref)
-        if options.name is not None:
-            self._actor_by_name[options.name] = (ref.id, info)
+        if key is not None:
+            self._actor_by_name[key] = (ref.id, info)
         made = self._run(
             lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1
         )[0]
@@ -150,7 +168,7 @@ class InprocBackend:
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
         num_returns = options.num_returns
-        actor = self._actors[handle._creation.id]
+        actor = self._actors[_id(handle)]
         if actor.death is not None:
             return self._refs([actor.death] * num_returns, num_returns)
         what = f"{actor.class_name}.{method}"
@@ -166,19 +184,28 @@ class InprocBackend:
             actor.is_busy = False
         return self._refs(results, num_returns)
 
-    def kill(self, handle: ActorHandle) -> None:
-        actor = self._actors[handle._creation.id]
+    def kill(self, handle: ActorHandle, no_restart: bool) -> None:
+        if not no_restart:
+            raise RuntimeFault(
+                "rlplat.kill(actor, no_restart=False) ends the actor's process, and with backend='inproc' it has none"
+            )
+        actor = self._actors[_id(handle)]
         if actor.death is None:
             actor.death = codec.ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill")
             self._end(actor)
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
-        if name not in self._actor_by_name:
-            raise ActorDied(
-                f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})"
-            )
-        id, info = self._actor_by_name[name]
+        where = self.namespace if namespace is None else namespace
+        if (where, name) not in self._actor_by_name:
+            known = sorted(known for space, known in self._actor_by_name if space == where)
+            place = f" in namespace {where!r}" if where else ""
+            raise ActorDied(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
+        id, info = self._actor_by_name[where, name]
         return ActorHandle(f"{self.client_id}:{id}", info, self.adopt(self.client_id, id))
+
+    def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        self._collect()
+        return [key for key in self._actor_by_name if all_namespaces or key[0] == self.namespace]
 
     def resources(self, available: bool) -> dict[str, float]:
         return dict(self._available if available else self._total)
@@ -224,13 +251,16 @@ class InprocBackend:
         for key, amount in actor.demand.items():
             self._available[key] += amount
         actor.demand = {}
-        if actor.name is not None:
-            self._actor_by_name.pop(actor.name, None)
+        actor.itself = None
+        if actor.key is not None:
+            self._actor_by_name.pop(actor.key, None)
 
 
 class _LocalActor:
-    def __init__(self, class_name: str, demand: dict[str, float], name: str | None) -> None:
-        self.class_name, self.demand, self.name = class_name, demand, name
+    def __init__(self, class_name: str, demand: dict[str, float], key: tuple[str, str] | None) -> None:
+        self.class_name, self.demand, self.key = class_name, demand, key
+        self.itself: ObjectRef | None = None
+        """Of a detached one: it does not end with its last handle."""
         self.instance: Any = None
         self.is_busy = False
         self.death: codec.ErrorInfo | None = None
@@ -249,3 +279,7 @@ def _detached(packed: codec.Packed) -> codec.Packed:
 
     packed.buffers = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in packed.buffers]
     return packed
+
+
+def _id(handle: ActorHandle) -> int:
+    return int(handle._actor_id.rsplit(":", 1)[1])

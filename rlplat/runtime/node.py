@@ -49,10 +49,12 @@ class _Process:
 
 
 class Node:
-    def __init__(self, session: str, total: dict[str, float], orders: socket.socket) -> None:
+    def __init__(
+        self, session: str, total: dict[str, float], orders: socket.socket, namespace: str = ""
+    ) -> None:
         from rlplat.runtime.transport import Transport
 
-        self._session, self._total = session, total
+        self._session, self._total, self._namespace = session, total, namespace
         self._orders = orders
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
@@ -106,7 +108,7 @@ class Node:
         kind = type(message)
         if kind is messages.Hello:
             self._clients.add(sender)
-            self._post(sender, messages.Welcome(self._total))
+            self._post(sender, messages.Welcome(self._total, self._namespace))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             self._event(events.LeasesRequested(sender, message.shape, message.count))
@@ -138,6 +140,9 @@ class Node:
             self._event(events.WorkerUnblocked(sender))
         elif kind is messages.AskByName:
             self._post(sender, self._by_name(message))
+        elif kind is messages.AskNames:
+            named = [key for key in self._scheduler.actor_by_name if message.namespace in (None, key[0])]
+            self._post(sender, Answer(message.request, names=named))
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
@@ -390,7 +395,7 @@ def main() -> None:
             os._exit(1)
         zygote.run(theirs, config["session"], config["preload"])
     theirs.close()
-    node = Node(config["session"], config["total"], ours)
+    node = Node(config["session"], config["total"], ours, config["namespace"])
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why
