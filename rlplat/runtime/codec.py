@@ -226,11 +226,12 @@ class ErrorInfo(msgspec.Struct, array_like=True):
     message: str
     exception: bytes = b""
     classes: list[str] = []
-    """Of what user code raised: "module.qualname" of its class and its bases (`retry_exceptions` looks there)."""
+    """Of what user code raised: `class_names` of it (`retry_exceptions` looks there)."""
 
 
 def class_names(kind: type) -> list[str]:
-    return [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__[:-1]]
+    """"module.name" of a class and its bases. (Not the qualified name: a class made in a function loses it on its way.)"""
+    return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
 
 
 def describe_error(error: BaseException, where: str) -> ErrorInfo:
