@@ -22,6 +22,7 @@ from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
 from rlplat.runtime.messages import CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
+from rlplat.runtime.ownership import Entry
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.resources import check_feasible
 from rlplat.runtime.retries import (

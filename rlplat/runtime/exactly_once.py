@@ -112,7 +112,9 @@ class ExactlyOnce:
             with open(self._path, "rb") as file:
                 saved = msgspec.msgpack.decode(file.read(), type=_Checkpoint)
         except FileNotFoundError:
-            self._state = self.snapshot()  # a state that cannot be kept is an error of the constructor, not of a call
+            self._state = (
+                self.snapshot()
+            )  # a state that cannot be kept is an error of the constructor, not of a call
             return
         instance.set_state(pickle.loads(saved.state))
         self._state, self.window = saved.state, Window(saved.window)
@@ -123,7 +125,9 @@ class ExactlyOnce:
             return b""
         data, refs = codec.pack_inline(self._get_state(), "what get_state() returned")
         if refs:
-            raise ValueError(f"get_state() returned {refs[0]!r}, which would not outlive this process: return values")
+            raise ValueError(
+                f"get_state() returned {refs[0]!r}, which would not outlive this process: return values"
+            )
         return data
 
     def finished(self, caller: str, seq: int, reply: Kept, state: bytes | None) -> None:

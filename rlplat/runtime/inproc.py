@@ -25,8 +25,8 @@ from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.retries import covers, exception_names
 from rlplat.runtime.resources import check_feasible, machine_resources
+from rlplat.runtime.retries import covers, exception_names
 
 _ids = itertools.count(1)
 """Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""

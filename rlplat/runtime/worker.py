@@ -233,7 +233,9 @@ class Worker(Client):
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]
                 values = [self._objects.make_value(each, owner) for each in packed]
                 if any(each.refs for each in packed):
-                    text = f"{what} ran, but its result held object refs, which ended with the actor's process"
+                    text = (
+                        f"{what} ran, but its result held object refs, which ended with the actor's process"
+                    )
                     kept = Kept([], ErrorInfo("ObjectLost", text))
                 else:
                     # In one piece: a later incarnation may have to say it again.

@@ -96,7 +96,11 @@ def test_tasks_and_actors_are_in_the_namespace_of_their_driver(in_namespace: str
 
 def test_named_actors_are_listed(in_namespace: str) -> None:
     assert rlplat.list_named_actors() == []
-    actors = [counter(name="b").remote(), counter(name="a").remote(), counter(name="c", namespace="away").remote()]
+    actors = [
+        counter(name="b").remote(),
+        counter(name="a").remote(),
+        counter(name="c", namespace="away").remote(),
+    ]
     nameless = counter().remote()
     rlplat.get([actor.add.remote() for actor in [*actors, nameless]])
     assert rlplat.list_named_actors() == ["a", "b"]
