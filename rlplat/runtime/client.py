@@ -114,7 +114,10 @@ class Client:
         name, retries = options.name or code.name, options.max_retries
         lane, key = self._lane(options, name), ""
         is_plain = (
-            options.num_returns == 1 and options.timeout_s is None and options.retry_exceptions is False
+            options.num_returns == 1
+            and options.timeout_s is None
+            and options.retry_exceptions is False
+            and options.max_retries != 0  # `retries`, rule 4
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
         ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
