@@ -263,6 +263,21 @@ class Actors:
             except FileNotFoundError:
                 pass
 
+    def head_of_queue(self, record: TaskRecord) -> TaskRecord | None:
+        """The call that holds up this one, because it waits for an argument; maybe itself."""
+        actor = self._books.get(record.target) if record.lane is None else None
+        return (
+            actor.queue[0] if actor is not None and actor.queue and record.id not in actor.in_flight else None
+        )
+
+    def is_to_run(self, actor_id: str, ref: ObjectRef) -> str | None:
+        """The name of this process's call of that actor which is to make `ref`, if it is one."""
+        actor = self._books.get(actor_id)
+        if actor is None or ref.owner != self._client.client_id:
+            return None
+        calls = (*actor.in_flight.values(), *actor.queue)
+        return next((record.name for record in calls if ref.id in record.ids), None)
+
     def describe_wait(self, record: TaskRecord) -> str:
         """Why a call has no result yet, in words."""
         actor = self._books.get(record.target)

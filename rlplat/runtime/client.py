@@ -74,6 +74,7 @@ class Client:
             messages.Granted: self._on_granted,
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
+            messages.WhoMakes: self._on_who_makes,
         }
 
     def start(self) -> None:
@@ -416,14 +417,26 @@ class Client:
         if worker in self._objects.dead:
             return
         self._objects.peer_died(worker, reason)
+
+        def runs_again(record: TaskRecord, was_alone: bool) -> bool:
+            return runs_again_after_death(record, was_alone, reason, message.kind)
+
         for lane in self._lanes.values():
             self._touched[lane] = True
-            kind = message.kind
-            for record in lane.lose(
-                worker, lambda each, alone: runs_again_after_death(each, alone, reason, kind)
-            ):
-                self._fail(record, death_error(record, worker, reason, kind))
+            for record in lane.lose(worker, runs_again):
+                self._fail(record, death_error(record, worker, reason, message.kind))
         self._loop.notify()
+
+    def _on_who_makes(self, sender: str, message: messages.WhoMakes) -> None:
+        """The node looks for circles of processes that wait for each other."""
+        for id in message.ids:
+            record = self._tasks.get(id) or next((r for r in self._tasks.values() if id in r.ids), None)
+            if record is None:
+                continue
+            first = self._actors.head_of_queue(record) or record
+            refs = first.refs if first.waits else ()
+            waits = [(ref.owner, ref.id) for ref in refs if ref and self._objects.holder(ref).value is None]
+            self._transport.post(NODE, messages.Makes(id, self._worker_of(record) or "", record.name, waits))
 
     def _on_node_lost(self) -> None:
         self._lost_node = ErrorInfo(
@@ -436,10 +449,16 @@ class Client:
 
     # ---------------------------------------------------------------- waiting
 
-    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        self._loop.wait_until(is_done, timeout_s, what, self._check_open, self._patience())
+    def _wait_until(
+        self,
+        is_done: Callable[[], bool],
+        timeout_s: float | None,
+        what: str,
+        ref: ObjectRef | None = None,
+    ) -> None:
+        self._loop.wait_until(is_done, timeout_s, what, self._check_open, self._patience(ref))
 
-    def _patience(self) -> Patience | None:
+    def _patience(self, ref: ObjectRef | None) -> Patience | None:
         """Workers override: the node is told that a task waits, so that its CPUs can be lent."""
         return None
 
@@ -470,7 +489,7 @@ class Client:
                         self._objects.holder(ref)
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 try:
-                    self._wait_until(lambda: holder.value is not None, left, "")
+                    self._wait_until(lambda: holder.value is not None, left, "", refs[index])
                 except GetTimeout:
                     rest = refs[index:]
                     holders = [self._objects.holder(ref) for ref in rest]

@@ -230,7 +230,7 @@ class ErrorInfo(msgspec.Struct, array_like=True):
 
 
 def class_names(kind: type) -> list[str]:
-    """ "module.name" of a class and its bases. (Not the qualified name: a class made in a function loses it on its way.)"""
+    """Module and name of a class and its bases. (A class made in a function loses its qualified name on its way.)"""
     return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
 
 

@@ -309,10 +309,8 @@ class Answer(Message, tag=42):
 class Blocked(Message, tag=43):
     """The sender's task waits for other tasks: its CPUs may be lent."""
 
-    name: str = ""
-    """What runs there."""
     on: list[Key] = []
-    """What it waits for: all of them."""
+    """What it waits for: all of them. (Empty: one of many will do, or nobody knows.)"""
 
 
 class Unblocked(Message, tag=44):

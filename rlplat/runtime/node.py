@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import messages
+from rlplat.runtime import messages, wait_graph
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
@@ -67,6 +67,7 @@ class Node:
         self._creating: dict[int, str] = {}
         """Actors by number of the creation that we have sent."""
         self._num_created = 0
+        self._waits = wait_graph.WaitGraph(self._scheduler.who)
         self._gpus = visible_gpus()
         self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
@@ -135,9 +136,13 @@ class Node:
         elif kind is messages.FindActor:
             self._event(events.ActorSought(sender, message.actor))
         elif kind is messages.Blocked:
+            self._waits.blocked(sender, message.on, time.monotonic())
             self._event(events.WorkerBlocked(sender))
         elif kind is messages.Unblocked:
+            self._waits.unblocked(sender)
             self._event(events.WorkerUnblocked(sender))
+        elif kind is messages.Makes:
+            self._watch(self._waits.found((sender, message.id), message.worker, message.name, message.waits))
         elif kind is messages.AskByName:
             self._post(sender, self._by_name(message))
         elif kind is messages.AskNames:
@@ -247,12 +252,23 @@ class Node:
 
     def _on_created(self, message: messages.Done | messages.DoneFull) -> None:
         """The constructor of a detached actor has returned or raised."""
-        actor = self._creating.pop(message.task, "")
-        error = message.values[0].error if isinstance(message, messages.DoneFull) else None
+        if isinstance(message, messages.Done):
+            for task in message.tasks:
+                self._creating.pop(task, None)
+            return
+        actor, error = self._creating.pop(message.task, ""), message.values[0].error
         if actor and error is not None:
             entry = self._scheduler.actors.get(actor)
             name = entry.info.class_name if entry is not None else actor
             self._event(events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True))
+
+    def _watch(self, actions: list[wait_graph.Action]) -> None:
+        for action in actions:
+            match action:
+                case wait_graph.Ask(owner, ids):
+                    self._post(owner, messages.WhoMakes(ids))
+                case wait_graph.Warn(text):
+                    print(f"rlplat: {text}", file=sys.stderr, flush=True)
 
     # -- processes
 
@@ -313,6 +329,7 @@ class Node:
             reason += "; last lines of its output:\n  " + "\n  ".join(process.lines)
         self._transport.forget(worker)
         self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
+        self._waits.unblocked(worker)
         self._event(events.WorkerLost(worker, reason))
 
     def _read_log(self, worker: str, process: _Process | None = None) -> None:
@@ -339,6 +356,8 @@ class Node:
         times = [p.kill_at for p in self._processes.values() if p.kill_at]
         times += [self._removals[0][0]] if self._removals else []
         times += [self._wake_at] if self._wake_at is not None else []
+        deadline = self._waits.deadline()
+        times += [deadline] if deadline is not None else []
         return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
 
     def _keep_house(self) -> None:
@@ -346,6 +365,7 @@ class Node:
         if self._wake_at is not None and self._wake_at <= now:
             self._wake_at = None
             self._event(events.Tick())
+        self._watch(self._waits.ticked(now))
         for process in self._processes.values():
             if process.kill_at and process.kill_at <= now:
                 self._kill(process)

@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlplat.errors import RuntimeFault, SerializationError, UsageError
+from rlplat.errors import Deadlock, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import codec, messages, refs
 from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
@@ -23,6 +23,7 @@ from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.exactly_once import ExactlyOnce, Kept, checkpoint_path
 from rlplat.runtime.io_loop import Patience
 from rlplat.runtime.messages import Value
+from rlplat.runtime.refs import ObjectRef
 
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
@@ -360,17 +361,27 @@ class Worker(Client):
 
     # ---------------------------------------------------------------- waiting for others
 
-    def _patience(self) -> Patience | None:
+    def _patience(self, ref: ObjectRef | None) -> Patience | None:
         if self._running and threading.current_thread() is self._main_thread:
-            return _BlockedNotice(self)
+            return _BlockedNotice(self, ref)
         return None
+
+    def _refuse_self_call(self, ref: ObjectRef) -> None:
+        """Lock held."""
+        name = self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._pool is None else None
+        if name is not None:
+            raise Deadlock(
+                f"actor {self._actor_name} waits in one of its calls for the result of {name}, which it can only run "
+                "when this call is done: call the method directly (self.method()), return the ref, or create the actor "
+                "with max_concurrency=2 or async methods"
+            )
 
 
 class _BlockedNotice:
     """While a task waits: its CPUs are lent, and what is queued behind it goes back."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, ref: ObjectRef | None) -> None:
+        self._worker, self._ref = worker, ref
         self._since = time.monotonic()
         self._is_told = False
 
@@ -380,9 +391,11 @@ class _BlockedNotice:
         until = self._since + _BLOCKED_AFTER_S - time.monotonic()
         if until > 0:
             return until if left_s is None else min(left_s, until)
-        worker = self._worker
+        worker, ref = self._worker, self._ref
+        if ref is not None:
+            worker._refuse_self_call(ref)
         self._is_told = worker._is_blocked = True
-        worker._transport.post(NODE, messages.Blocked())
+        worker._transport.post(NODE, messages.Blocked([] if ref is None else [(ref.owner, ref.id)]))
         if worker._is_actor:
             worker._transport.flush()
         else:
