@@ -8,7 +8,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import Deadlock
-from tests.faults.programs import eventually
+from tests.faults.programs import program
 
 
 def narcissus(**options: Any) -> Any:
@@ -56,38 +56,57 @@ def test_an_actor_with_room_for_two_calls_may_wait_for_itself(cluster: None) -> 
     rlplat.kill(actor)
 
 
-def test_a_cycle_of_waits_is_reported(capfd: pytest.CaptureFixture[str], cluster: None) -> None:
-    class Left:
-        def meet(self, box: list) -> None:
-            self.other = box[0]
+IMPATIENT_NODE = """
+import subprocess
+import rlplat
+popen = subprocess.Popen
 
-        def ask(self) -> int:
-            return rlplat.get(self.other.answer.remote())
+def impatient(command, **options):
+    # A node that looks for cycles every 0.2 s.
+    assert command[1] == "-c", command
+    code = "import rlplat.runtime.wait_graph as graph; graph.ROUND_S = 0.2; " + command[2]
+    return popen([*command[:2], code, *command[3:]], **options)
 
-        def answer(self) -> int:
-            return rlplat.get(self.other.ask.remote())
+subprocess.Popen = impatient
+"""
 
-    class Right(Left):
-        pass
 
-    left, right = rlplat.remote(Left).remote(), rlplat.remote(Right).remote()
-    rlplat.get([left.meet.remote([right]), right.meet.remote([left])])
-    stuck = left.ask.remote()
-    said = ""
+def test_a_cycle_of_waits_is_reported() -> None:
+    script = """
+rlplat.init(num_cpus=2, num_gpus=0)
 
-    def is_said() -> bool:
-        nonlocal said
-        said += capfd.readouterr().err
-        return "wait for each other" in said
+class Left:
+    def meet(self, box):
+        self.other = box[0]
+    def ask(self):
+        return rlplat.get(self.other.answer.remote())
+    def answer(self):
+        return rlplat.get(self.other.ask.remote())
 
-    assert eventually(is_said, 30)
-    assert "Left.ask" in said
-    assert "Right.answer" in said
-    assert said.count("wait for each other") == 1
-    rlplat.kill(right)
-    with pytest.raises(rlplat.errors.ActorDied):
-        rlplat.get(stuck, timeout=10)
-    rlplat.kill(left)
+class Right(Left):
+    pass
+
+left, right = rlplat.remote(Left).remote(), rlplat.remote(Right).remote()
+rlplat.get([left.meet.remote([right]), right.meet.remote([left])])
+stuck = left.ask.remote()
+print("running", flush=True)
+input()
+rlplat.kill(right)
+try:
+    rlplat.get(stuck, timeout=10)
+except rlplat.errors.ActorDied:
+    print("free")
+rlplat.shutdown()
+"""
+    with program(IMPATIENT_NODE + "import rlplat.errors" + script) as driver:
+        assert driver.process.stderr is not None
+        lines = [driver.process.stderr.readline() for _ in range(4)]
+        code, out, errors = driver.finish("\n")
+    assert "these wait for each other" in lines[0]
+    assert any("Left (w" in line and "waits for Right.answer" in line for line in lines[1:3]), lines
+    assert any("Right (w" in line and "waits for Left.ask" in line for line in lines[1:3]), lines
+    assert (code, out) == (0, "free\n"), errors
+    assert "wait for each other" not in errors  # once is enough
 
 
 def test_nested_tasks_need_no_cpu_of_their_own(cluster: None) -> None:
