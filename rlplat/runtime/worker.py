@@ -87,6 +87,7 @@ class Worker(Client):
         while self._work:
             owner, message = self._work.popleft()
             tasks.setdefault(owner, []).append(message.task)
+        crash_point("before_tasks_are_given_back")
         for owner, ids in tasks.items():
             self._transport.post(owner, messages.GaveBack(ids))
         self._transport.flush()
@@ -122,7 +123,9 @@ class Worker(Client):
                 if self._once is not None:
                     self._once.commit()
                 self._objects.collect()
-                self._transport.flush()
+                if self._transport.num_unsent:
+                    crash_point("before_results_leave")
+                    self._transport.flush()
                 if self._exits and (self._is_actor or not len(self._objects.book)):
                     return False
                 self._loop.enter()
@@ -315,6 +318,7 @@ class Worker(Client):
         parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
         packed = [codec.pack(part, f"the result of {what}") for part in parts]
         values = [self._objects.make_value(each, owner) for each in packed]
+        crash_point("after_store_before_report")
         with self._lock:
             if num_returns == 1 and values[0].segment is None and not values[0].refs:
                 self._transport.post_result(owner, task, values[0].data)
