@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
-_wanted, _count, _file = (os.environ.get("RLPLAT_CRASH_AT", "").split(":", 2) + ["", ""])[:3]
+_wanted, _count, _file = [*os.environ.get("RLPLAT_CRASH_AT", "").split(":", 2), "", ""][:3]
 _left = int(_count or 1)
 
 

@@ -1,6 +1,6 @@
 """A process dies at each named crash point (R22, fault catalogue 9, 24): all results are right all the same.
 
-The points are found in the source; WORKLOAD must pass each of them. Whoever adds a point that it does not pass extends it.
+The points are found in the source, and WORKLOAD must pass each: whoever adds one that it does not pass extends it.
 """
 
 from __future__ import annotations
