@@ -65,6 +65,16 @@ def test_replies_leave_only_with_their_checkpoint(tmp_path: Path) -> None:
     assert sent == [1]
 
 
+def test_when_a_reply_leaves_its_effect_is_on_file(tmp_path: Path) -> None:
+    once, counter = opened(tmp_path / "file")
+    counter.value = 1
+    once.finished("driver", 1, Kept([b"1"]), once.snapshot())
+    seen: list[int] = []
+    once.hold(lambda: seen.append(opened(tmp_path / "file")[1].value), 0.0)
+    once.commit()
+    assert seen == [1]
+
+
 def test_the_next_incarnation_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     once, counter = opened(tmp_path / "file")
     sent: list[int] = []
