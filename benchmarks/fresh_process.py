@@ -16,6 +16,7 @@ MODULES = "`import`: modules loaded"
 INIT = "`init` to first result / whole process, ms"
 IDLE = "idle: PSS MiB / processes / threads"
 SHUTDOWN = "shutdown, ms"
+QUEUED = "driver RSS with 100,000 queued tasks, MiB"
 
 _MODULE = {"rlplat": "rlplat", "ray": "ray", "pool": "concurrent.futures.process"}
 
@@ -40,6 +41,20 @@ print((time.perf_counter() - started) * 1e3, flush=True)
 started = time.perf_counter()
 {name}.shutdown()
 print((time.perf_counter() - started) * 1e3)
+"""
+
+_QUEUED = """\
+import os, time
+import {name}
+{name}.init(num_cpus=1{options})
+@{name}.remote
+def slow():
+    time.sleep(0.01)
+{name}.get(slow.remote())
+refs = [slow.remote() for _ in range({count})]
+with open("/proc/self/statm") as file:
+    print(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, flush=True)
+{name}.shutdown()
 """
 
 _POOL = """\
@@ -69,7 +84,13 @@ def measure(peer: str, settle_s: float) -> list[Sample]:
     pids = descendants(idle.pid)
     figures = {"PSS MiB": pss_mib(pids), "processes": float(len(pids)), "threads": float(num_threads(pids))}
     _finish(idle, "\n")
+    queued = []
+    if peer != "pool":
+        count = 1000 if settle_s < 1 else 100_000
+        program = _QUEUED.format(name=peer, options=_options(peer), count=count)
+        queued = [Sample(peer, QUEUED, "", "MiB", float(_finish(_start(program))))]
     return [
+        *queued,
         Sample(peer, IMPORT, "", "ms", import_ms),
         Sample(peer, MODULES, "", "modules", num_modules),
         Sample(peer, INIT, "first result", "ms", first_ms),
@@ -82,8 +103,11 @@ def measure(peer: str, settle_s: float) -> list[Sample]:
 def _program(peer: str, idle: str) -> str:
     if peer == "pool":
         return _POOL.format(num_cpus=NUM_CPUS, idle=idle)
-    options = "".join(f", {key}={value!r}" for key, value in RAY_OPTIONS.items()) if peer == "ray" else ""
-    return _VERBS.format(name=peer, num_cpus=NUM_CPUS, options=options, idle=idle)
+    return _VERBS.format(name=peer, num_cpus=NUM_CPUS, options=_options(peer), idle=idle)
+
+
+def _options(peer: str) -> str:
+    return "".join(f", {key}={value!r}" for key, value in RAY_OPTIONS.items()) if peer == "ray" else ""
 
 
 def _start(program: str) -> subprocess.Popen[str]:

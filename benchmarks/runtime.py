@@ -23,7 +23,7 @@ from benchmarks.runtime_rows import ROWS
 
 PACKAGES = ("rlplat", "pyzmq", "msgspec", "cloudpickle", "numpy", "ray")
 NOTES = (
-    "rlplat's cell is without `actor call runs again`: it does not restart actors yet, their callers get an error.",
+    "`bulk submission` is `rlplat.map`; its results are checked. Ray has no verb of that kind.",
     "`memory of one idle actor` and `idle` are proportional set sizes (PSS), the driver included in `idle`.",
     "The process pool is `concurrent.futures.ProcessPoolExecutor`; what it returns comes from tasks, not actors.",
 )

@@ -34,7 +34,7 @@ class Peer:
     """Start a cluster of `NUM_CPUS`; returns the verbs."""
     stop: Callable[[], None]
     can: frozenset[str]
-    """Of `tasks`, `refs` (put, refs as arguments), `actors`, `retries`, `actor retries`."""
+    """Of `tasks`, `refs` (put, refs as arguments), `actors`, `retries` (of tasks and actor calls), `bulk` (`map`)."""
 
 
 def _start_rlplat() -> Any:
@@ -108,10 +108,10 @@ def _stop_pool() -> None:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("rlplat", _start_rlplat, _stop_rlplat, frozenset({"tasks", "refs", "actors", "retries"})),
         Peer(
-            "ray", _start_ray, _stop_ray, frozenset({"tasks", "refs", "actors", "retries", "actor retries"})
+            "rlplat", _start_rlplat, _stop_rlplat, frozenset({"tasks", "refs", "actors", "retries", "bulk"})
         ),
+        Peer("ray", _start_ray, _stop_ray, frozenset({"tasks", "refs", "actors", "retries"})),
         Peer("pool", _start_pool, _stop_pool, frozenset({"tasks"})),
     )
 }

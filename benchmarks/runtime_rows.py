@@ -87,6 +87,16 @@ def _(verbs: Any, few: bool) -> dict[str, float]:
     return {"": count / seconds(lambda: verbs.get([task.remote() for _ in range(count)]))}
 
 
+@row("bulk submission of 1,000,000 small tasks, tasks/s", "bulk", is_rate=True)
+def _(verbs: Any, few: bool) -> dict[str, float]:
+    """`rlplat.map` over a million numbers, results checked."""
+    count = 1000 if few else 1_000_000
+    results: list[int] = []
+    elapsed = seconds(lambda: results.extend(verbs.map(identity, range(count))))
+    assert len(results) == count and results[-1] == count - 1
+    return {"": count / elapsed}
+
+
 @row("task on a task's result, round trip p50, µs", "refs")
 def _(verbs: Any, few: bool) -> dict[str, float]:
     task = verbs.remote(identity)
@@ -297,10 +307,9 @@ def _(verbs: Any, few: bool) -> dict[str, float]:
 def _(verbs: Any, few: bool) -> dict[str, float]:
     with _pid_file() as file:
         times = {"task": _kill_and_get(verbs, verbs.remote(note_pid_and_hang).remote(str(file)), file)}
-    if verbs.__name__ == "ray":  # rlplat does not restart actors
-        with _pid_file() as file:
-            actor = verbs.remote(Echo).options(max_restarts=1, max_task_retries=1).remote()
-            times["actor call"] = _kill_and_get(verbs, actor.hang.remote(str(file)), file)
+    with _pid_file() as file:
+        actor = verbs.remote(Echo).options(max_restarts=1, max_task_retries=1).remote()
+        times["actor call"] = _kill_and_get(verbs, actor.hang.remote(str(file)), file)
     return times
 
 

@@ -16,7 +16,15 @@ COMMANDS = {
     "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
     "runs": "list the runs with their last figures",
+    "status": "what a running cluster has, does and waits for",
+    "list": "its tasks, actors, objects, nodes, workers, placement groups",
+    "logs": "what its workers printed",
+    "stack": "what every process of it is doing right now",
+    "timeline": "its last calls as a trace for Perfetto",
+    "memory": "its objects: who owns them and who holds them",
 }
+_MODULES = {"list": "listing"}
+"""A module `list` would take the place of the builtin here."""
 
 _HELP = """\
 usage: rlplat COMMAND [options]
@@ -33,6 +41,7 @@ examples:
   rlplat evaluate runs/demo --episodes 20
   rlplat play runs/demo
   rlplat runs
+  rlplat status                                    of the cluster that runs on this machine, from another terminal
 
 `rlplat COMMAND --help` says more. After any command: --debug shows the traceback of an error.
 """
@@ -66,5 +75,6 @@ def _main(arguments: list[str]) -> int:
         return 2
     from rlplat.cli.exit_codes import run_and_report
 
-    module = importlib.import_module(f"rlplat.cli.{command.replace('-', '_')}")
+    name = _MODULES.get(command, command.replace("-", "_"))
+    module = importlib.import_module(f"rlplat.cli.{name}")
     return run_and_report(module.run, arguments[1:])

@@ -15,10 +15,9 @@ from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import TaskRecord
-from rlplat.runtime.messages import ActorInfo, Shape, Value
+from rlplat.runtime.messages import ActorInfo, Value
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.resources import check_feasible
 
 if TYPE_CHECKING:
     from rlplat.runtime.client import Client
@@ -53,8 +52,7 @@ class Actors:
             raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         exactly_once.check(code, options)
         key = client._code_key(code)
-        demand = options.demand(default_cpus=0)
-        check_feasible(demand, client._total, f"actor {code.name}")
+        shape = client._shape(options, 0, f"actor {code.name}")
         is_detached = options.lifetime == "detached"
         if is_detached:
             args, kwargs = self._values(args, kwargs)
@@ -82,7 +80,7 @@ class Actors:
             place = messages.PlaceActor(
                 actor_id,
                 info,
-                Shape(tuple(sorted(demand.items()))),
+                shape,
                 options.name or "",
                 client.namespace if options.namespace is None else options.namespace,
                 options.max_restarts,

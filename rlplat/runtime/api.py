@@ -15,7 +15,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -24,6 +24,9 @@ from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
+
+if TYPE_CHECKING:
+    from rlplat.runtime.context import RuntimeContext
 
 __all__ = [
     "ActorHandle",
@@ -365,16 +368,8 @@ def available_resources() -> dict[str, float]:
     return _connected().resources(available=True)
 
 
-@dataclass(frozen=True)
-class RuntimeContext:
-    """Where this code runs."""
-
-    client_id: str
-    """Of this process: "driver", or the worker's id."""
-    gpu_ids: tuple[int, ...]
-    """GPUs that this worker's lease holds (also in CUDA_VISIBLE_DEVICES)."""
-
-
 def get_runtime_context() -> RuntimeContext:
-    current = _connected()
-    return RuntimeContext(current.client_id, tuple(getattr(current, "gpu_ids", ())))
+    """Where this code runs, and with what."""
+    from rlplat.runtime.context import RuntimeContext
+
+    return RuntimeContext(_connected())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlplat.runtime.api import ActorHandle
-    from rlplat.runtime.messages import CallOptions
+    from rlplat.runtime.messages import CallOptions, Cluster
+    from rlplat.runtime.placement import PlacementGroup
     from rlplat.runtime.refs import ObjectRef
 
 
@@ -58,6 +59,8 @@ class Options:
     """A `PlacementGroup` whose reserved resources are used."""
     placement_group_bundle_index: int = -1
     """Which bundle of it; -1: any that has room."""
+    scheduling_strategy: Any = None
+    """"DEFAULT", "SPREAD", or an object of `placement`: `PlacementGroup...` or `NodeAffinitySchedulingStrategy`."""
 
     def demand(self, default_cpus: float) -> dict[str, float]:
         """Resources by name, zeros left out."""
@@ -112,5 +115,17 @@ class Backend(Protocol):
         ...
 
     def resources(self, available: bool) -> dict[str, float]: ...
+
+    def cluster(self) -> Cluster:
+        """Nodes, placement groups, and where this process runs."""
+        ...
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup: ...
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef: ...
+
+    def remove_group(self, group: PlacementGroup) -> None: ...
 
     def shutdown(self) -> None: ...

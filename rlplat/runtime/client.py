@@ -6,14 +6,16 @@ results, `io_loop` sends and receives. Calls to an actor go straight to its proc
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
-from rlplat.runtime import codec, messages
+from rlplat.runtime import codec, inspection, messages
 from rlplat.runtime.actors import Actors
 from rlplat.runtime.api import ActorHandle
 from rlplat.runtime.backend import Options, RemoteCode
@@ -23,8 +25,8 @@ from rlplat.runtime.io_loop import IoLoop, Patience
 from rlplat.runtime.messages import CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
+from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.resources import check_feasible
 from rlplat.runtime.retries import (
     History,
     death_error,
@@ -37,6 +39,7 @@ from rlplat.runtime.transport import Transport
 NODE = "node"
 _IDLE_LEASE_S = 0.1
 _IDLE_OBJECTS_S = 1.0
+_MAX_NAMES = 1000
 Deps = list[tuple[int | str, ObjectRef]]
 """Refs among the arguments of a call that stand for their values, by position or keyword."""
 
@@ -56,9 +59,13 @@ class Client:
         self._pace: dict[str, float] = {}
         self._codes: dict[str, messages.Code] = {}
         self._answers: dict[int, messages.Answer] = {}
+        self._clusters: dict[int, messages.Cluster] = {}
+        self._groups = GroupBook()
         self._total: dict[str, float] = {}
         self.namespace = ""
         self._lost_node: ErrorInfo | None = None
+        self.failures: Counter[str] = Counter()
+        """Calls that ended in an error, by name."""
         self._actors = Actors(self)
         self._objects.on_freed = self._actors.on_freed
         self._loop.after_frame = self._after_frame
@@ -75,7 +82,15 @@ class Client:
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
             messages.WhoMakes: self._on_who_makes,
+            messages.Inspect: lambda sender, m: inspection.answer(self, sender, m),
+            messages.LeasesRefused: self._on_leases_refused,
+            messages.GroupNews: self._on_group_news,
+            messages.Cluster: lambda _, m: self._clusters.update({m.request: m}),
         }
+        if "RLPLAT_RECORD_CALLSITES" in os.environ:
+            from rlplat.runtime.call_sites import record_call_sites
+
+            record_call_sites(self)
 
     def start(self) -> None:
         """Join the cluster."""
@@ -83,10 +98,6 @@ class Client:
             self._transport.post(NODE, messages.Hello(self.client_id))
             self._wait_until(lambda: bool(self._total), 30, "the node's welcome")
         self._loop.start()
-
-    def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
-        self._total.update(message.total)
-        self.namespace = message.namespace
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         return self._objects.adopt(owner, id)
@@ -243,14 +254,15 @@ class Client:
         return code.key
 
     def _lane(self, options: Options, name: str) -> Lane:
-        demand = options.demand(default_cpus=1)
-        check_feasible(demand, self._total, f"task {name}")
-        shape = Shape(tuple(sorted(demand.items())))
+        shape = self._shape(options, 1, f"task {name}")
         if shape not in self._lanes:
-            fits = [int(self._total[resource] / amount) for resource, amount in demand.items()]
-            most = min(fits, default=int(self._total.get("CPU", 1)))
-            self._lanes[shape] = Lane(shape, max(1, most))
+            most = most_leases(shape, group_of(options), self._total)
+            self._lanes[shape] = Lane(shape, most)
         return self._lanes[shape]
+
+    def _shape(self, options: Options, default_cpus: float, who: str) -> Shape:
+        """What a task or an actor needs; raises for what could never be met."""
+        return shape_of(options, default_cpus, self._total, who)
 
     # ---------------------------------------------------------------- arguments that are not there yet (lock held)
 
@@ -356,6 +368,7 @@ class Client:
             for value in values:
                 if value.segment is not None:
                     self._objects.free_segment(value.segment)
+                self._objects.hand_over(value.refs, self.client_id, -1)
             return
         if record.history is not None and values[0].error is not None and record.lane is not None:
             if runs_again_after_error(record, values[0].error):
@@ -381,6 +394,8 @@ class Client:
 
     def _fill(self, record: TaskRecord, values: Sequence[Value]) -> None:
         record.refs = None
+        if values and values[0].error is not None:
+            self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
         for id, value in zip(record.ids, values, strict=True):
             self._objects.fill(id, value)
 
@@ -392,6 +407,8 @@ class Client:
         self._loop.notify()
 
     def _on_gave_back(self, sender: str, message: messages.GaveBack) -> None:
+        if sender in self._objects.dead:
+            return  # its tasks were queued again when it died
         for id in message.tasks:
             record = self._tasks.get(id)
             if record is not None:
@@ -404,6 +421,12 @@ class Client:
 
     # ---------------------------------------------------------------- news from the node (lock held)
 
+    def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
+        self._total.update(message.total)
+        self.namespace = message.namespace
+        for worker in message.dead:
+            self._objects.dead.setdefault(worker, "it died before this process came")
+
     def _on_granted(self, sender: str, message: messages.Granted) -> None:
         lane = self._lanes[message.shape]
         lane.num_requested = max(0, lane.num_requested - 1)
@@ -411,6 +434,21 @@ class Client:
             lane.leases[message.worker] = Lease(message.worker)
             lane.is_hungry = True
             self._touched[lane] = True
+
+    def _on_leases_refused(self, sender: str, message: messages.LeasesRefused) -> None:
+        lane = self._lanes.get(message.shape)
+        if lane is not None:
+            lane.num_requested = 0
+            records = list(lane.ready)
+            lane.ready.clear()
+            for record in records:
+                error = ErrorInfo(message.error.kind, f"task {record.name}: {message.error.message}")
+                self._fail(record, error)
+
+    def _on_group_news(self, sender: str, message: messages.GroupNews) -> None:
+        for id, value in self._groups.on_news(message).items():
+            self._objects.fill(id, value)
+        self._loop.notify()
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         worker, reason = message.worker, message.reason
@@ -579,6 +617,46 @@ class Client:
 
     def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
         return self._actors.names(all_namespaces)
+
+    def cluster(self) -> messages.Cluster:
+        with self._lock:
+            self._check_open()
+            request = next(self._objects.ids)
+            self._transport.post(NODE, messages.AskCluster(request))
+            self._wait_until(lambda: request in self._clusters, None, "the node's answer")
+            return self._clusters.pop(request)
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup:
+        with self._lock:
+            self._check_open()
+            group = PlacementGroup(f"{self.client_id}:g{next(self._objects.ids)}", bundles, strategy, name)
+            self._transport.post(
+                NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached)
+            )
+        # Once this is answered the node knows the group: the handle may travel, and news of it cannot be early.
+        self.resources(available=False)
+        return group
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef:
+        value = Value(codec.pack(group).data)
+        with self._lock:
+            self._check_open()
+            self._objects.collect()
+            id = next(self._objects.ids)
+            self._objects.book.add(id)
+            ask = self._groups.wait_for(group.id, id, value)
+            if ask is not None:
+                self._transport.post(NODE, ask)
+                self._loop.send_now()
+            return self._objects.new_ref(id)
+
+    def remove_group(self, group: PlacementGroup) -> None:
+        with self._lock:
+            self._check_open()
+            self._transport.post(NODE, messages.RemoveGroup(group.id))
+            self._loop.send_now()
 
     def resources(self, available: bool) -> dict[str, float]:
         return self._ask(lambda request: messages.AskResources(request, available)).amounts

@@ -145,6 +145,8 @@ class Lane:
         if lease is None:
             return []
         records = list(lease.in_flight.values())
+        for record in records:
+            record.target = ""  # what the dead worker may have sent last is refused from now on
         failed = [record for record in records if not runs_again(record, len(records) == 1)]
         self.ready.extendleft(record for record in reversed(records) if record not in failed)
         return failed

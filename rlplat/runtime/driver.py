@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
+from rlplat.runtime import stack_dump
 from rlplat.runtime.client import Client
 
 
@@ -18,6 +19,7 @@ class Driver(Client):
     def shutdown(self) -> None:
         """End every process of the cluster and remove its folder."""
         self.close()
+        stack_dump.disarm()
         assert self._node.stdin is not None and self._node.stdout is not None
         self._node.stdin.close()
         try:

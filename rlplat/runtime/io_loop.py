@@ -15,6 +15,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ _SPIN_S = 120e-6
 _TICK_S = 0.005
 _STANDBY_S = 0.02
 _FRAME_MESSAGES = 64
+_LONG_WAIT_S = 0.002
 
 
 class Patience(Protocol):
@@ -57,6 +59,8 @@ class IoLoop:
         self.is_closed = False
         self.failure: BaseException | None = None
         """What ended the background thread, when it should not have ended."""
+        self.waits: deque[tuple[str, float, float]] = deque(maxlen=2000)
+        """(what, began, ended) of the last long waits of user threads, for `rlplat timeline`."""
         self._changed = threading.Condition(self.lock)
         self._background_wakes = threading.Condition(self.lock)
         self._spin_s = _SPIN_S if spin else 0.0
@@ -147,7 +151,8 @@ class IoLoop:
         """Wait (lock held, given up while this sleeps); GetTimeout after `timeout_s`. `check` may raise."""
         if is_done():
             return
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline = None if timeout_s is None else began + timeout_s
         self.enter()
         spin_s = self._spin_s
         try:
@@ -162,6 +167,8 @@ class IoLoop:
                 spin_s = 0.0
         finally:
             self.leave()
+            if self._last_use - began > _LONG_WAIT_S:
+                self.waits.append((what or "get", began, self._last_use))
             if patience is not None:
                 patience.finish()
 

@@ -6,6 +6,8 @@ Peers are named by client id: "driver", "node", "w1", "w2", ...
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from rlplat.runtime.codec import ErrorInfo
@@ -75,7 +77,7 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     bundle: int = -1
     """Of the group; -1: any that has room."""
     strategy: str = ""
-    """"": near the client, then node after node; "SPREAD": the nodes in turn; "node:ID": there only, "node?:ID": there first."""
+    """"": near the client, then node after node; "SPREAD": in turn; "node:ID": there only; "node?:ID": there first."""
     can_retry: bool = True
     """Its tasks run again when their worker dies: it may be the one that has to go when memory is short."""
 
@@ -219,6 +221,8 @@ class Hello(Message, tag=30):
 class Welcome(Message, tag=31):
     total: dict[str, float]
     namespace: str = ""
+    dead: list[str] = []
+    """Workers that died before the client came: refs to what they owned may still reach it."""
 
 
 class RequestLeases(Message, tag=32):
@@ -398,6 +402,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     actor: str = ""
     bundle: int = -1
     """The bundle it draws from."""
+    actor_name: str = ""
     incarnation: int = 1
 
 
@@ -456,12 +461,35 @@ class Makes(Message, tag=62):
     waits: list[Key] = []
 
 
+# ---------------------------------------------------------------- a command that looks on -> anybody
+
+
+class Inspect(Message, tag=95):
+    """What do you know of this? The sender is no client of the cluster: it is answered once and forgotten."""
+
+    request: int
+    what: str
+    """node | tasks | objects | spans | stacks"""
+    limit: int
+    """Most rows that are wanted; what is beyond them is only counted."""
+
+
+class Report(Message, tag=96):
+    request: int
+    rows: list[dict[str, Any]] = []
+    totals: dict[str, Any] = {}
+    error: str = ""
+    """Why there is no report."""
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
     | WorkerDied | Exit | ActorRestarting | KillWorker
-    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation | NameTaken
+    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation
+    | NameTaken
+    | Inspect | Report
     | AskNames | WhoMakes | Makes
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import messages, wait_graph
+from rlplat.runtime import inspection, messages, stack_dump, wait_graph
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
@@ -55,6 +55,7 @@ class Node:
         from rlplat.runtime.transport import Transport
 
         self._session, self._total, self._namespace = session, total, namespace
+        self.started_at = time.monotonic()
         self._orders = orders
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
@@ -71,6 +72,8 @@ class Node:
         self._gpus = visible_gpus()
         self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
+        self._dead: list[str] = []
+        """Who comes later must know of them: what they owned may still be referred to."""
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
         for descriptor in (0, orders.fileno(), self._transport.fd):
@@ -107,9 +110,11 @@ class Node:
 
     def _on_message(self, sender: str, message: Any) -> None:
         kind = type(message)
+        if sender in self._dead:
+            return  # its last words: what they ask for nobody would ever give back
         if kind is messages.Hello:
             self._clients.add(sender)
-            self._post(sender, messages.Welcome(self._total, self._namespace))
+            self._post(sender, messages.Welcome(self._total, self._namespace, dead=self._dead))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             self._event(events.LeasesRequested(sender, message.shape, message.count))
@@ -151,6 +156,8 @@ class Node:
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
+        elif kind is messages.Inspect:
+            inspection.answer_as_node(self, sender, message)
         elif kind is messages.KillWorker:
             process = self._processes.get(message.worker)
             if process is not None and not process.is_ended:
@@ -220,6 +227,7 @@ class Node:
                     self._create(actor)
                 case events.TellDied(worker, reason):
                     self._clients.discard(worker)
+                    self._dead.append(worker)
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason))
                 case events.TellGroup(client, group, error):
@@ -415,6 +423,7 @@ def main() -> None:
             os._exit(1)
         zygote.run(theirs, config["session"], config["preload"])
     theirs.close()
+    stack_dump.arm()
     node = Node(config["session"], config["total"], ours, config["namespace"])
     try:
         node.run()

@@ -55,7 +55,7 @@ class Objects:
             messages.Fetch: self._on_fetch,
             messages.Fetched: self._on_fetched,
             messages.Lent: self._on_lent,
-            messages.Returned: lambda sender, m: self.book.returned(m.id, sender, m.count),
+            messages.Returned: self._on_returned,
             messages.FreeSegments: lambda _, m: self._store.free(*m.names),
         }
 
@@ -222,6 +222,10 @@ class Objects:
     def _on_lent(self, sender: str, message: messages.Lent) -> None:
         if message.borrower not in self.dead:
             self.book.lend(message.id, message.borrower, message.count)
+
+    def _on_returned(self, sender: str, message: messages.Returned) -> None:
+        if sender not in self.dead:
+            self.book.returned(message.id, sender, message.count)
 
     def _on_fetch(self, sender: str, message: messages.Fetch) -> None:
         id = message.id

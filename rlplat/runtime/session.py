@@ -104,6 +104,26 @@ def _start_time(pid: int) -> str:
         return file.read().rsplit(b")", 1)[1].split()[19].decode()
 
 
+def running_sessions() -> list[str]:
+    """Folders of this user's clusters whose driver lives, oldest first."""
+    found = []
+    for root in ("/dev/shm", tempfile.gettempdir()):
+        for name in os.listdir(root) if os.path.isdir(root) else ():
+            path = os.path.join(root, name)
+            try:
+                prefix, pid, started, _ = name.split("-", 3)
+                if f"{prefix}-" == _PREFIX and os.stat(path).st_uid == os.getuid():
+                    if _start_time(int(pid)) == started:
+                        found.append((int(started), path))
+            except (ValueError, OSError):  # not a session, or its driver is gone
+                continue
+    return [path for _, path in sorted(found)]
+
+
+def driver_pid(session: str) -> int:
+    return int(os.path.basename(session).split("-", 3)[1])
+
+
 def remove_dead_sessions(root: str) -> None:
     """Folders of drivers that are gone, whose node was killed as well (pid and start time prove it)."""
     for name in os.listdir(root):

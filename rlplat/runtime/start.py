@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.errors import NodeLost
+from rlplat.runtime import stack_dump
 from rlplat.runtime.resources import machine_resources, raise_file_limit
 from rlplat.runtime.session import MARK, make_session
 
@@ -58,6 +59,7 @@ def start_private_cluster(
             )
         driver = Driver(session, node)
         driver.start()
+        stack_dump.arm()
     except BaseException:
         node.kill()
         node.wait()

@@ -20,10 +20,13 @@ import zmq
 from rlplat.runtime import messages
 
 _MAX_FRAME_BYTES = 1 << 30
+_NOWHERE = b"?"
+"""A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
 
 
 class Transport:
-    def __init__(self, session: str, client_id: str) -> None:
+    def __init__(self, session: str, client_id: str, *, listens: bool = True) -> None:
+        """listens: False for one who only asks; he is answered on the connections that he made."""
         self._session = session
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -35,9 +38,11 @@ class Transport:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.ROUTING_ID, f"{client_id}>".encode())
-        self._socket.bind(self._endpoint(client_id))
+        if listens:
+            self._socket.bind(self._endpoint(client_id))
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
+        self._forgotten: set[str] = set()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
         self.fd = int(self._socket.getsockopt(zmq.FD))
@@ -49,6 +54,10 @@ class Transport:
         """Where messages for `peer` go; connects to it unless it has connected to us."""
         label = self._labels.get(peer)
         if label is None:
+            if peer in self._forgotten:
+                return (
+                    _NOWHERE  # ids are never used twice; and a second connect under one label aborts libzmq
+                )
             label = f"{peer}>".encode()
             if label not in self._callers:
                 label = peer.encode()
@@ -94,6 +103,20 @@ class Transport:
                 box.clear()
         self.num_unsent = 0
 
+    def reply_once(self, peer: str, message: Any) -> None:
+        """Answer somebody who has connected to us and asked; nothing here remembers him (if he has gone: nobody hears).
+
+        Never through `post`, which would connect to him when he is not in the books.
+        """
+        label = f"{peer}>".encode()
+        self._callers.discard(label)
+        try:
+            self._socket.send(label, zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(messages.encode([message]), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
     def has_input(self) -> bool:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
@@ -118,7 +141,8 @@ class Transport:
             yield sender, decoded
 
     def forget(self, peer: str) -> None:
-        """The peer is dead: stop trying to reconnect."""
+        """The peer is dead: stop trying to reconnect. What is posted to it from now on is dropped."""
+        self._forgotten.add(peer)
         label = self._labels.pop(peer, None)
         if label is not None:
             self.num_unsent -= len(self._outbox.pop(label, ()))

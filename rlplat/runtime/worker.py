@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlplat.errors import Deadlock, RuntimeFault, SerializationError, UsageError
-from rlplat.runtime import codec, messages, refs
+from rlplat.runtime import codec, messages, refs, stack_dump
 from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.crash_points import crash_point
@@ -28,6 +28,7 @@ from rlplat.runtime.refs import ObjectRef
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
 _BLOCKED_AFTER_S = 0.002
+_SPANS = 10_000
 
 
 class Worker(Client):
@@ -53,6 +54,8 @@ class Worker(Client):
         self._main_thread = threading.main_thread()
         self._exits = False
         self._running = ""
+        self._spans: deque[tuple[str, float, float]] = deque(maxlen=_SPANS)
+        """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`; by `time.perf_counter`."""
         self._loop.handlers |= {
             messages.Code: self._on_code,
             messages.Run: self._on_work,
@@ -75,6 +78,16 @@ class Worker(Client):
             self._is_actor = True
         if self._is_blocked and not self._is_actor:
             self._give_back()
+
+    def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
+        super()._on_worker_died(sender, message)
+        if self._running == message.worker and not self._is_actor:
+            os._exit(1)  # nobody waits for this task
+        for item in [item for item in self._work if item[0] == message.worker]:
+            try:
+                self._work.remove(item)
+            except ValueError:
+                pass  # the main thread has just begun it
 
     def _on_exit(self, sender: str, message: messages.Exit) -> None:
         self._exits = True
@@ -156,7 +169,9 @@ class Worker(Client):
                     self._reply(owner, message.task, self._code_name[code], 1, result)
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {self._code_name[code]}", 1, error)
-            self._tell_pace(owner, code, time.perf_counter() - began)
+            ended = time.perf_counter()
+            self._spans.append((code, began, ended))
+            self._tell_pace(owner, code, ended - began)
         elif kind is messages.CreateActor:
             self._create_actor(owner, message)
         elif kind is messages.RunFull and message.code:
@@ -169,7 +184,9 @@ class Worker(Client):
                 self._reply(owner, message.task, name, message.num_returns, result)
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
-            self._tell_pace(owner, message.code, time.perf_counter() - began)
+            ended = time.perf_counter()
+            self._spans.append((name, began, ended))
+            self._tell_pace(owner, message.code, ended - began)
         elif not self._actor_name:
             self._held_calls.append((owner, message))
         elif self._pool is not None:
@@ -204,6 +221,7 @@ class Worker(Client):
         else:
             method, num_returns = message.name, message.num_returns
         what = f"{self._actor_name}.{method}"
+        began = time.perf_counter()
         try:
             if type(message) is messages.Call:
                 args, kwargs = codec.unpack(message.args)
@@ -214,6 +232,7 @@ class Worker(Client):
             self._reply(owner, message.task, what, num_returns, result)
         except BaseException as error:
             self._reply_error(owner, message.task, what, num_returns, error)
+        self._spans.append((what, began, time.perf_counter()))
         if self._pool is not None:
             with self._lock:
                 self._loop.send_now()
@@ -287,6 +306,7 @@ class Worker(Client):
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
         self._actor_id = message.actor
+        began = time.perf_counter()
         try:
             crash_point("before_constructor")
             args, kwargs = self._open_args(owner, message)
@@ -299,6 +319,7 @@ class Worker(Client):
         except BaseException as error:
             self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
             return
+        self._spans.append((f"{name}.__init__", began, time.perf_counter()))
         self._actor_name = name
         if message.max_concurrency > 1:  # 0 and 1: one call after the other
             self._pool = ThreadPoolExecutor(message.max_concurrency, thread_name_prefix=name)
@@ -417,6 +438,7 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
     refs.set_backend(worker)
+    stack_dump.arm()
     worker.start()
     worker.run()
     worker._instance = None

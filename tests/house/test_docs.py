@@ -19,8 +19,14 @@ from benchmarks import a3c_scaling, curves, runtime, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import evaluate as evaluate_command
+from rlplat.cli import listing as list_command
+from rlplat.cli import logs as logs_command
+from rlplat.cli import memory as memory_command
 from rlplat.cli import play as play_command
 from rlplat.cli import runs as runs_command
+from rlplat.cli import stack as stack_command
+from rlplat.cli import status as status_command
+from rlplat.cli import timeline as timeline_command
 from rlplat.cli import train as train_command
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.registry import algorithm_homes, load_algorithm
@@ -136,6 +142,12 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "runs": lambda arguments: runs_command.build_parser().parse_args(arguments),
+    "status": lambda arguments: status_command.build_parser().parse_args(arguments),
+    "list": lambda arguments: list_command.build_parser().parse_args(arguments),
+    "logs": lambda arguments: logs_command.build_parser().parse_args(arguments),
+    "stack": lambda arguments: stack_command.build_parser().parse_args(arguments),
+    "timeline": lambda arguments: timeline_command.build_parser().parse_args(arguments),
+    "memory": lambda arguments: memory_command.build_parser().parse_args(arguments),
 }
 
 

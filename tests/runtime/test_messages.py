@@ -51,6 +51,8 @@ _SAMPLES: dict[Any, Any] = {
     messages.Place: messages.Place("node", Shape((("CPU", 1.0),)), "driver:1", 0),
     messages.Code: messages.Code("k", "f", b"x"),
     messages.CreateActor: messages.CreateActor(1, "k", "driver:1", 0, Value(b"a"), []),
+    list[dict[str, Any]]: [{"task": "driver:1", "waits": 2, "resources": {"CPU": 1.0}, "lent": None}],
+    dict[str, Any]: {"pid": 7, "sent": {"w1": [["f", "task", 3]]}},
 }
 
 

@@ -1,0 +1,115 @@
+"""What the commands that look into a running cluster share: choosing it, tables, figures for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rlplat.errors import ConfigError
+
+
+def add_cluster_options(parser: argparse.ArgumentParser, *, has_json: bool = True) -> None:
+    parser.add_argument("--pid", metavar="PID", help="the cluster of this driver, when several are running")
+    parser.add_argument("--session", metavar="FOLDER", help="the same, by its folder in /dev/shm")
+    if has_json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+
+
+def chosen(options: argparse.Namespace) -> str | None:
+    if options.pid and options.session:
+        raise ConfigError("--pid and --session both name a cluster: leave one of them away")
+    return options.session or options.pid
+
+
+def check_limit(limit: int, name: str = "--limit") -> int:
+    if limit < 1:
+        raise ConfigError(f"{name} is a positive number, not {limit}")
+    return limit
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=str))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], indent: str = "") -> None:
+    """In colour on a terminal; elsewhere plain columns that stay the same for `grep` and `awk`."""
+    cells = [
+        [str(value) if name == "pid" else _cell(value) for name, value in zip(header, row, strict=True)]
+        for row in rows
+    ]
+    right = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(len(header))]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name, is_right in zip(header, right, strict=True):
+            table.add_column(name, justify="right" if is_right else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        Console().print(Padding(table, (0, 0, 0, len(indent))))
+        return
+    widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
+    for row in [list(header), *cells]:
+        parts = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        print(indent + "  ".join(parts).rstrip())
+
+
+_STYLES = {
+    "running": "green", "alive": "green", "idle": "dim", "queued": "cyan", "dead": "red", "failed": "red",
+    "lost": "red", "error": "red", "restarting": "yellow", "pending": "yellow", "dying": "yellow",
+}  # fmt: skip
+
+
+def print_silent(silent: Sequence[dict[str, Any]]) -> None:
+    """Whose part is missing above."""
+    for row in silent:
+        print(f"{row['client']} (pid {row['pid']}) did not answer: {row['why']}", file=sys.stderr)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return amounts(value) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value)) or "-"
+    text = "-" if value is None or value == "" else str(value)
+    return text.replace("\n", " | ")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def amounts(resources: dict[str, Any]) -> str:
+    return " ".join(f"{name}:{amount:g}" for name, amount in resources.items())
+
+
+def size_of(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.2f} GB"
+
+
+def duration_of(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -1,0 +1,131 @@
+"""`rlplat list WHAT`: the tasks, actors, objects, nodes, workers or placement groups of a running cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from rlplat.cli.cluster_view import (
+    add_cluster_options,
+    check_limit,
+    chosen,
+    print_json,
+    print_silent,
+    print_table,
+    size_of,
+)
+from rlplat.errors import ConfigError
+
+_EPILOG = """\
+examples:
+  rlplat list tasks --filter state=running
+  rlplat list actors --filter class=Learner --json
+  rlplat list objects --limit 20                  the biggest 20
+  rlplat list tasks --summary                     counts by name and state, however many there are
+  rlplat list clusters                            what is running on this machine
+"""
+COLUMNS = {
+    "tasks": "task name kind state worker owner waits resources",
+    "actors": "actor class name namespace state worker client resources restarts reason",
+    "objects": "id owner size where refs borrowers made_by call_site",
+    "nodes": "node state pid total available",
+    "workers": "worker pid node state client actor resources rss cpu_s",
+    "placement-groups": "group name state strategy bundles nodes",
+    "clusters": "pid session command",
+}
+_OPTIONAL = {"namespace", "call_site", "reason"}
+"""Columns that are left out of the table when they are empty."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat list",
+        description="List what is in a running cluster.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("what", choices=list(COLUMNS), metavar="WHAT", help=", ".join(COLUMNS))
+    parser.add_argument("--limit", metavar="N", type=int, default=100, help="most rows (default: 100)")
+    parser.add_argument(
+        "--filter",
+        metavar="COLUMN=VALUE",
+        action="append",
+        default=[],
+        help="only such rows; may be repeated",
+    )
+    parser.add_argument("--summary", action="store_true", help="tasks: counts by name and state")
+    add_cluster_options(parser)
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    check_limit(options.limit)
+    filters = dict(map(_filter, options.filter))
+    if options.summary and (options.what != "tasks" or filters):
+        raise ConfigError("--summary counts all tasks: rlplat list tasks --summary")
+    from rlplat import state
+
+    if options.summary:
+        return _summary(state.summarize_tasks(cluster=chosen(options)), options.json)
+    if options.what == "clusters":
+        rows = state.list_clusters()
+    else:
+        lister = getattr(state, f"list_{options.what.replace('-', '_')}")
+        rows = lister(filters=filters, limit=options.limit, cluster=chosen(options))
+    if options.json:
+        print_json(rows)
+    else:
+        columns = [
+            column
+            for column in COLUMNS[options.what].split()
+            if column not in _OPTIONAL or any(row.get(column) for row in rows)
+        ]
+        print_table(columns, [[_shown(row, column) for column in columns] for row in rows])
+        if len(rows) < rows.total:
+            print(f"{len(rows):,} of {rows.total:,}; --limit shows more", file=sys.stderr)
+    print_silent(rows.silent)
+    return 0
+
+
+def _filter(text: str) -> tuple[str, str]:
+    column, equals, value = text.partition("=")
+    if not equals or not column:
+        raise ConfigError(f"--filter takes COLUMN=VALUE, for example state=running, not {text!r}")
+    return column, value
+
+
+def _shown(row: dict[str, Any], column: str) -> Any:
+    if column == "size":
+        return size_of(row["size"])
+    if column == "rss":
+        return size_of(row["rss_bytes"])
+    return row.get(column)
+
+
+def _summary(counts: dict[str, dict[str, Any]], as_json: bool) -> int:
+    if as_json:
+        print_json(counts)
+        return 0
+    states = [
+        "running",
+        "queued",
+        "waiting-worker",
+        "waiting-actor",
+        "waiting-args",
+        "ended",
+        "failed",
+    ]
+    states = [state for state in states if any(row.get(state) for row in counts.values())]
+    rows = [
+        [
+            name,
+            *(row.get(state, 0) for state in states),
+            f"{row['mean_s'] * 1e3:.3g} ms" if "mean_s" in row else None,
+        ]
+        for name, row in counts.items()
+    ]
+    print_table(["name", *states, "mean"], rows)
+    return 0

@@ -1,0 +1,73 @@
+"""`rlplat logs [WORKER]`: what workers printed, of a running cluster or of one that has ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rlplat.cli.cluster_view import add_cluster_options, chosen, print_json, print_table, size_of
+from rlplat.errors import ConfigError
+
+_EPILOG = """\
+examples:
+  rlplat logs                      which workers have printed something
+  rlplat logs w3 --tail 20
+  rlplat logs Learner -f           of the actor of that class, or of a named one, as it comes
+  rlplat logs all -f               of everybody, each line with its worker
+  rlplat logs w3 --pid 4711        of a cluster that has ended: the last five are kept
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat logs",
+        description="Show what workers printed, of a running cluster or of one that has ended.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "worker",
+        nargs="?",
+        metavar="WORKER",
+        help="a worker's id or pid, an actor's name or class, or all (default: a list)",
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on as lines come, until the cluster ends"
+    )
+    parser.add_argument(
+        "--tail", metavar="N", type=int, default=100, help="last lines of each worker (default: 100)"
+    )
+    add_cluster_options(parser)
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    if options.tail < 0:
+        raise ConfigError(f"--tail is a number of lines, not {options.tail}")
+    from rlplat.state import open_logs
+
+    logs = open_logs(cluster=chosen(options))
+    if options.worker is None and not options.follow:
+        rows = [[log.worker, str(log.pid or ""), log.actor, size_of(log.num_bytes)] for log in logs.workers()]
+        if options.json:
+            print_json(
+                [
+                    {"worker": log.worker, "pid": log.pid, "actor": log.actor, "file": log.path}
+                    for log in logs.workers()
+                ]
+            )
+        else:
+            print_table(["worker", "pid", "actor", "size"], rows)
+            print(f"in {logs.folder}", file=sys.stderr)
+        return 0
+    name = options.worker or "all"
+    picked = logs.choose(name)
+    is_one = name != "all" and len(picked) == 1
+    for log, line in logs.lines(name, picked, options.tail, options.follow):
+        print(
+            line if is_one else f"({log.worker}{' ' if log.actor else ''}{log.actor}) {line}",
+            flush=options.follow,
+        )
+    return 0

@@ -1,0 +1,86 @@
+"""`rlplat memory`: which process owns which objects of a running cluster, how big they are, and who needs them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rlplat.cli.cluster_view import (
+    add_cluster_options,
+    check_limit,
+    chosen,
+    print_json,
+    print_silent,
+    print_table,
+    size_of,
+)
+
+_EPILOG = """\
+examples:
+  rlplat memory
+  rlplat memory --limit 5 --json
+  RLPLAT_RECORD_CALLSITES=1 python train.py      then `rlplat memory` says where each object was made
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat memory",
+        description="Show the objects of a running cluster, by owner, and who holds refs to them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=int, default=10, help="most objects of each owner (default: 10)"
+    )
+    add_cluster_options(parser)
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    check_limit(options.limit)
+    from rlplat.state import memory_report
+
+    report = memory_report(limit=options.limit, cluster=chosen(options))
+    if options.json:
+        print_json(report)
+        return 0
+    has_sites = any(row.get("call_site") for owner in report["owners"] for row in owner["objects"])
+    for owner in report["owners"]:
+        print(
+            f"{owner['owner']} (pid {owner['pid']}) owns {owner['owned']:,} objects, {size_of(owner['bytes'])}"
+            f" ({owner['pending']:,} pending), borrows {owner['borrowed']:,}"
+        )
+        if owner["objects"]:
+            _print_objects(owner["objects"], has_sites)
+        print()
+    store = report["store"]
+    makers = ", ".join(f"{client} {size_of(size)}" for client, size in store["by_creator"].items())
+    spare = sum(owner["spare_bytes"] for owner in report["owners"])
+    print(
+        f"shared memory: {size_of(store['bytes'])} of {size_of(store['capacity_bytes'])}"
+        f" ({size_of(spare)} kept for reuse){f', written by {makers}' if makers else ''}"
+    )
+    if not has_sites:
+        print("(start the program with RLPLAT_RECORD_CALLSITES=1 to see where objects were made)")
+    print_silent(report["silent"])
+    return 0
+
+
+def _print_objects(rows: list[dict[str, Any]], has_sites: bool) -> None:
+    header = ["object", "size", "where", "refs", "lent to", "made by"] + ["call site"] * has_sites
+    cells = [
+        [
+            row["id"],
+            size_of(row["size"]),
+            row["where"],
+            row["refs"],
+            row["borrowers"],
+            row["made_by"],
+            *([row["call_site"]] if has_sites else []),
+        ]
+        for row in rows
+    ]
+    print_table(header, cells, indent="  ")

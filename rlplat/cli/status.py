@@ -1,0 +1,85 @@
+"""`rlplat status`: what a running cluster has, does and waits for."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rlplat.cli.cluster_view import (
+    add_cluster_options,
+    amounts,
+    chosen,
+    duration_of,
+    print_json,
+    print_silent,
+    print_table,
+    size_of,
+)
+
+_EPILOG = """\
+examples:
+  rlplat status
+  rlplat status --pid 4711           when several clusters are running
+  rlplat status --json
+
+Exit code 2: no cluster of this user is running here.
+"""
+_ORDER = ("running", "queued", "waiting-worker", "waiting-actor", "waiting-args", "ended", "failed")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat status",
+        description="Show what a running cluster has, does and waits for.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_cluster_options(parser)
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    from rlplat.state import cluster_status
+
+    status = cluster_status(cluster=chosen(options))
+    if options.json:
+        print_json(status)
+    else:
+        _print(status)
+        print_silent(status["silent"])
+    return 0
+
+
+def _print(status: dict[str, Any]) -> None:
+    print(f"cluster of pid {status['pid']} ({status['command']}), up {duration_of(status['uptime_s'])}")
+    print(f"session {status['session']}")
+    print()
+    rows = [[name, use["used"], use["total"]] for name, use in status["resources"].items()]
+    print_table(["resource", "used", "total"], rows)
+    store = status["store"]
+    print(f"object store: {size_of(store['bytes'])} of {size_of(store['capacity_bytes'])}", end="")
+    print(f" in shared memory, {size_of(store['free_bytes'])} free on the machine")
+    print()
+    print(f"nodes    {len(status['nodes'])}")
+    print(f"workers  {_counted(status['workers'])}")
+    print(f"actors   {_counted(status['actors'])}")
+    print(f"tasks    {_counted(status['tasks'])}")
+    if status["waiting"]:
+        print()
+        print("waiting for resources:")
+        print_table(
+            ["count", "kind", "client", "needs", "why"],
+            [
+                [row["count"], row["kind"], row["client"], amounts(row["resources"]) or "-", row["reason"]]
+                for row in status["waiting"]
+            ],
+            indent="  ",
+        )
+
+
+def _counted(counts: dict[str, int]) -> str:
+    places = {state: place for place, state in enumerate(_ORDER)}
+    states = sorted(counts, key=lambda state: (places.get(state, -1), state))
+    return ", ".join(f"{counts[state]:,} {state}" for state in states if counts[state]) or "none"

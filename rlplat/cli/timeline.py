@@ -1,0 +1,55 @@
+"""`rlplat timeline`: the last calls of every worker as a trace for ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rlplat.cli.cluster_view import add_cluster_options, chosen
+
+_EPILOG = """\
+examples:
+  rlplat timeline                       writes rlplat-timeline.json
+  rlplat timeline --out - | gzip > trace.json.gz
+
+Open the file in https://ui.perfetto.dev (it stays on your machine) or in chrome://tracing.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat timeline",
+        description="Write the last calls of every worker (10,000 each) and long waits as a trace.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        default="rlplat-timeline.json",
+        help="- for stdout (default: rlplat-timeline.json)",
+    )
+    add_cluster_options(parser, has_json=False)
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    from rlplat.state import timeline
+
+    if options.out == "-":
+        json.dump({"traceEvents": timeline(cluster=chosen(options)), "displayTimeUnit": "ms"}, sys.stdout)
+        print()
+        return 0
+    events = timeline(cluster=chosen(options))
+    with open(options.out, "w") as file:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+    spans = [event for event in events if event["ph"] == "X"]
+    rows = {event["tid"] for event in spans}
+    length_s = max((event["ts"] + event["dur"] for event in spans), default=0.0) / 1e6
+    print(
+        f"{len(spans):,} spans in {len(rows)} rows over {length_s:.1f} s: {options.out} (open it in ui.perfetto.dev)"
+    )
+    return 0

@@ -1,0 +1,49 @@
+"""Where in the user's code each object was made, when RLPLAT_RECORD_CALLSITES is set (docs/observability.md).
+
+The verbs of one client are replaced by ones that note their caller: whoever does not set the variable pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlplat.runtime.refs import ObjectRef
+
+_HERE = os.path.dirname(__file__)
+_SLACK = 10_000
+
+
+def record_call_sites(client: Any) -> None:
+    """From now on `client.call_sites` has id -> "file.py:12 in function" of the objects that it owns."""
+    sites: dict[int, str] = {}
+    client.call_sites = sites
+
+    def recording(verb: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            out = verb(*args, **kwargs)
+            refs = out if type(out) is list else [getattr(out, "_creation", out)]
+            site = _site()
+            for ref in refs:
+                if type(ref) is ObjectRef:
+                    sites[ref.id] = site
+            if len(sites) > 2 * len(client._objects.book) + _SLACK:
+                for id in [id for id in list(sites) if client._objects.book.find(id) is None]:
+                    sites.pop(id, None)
+            return out
+
+        return recorded
+
+    for verb in ("submit_call", "create_actor", "put"):
+        setattr(client, verb, recording(getattr(client, verb)))
+    submitter = client.submitter
+    client.submitter = lambda code, options: recording(submitter(code, options))
+
+
+def _site() -> str:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

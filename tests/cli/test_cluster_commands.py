@@ -1,0 +1,187 @@
+"""`rlplat status`, `list`, `stack`, `timeline`, `memory`: as commands, from another process, on a living cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat import state
+from rlplat.cli import main
+from rlplat.runtime import observer
+
+
+@rlplat.remote
+def wait_for(path: str, *after: Any) -> int:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return 0
+
+
+@rlplat.remote
+class Learner:
+    def learn(self, path: str) -> int:
+        while not os.path.exists(path):
+            time.sleep(0.005)
+        return 1
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Any]:
+    """Two tasks run, a hundred wait for a CPU, one for an argument; an actor is in its first of three calls."""
+    rlplat.init(num_cpus=2, num_gpus=0)
+    go = str(tmp_path / "go")
+    big = rlplat.put(np.zeros(500_000))
+    learner = Learner.options(name="the-learner").remote()
+    tasks = [wait_for.remote(go) for _ in range(102)]
+    late = wait_for.options(name="late").remote(go, tasks[0])
+    calls = [learner.learn.remote(go) for _ in range(3)]
+    wanted = {"running": 3, "queued": 2, "waiting-worker": 100, "waiting-args": 1}
+    eventually(lambda: {**state.cluster_status()["tasks"], "ended": 0} == {**wanted, "ended": 0})
+    yield big
+    Path(go).touch()
+    rlplat.get([late, *tasks, *calls])
+    rlplat.shutdown()
+
+
+def eventually(is_so: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def rlplat_command(*arguments: str) -> str:
+    """Its output; run as the user would, in another process."""
+    command = [sys.executable, "-m", "rlplat.cli", *arguments, "--pid", str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_status(busy: Any) -> None:
+    said = rlplat_command("status")
+    lines = said.splitlines()
+    assert lines[0].startswith(f"cluster of pid {os.getpid()} (")
+    assert "CPU          2      2" in said and "actors   1 alive" in said
+    assert "tasks    3 running, 2 queued, 100 waiting-worker, 1 waiting-args" in said
+    status = json.loads(rlplat_command("status", "--json"))
+    assert status["resources"]["CPU"] == {"used": 2.0, "total": 2.0} and status["store"]["bytes"] > 4_000_000
+
+
+def test_list(busy: Any, capsys: Any) -> None:
+    pid = ("--pid", str(os.getpid()))
+    table = rlplat_command("list", "tasks", "--limit", "7").splitlines()
+    assert table[0].split() == ["task", "name", "kind", "state", "worker", "owner", "waits", "resources"]
+    assert len(table) == 8 and [row.split()[3] for row in table[1:4]] == ["running"] * 3
+    assert main(["list", "tasks", "--filter", "state=waiting-args", "--json", *pid]) == 0
+    (late,) = json.loads(capsys.readouterr().out)
+    assert late["name"] == "late" and late["waits"] == 1
+    assert main(["list", "tasks", "--limit", "2", *pid]) == 0
+    assert "2 of 106" in capsys.readouterr().err
+    assert main(["list", "tasks", "--summary", *pid]) == 0
+    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["name", "running", "queued", "waiting-worker", "waiting-args", "ended", "mean"]
+    assert next(row for row in rows if row[0] == "Learner.learn")[1:3] == ["1", "2"]
+    for what, wanted in {
+        "actors": "the-learner",
+        "workers": "leased",
+        "nodes": "alive",
+        "objects": "shm",
+        "placement-groups": "strategy",
+        "clusters": f"rlplat-{os.getpid()}-",
+    }.items():
+        assert main(["list", what, *([] if what == "clusters" else pid)]) == 0
+        assert wanted in capsys.readouterr().out, what
+        assert main(["list", what, "--json", *([] if what == "clusters" else pid)]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), list)
+
+
+def test_memory_says_who_holds_what(busy: Any, capsys: Any) -> None:
+    said = rlplat_command("memory", "--limit", "1")
+    assert f"driver (pid {os.getpid()}) owns " in said and "4.0 MB" in said and "put" in said
+    assert f"driver:{busy.id}" in said
+    assert main(["memory", "--json", "--pid", str(os.getpid())]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["owners"][0]["pid"] == os.getpid()
+
+
+def test_stack_shows_user_code(busy: Any, capsys: Any) -> None:
+    said = rlplat_command("stack")
+    assert f"== driver (pid {os.getpid()})" in said and "in Learner.learn" in said and "== node" in said
+    assert "in wait_for" in said and "waits for work" in said and "zygote" not in said
+    assert main(["stack", "the-learner", "--all", "--pid", str(os.getpid())]) == 0
+    said = capsys.readouterr().out
+    assert said.count("== ") == 1 and "Learner" in said and "zygote" in said and "-- rlplat-io" in said
+
+
+def test_timeline(busy: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    assert str(file) in rlplat_command("timeline", "--out", str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    assert "Learner.__init__" in {event["name"] for event in events}
+    assert json.loads(rlplat_command("timeline", "--out", "-"))["traceEvents"]
+
+
+# ---------------------------------------------------------------- which cluster
+
+
+@pytest.mark.parametrize("command", ["status", "stack", "memory", "timeline"])
+def test_no_cluster(command: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "running_sessions", list)
+    assert main([command]) == 2
+    assert "no cluster of this user is running" in capsys.readouterr().err
+
+
+def test_several_clusters(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"/dev/shm/rlplat-{pid}-1-x" for pid in (os.getpid(), os.getppid())]
+    monkeypatch.setattr(observer, "running_sessions", lambda: names)
+    assert main(["status"]) == 2
+    said = capsys.readouterr().err
+    assert "2 clusters are running" in said and f"--pid {os.getpid()}  " in said
+    assert main(["status", "--pid", "1"]) == 2
+    assert "no cluster '1' is running; running:" in capsys.readouterr().err
+
+
+def test_a_cluster_is_chosen_by_folder_name_or_pid(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = observer.find_session()
+    monkeypatch.setattr(observer.refs, "_backend", None)
+    for choice in (session, session + "/", os.path.basename(session), os.getpid(), str(os.getpid())):
+        assert observer.find_session(choice) == session
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "taskz"], "invalid choice: 'taskz'"),
+        (["list", "tasks", "--limit", "0"], "--limit is a positive number"),
+        (["list", "tasks", "--filter", "running"], "COLUMN=VALUE"),
+        (["list", "actors", "--summary"], "--summary counts all tasks"),
+        (["status", "--pid", "1", "--session", "x"], "leave one of them away"),
+        (["memory", "--limit", "-1"], "--limit is a positive number"),
+        (["logs", "--tail", "-1"], "--tail is a number of lines"),
+        (["statsu"], "did you mean 'status'?"),
+    ],
+)
+def test_bad_usage(capsys: Any, arguments: list[str], said: str) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_is_as_quick_as_before() -> None:
+    """Nothing of the runtime is imported for it."""
+    program = (
+        "import sys; from rlplat.cli import main; main(['--help']); "
+        "print([m for m in sys.modules if m.startswith(('zmq', 'rich', 'rlplat.runtime'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]" and "rlplat status" in done.stdout
