@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         init,
         is_initialized,
         kill,
+        list_named_actors,
         method,
         put,
         remote,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "rlplat.runtime.api": (
         "ActorHandle ObjectRef available_resources cluster_resources get get_actor get_runtime_context init "
-        "is_initialized kill method put remote shutdown wait"
+        "is_initialized kill list_named_actors method put remote shutdown wait"
     ),
     "rlplat.runtime.bulk": "map",
     "rlplat.runtime.placement": (
@@ -95,6 +96,7 @@ __all__ = [
     "init",
     "is_initialized",
     "kill",
+    "list_named_actors",
     "map",
     "method",
     "nodes",

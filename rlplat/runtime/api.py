@@ -39,6 +39,7 @@ __all__ = [
     "init",
     "is_initialized",
     "kill",
+    "list_named_actors",
     "method",
     "put",
     "remote",
@@ -54,12 +55,14 @@ def init(
     resources: dict[str, float] | None = None,
     backend: str = "zmq",
     preload: Sequence[str] = (),
+    namespace: str = "",
 ) -> None:
     """Start a private cluster on this machine.
 
     num_cpus, num_gpus: what tasks and actors may take in all; None: what the machine has.
     resources: custom resources by name.
     backend: "zmq" (worker processes) or "inproc" (everything in this process and thread, at once: for debuggers).
+    namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
     """
     if connection.is_connected():
@@ -67,11 +70,11 @@ def init(
     if backend == "inproc":
         from rlplat.runtime.inproc import InprocBackend
 
-        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources))
+        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace))
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
-        connection.set_backend(start_private_cluster(num_cpus, num_gpus, resources, preload))
+        connection.set_backend(start_private_cluster(num_cpus, num_gpus, resources, preload, namespace))
     else:
         raise ConfigError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
     atexit.register(shutdown)
@@ -284,8 +287,8 @@ class ActorHandle:
 
     _actor_id: str
     _info: ActorInfo
-    _creation: ObjectRef
-    """The actor's entry in its creator's book: it counts the handles."""
+    _creation: ObjectRef | None
+    """The actor's entry in its creator's book: it counts the handles. None: a detached actor's are not counted."""
 
     def __getattr__(self, name: str) -> ActorMethod:
         options = self._info.methods.get(name)
@@ -337,16 +340,27 @@ def methods_of(actor_class: Any) -> dict[str, CallOptions]:
     }
 
 
-def kill(actor: ActorHandle) -> None:
-    """End an actor at once; calls that wait for it raise `ActorDied`."""
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """End an actor at once; calls that wait for it raise `ActorDied`.
+
+    no_restart: False ends its process only: it starts again if `max_restarts` allows, as after a crash.
+    """
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"rlplat.kill takes an actor handle, not {type(actor).__name__}")
-    backend().kill(actor)
+    backend().kill(actor, no_restart)
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The actor that was created with `.options(name=name)`; namespace: None for this process's own."""
     return _connected().get_actor(name, namespace)
+
+
+def list_named_actors(all_namespaces: bool = False) -> list[Any]:
+    """Names of the named actors that are alive in this namespace; of all: `{"name": ..., "namespace": ...}` each."""
+    found = sorted(_connected().actor_names(all_namespaces))
+    if all_namespaces:
+        return [{"name": name, "namespace": namespace} for namespace, name in found]
+    return [name for _, name in found]
 
 
 def cluster_resources() -> dict[str, float]:

@@ -110,6 +110,15 @@ def pack(value: Any, what: str = "the value") -> Packed:
     return Packed(data, buffers, refs)
 
 
+def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[ObjectRef]]:
+    """`value` as one stream of bytes, however large, and the refs in it."""
+    packed = pack(value, what)
+    if packed.buffers:
+        with collecting_refs():
+            return cloudpickle.dumps(value, protocol=5), packed.refs
+    return packed.data, packed.refs
+
+
 def unpack(data: Any, buffers: Any = ()) -> Any:
     if data == NONE:
         return None
@@ -221,13 +230,21 @@ class ErrorInfo(msgspec.Struct, array_like=True):
     """Name of a class in `rlplat.errors`; `TaskError` for whatever user code raised."""
     message: str
     exception: bytes = b""
+    classes: list[str] = []
+    """Of what user code raised: `class_names` of it (`retry_exceptions` looks there)."""
+
+
+def class_names(kind: type) -> list[str]:
+    """Module and name of a class and its bases. (A class made in a function loses its qualified name on its way.)"""
+    return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
 
 
 def describe_error(error: BaseException, where: str) -> ErrorInfo:
     """What the caller will see of an exception that `where` ("task f (pid 12)") raised."""
     if isinstance(error, RlplatError) and not isinstance(error, TaskError):
         exception = _pickled_exception(error)
-        return ErrorInfo("TaskError" if exception else type(error).__name__, f"{where}: {error}", exception)
+        kind = "TaskError" if exception else type(error).__name__
+        return ErrorInfo(kind, f"{where}: {error}", exception, class_names(type(error)))
     # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
@@ -235,9 +252,8 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
         del frames.stack[0]
     text = "".join(frames.format())
-    return ErrorInfo(
-        "TaskError", f"{where} raised {type(own).__name__}\n{text.rstrip()}", _pickled_exception(own)
-    )
+    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
+    return ErrorInfo("TaskError", message, _pickled_exception(own), class_names(type(own)))
 
 
 def _pickled_exception(error: BaseException) -> bytes:

@@ -133,6 +133,8 @@ class RunFull(Message, tag=4):
     """Streaming: values that the owner has from an earlier attempt; they are not sent again."""
     seq: int = 0
     """Exactly-once calls: the caller's number of this call, from 1."""
+    answered: int = 0
+    """Exactly-once calls: the caller has the results of all calls up to this number."""
 
 
 class CreateActor(Message, tag=5):
@@ -306,10 +308,15 @@ class Answer(Message, tag=42):
     error: ErrorInfo | None = None
     is_detached: bool = False
     """The actor does not depend on its creator, which may be gone."""
+    names: list[tuple[str, str]] = []
+    """To `AskNames`: (namespace, name)."""
 
 
 class Blocked(Message, tag=43):
     """The sender's task waits for other tasks: its CPUs may be lent."""
+
+    on: list[Key] = []
+    """What it waits for: all of them. (Empty: one of many will do, or nobody knows.)"""
 
 
 class Unblocked(Message, tag=44):
@@ -319,6 +326,8 @@ class Unblocked(Message, tag=44):
 class WorkerDied(Message, tag=45):
     worker: str
     reason: str
+    kind: str = "WorkerCrashed"
+    """The class of the error that a lost task fails with: also "OutOfMemory", which has a count of retries of its own."""
 
 
 class Exit(Message, tag=46):
@@ -429,6 +438,31 @@ class NameTaken(Message, tag=73):
     is_detached: bool = False
 
 
+# ---------------------------------------------------------------- actors by name; who waits for whom
+
+
+class AskNames(Message, tag=60):
+    """Answered with the named actors of a namespace; None: of all."""
+
+    request: int
+    namespace: str | None = None
+
+
+class WhoMakes(Message, tag=61):
+    """Node to owner: which processes will make these objects of yours?"""
+
+    ids: list[int]
+
+
+class Makes(Message, tag=62):
+    """Owner to node: `worker` makes it ("": nobody yet), or it waits for these objects first."""
+
+    id: int
+    worker: str
+    name: str
+    waits: list[Key] = []
+
+
 # ---------------------------------------------------------------- a command that looks on -> anybody
 
 
@@ -458,6 +492,7 @@ AnyMessage = (
     | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation
     | NameTaken
     | Inspect | Report
+    | AskNames | WhoMakes | Makes
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import inspection, messages, stack_dump
+from rlplat.runtime import inspection, messages, stack_dump, wait_graph
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
@@ -49,10 +49,12 @@ class _Process:
 
 
 class Node:
-    def __init__(self, session: str, total: dict[str, float], orders: socket.socket) -> None:
+    def __init__(
+        self, session: str, total: dict[str, float], orders: socket.socket, namespace: str = ""
+    ) -> None:
         from rlplat.runtime.transport import Transport
 
-        self._session, self._total = session, total
+        self._session, self._total, self._namespace = session, total, namespace
         self.started_at = time.monotonic()
         self._orders = orders
         self._transport = Transport(session, "node")
@@ -66,6 +68,7 @@ class Node:
         self._creating: dict[int, str] = {}
         """Actors by number of the creation that we have sent."""
         self._num_created = 0
+        self._waits = wait_graph.WaitGraph(self._scheduler.who)
         self._gpus = visible_gpus()
         self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
@@ -111,7 +114,7 @@ class Node:
             return  # its last words: what they ask for nobody would ever give back
         if kind is messages.Hello:
             self._clients.add(sender)
-            self._post(sender, messages.Welcome(self._total, dead=self._dead))
+            self._post(sender, messages.Welcome(self._total, self._namespace, dead=self._dead))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             self._event(events.LeasesRequested(sender, message.shape, message.count))
@@ -138,11 +141,18 @@ class Node:
         elif kind is messages.FindActor:
             self._event(events.ActorSought(sender, message.actor))
         elif kind is messages.Blocked:
+            self._waits.blocked(sender, message.on, time.monotonic())
             self._event(events.WorkerBlocked(sender))
         elif kind is messages.Unblocked:
+            self._waits.unblocked(sender)
             self._event(events.WorkerUnblocked(sender))
+        elif kind is messages.Makes:
+            self._watch(self._waits.found((sender, message.id), message.worker, message.name, message.waits))
         elif kind is messages.AskByName:
             self._post(sender, self._by_name(message))
+        elif kind is messages.AskNames:
+            named = [key for key in self._scheduler.actor_by_name if message.namespace in (None, key[0])]
+            self._post(sender, Answer(message.request, names=named))
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
@@ -250,12 +260,23 @@ class Node:
 
     def _on_created(self, message: messages.Done | messages.DoneFull) -> None:
         """The constructor of a detached actor has returned or raised."""
-        actor = self._creating.pop(message.task, "")
-        error = message.values[0].error if isinstance(message, messages.DoneFull) else None
+        if isinstance(message, messages.Done):
+            for task in message.tasks:
+                self._creating.pop(task, None)
+            return
+        actor, error = self._creating.pop(message.task, ""), message.values[0].error
         if actor and error is not None:
             entry = self._scheduler.actors.get(actor)
             name = entry.info.class_name if entry is not None else actor
             self._event(events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True))
+
+    def _watch(self, actions: list[wait_graph.Action]) -> None:
+        for action in actions:
+            match action:
+                case wait_graph.Ask(owner, ids):
+                    self._post(owner, messages.WhoMakes(ids))
+                case wait_graph.Warn(text):
+                    print(f"rlplat: {text}", file=sys.stderr, flush=True)
 
     # -- processes
 
@@ -316,6 +337,7 @@ class Node:
             reason += "; last lines of its output:\n  " + "\n  ".join(process.lines)
         self._transport.forget(worker)
         self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
+        self._waits.unblocked(worker)
         self._event(events.WorkerLost(worker, reason))
 
     def _read_log(self, worker: str, process: _Process | None = None) -> None:
@@ -342,6 +364,8 @@ class Node:
         times = [p.kill_at for p in self._processes.values() if p.kill_at]
         times += [self._removals[0][0]] if self._removals else []
         times += [self._wake_at] if self._wake_at is not None else []
+        deadline = self._waits.deadline()
+        times += [deadline] if deadline is not None else []
         return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
 
     def _keep_house(self) -> None:
@@ -349,6 +373,7 @@ class Node:
         if self._wake_at is not None and self._wake_at <= now:
             self._wake_at = None
             self._event(events.Tick())
+        self._watch(self._waits.ticked(now))
         for process in self._processes.values():
             if process.kill_at and process.kill_at <= now:
                 self._kill(process)
@@ -399,7 +424,7 @@ def main() -> None:
         zygote.run(theirs, config["session"], config["preload"])
     theirs.close()
     stack_dump.arm()
-    node = Node(config["session"], config["total"], ours)
+    node = Node(config["session"], config["total"], ours, config["namespace"])
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why

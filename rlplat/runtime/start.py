@@ -26,12 +26,22 @@ _NODE_CODE = "from rlplat.runtime.node import main; main()"
 
 
 def start_private_cluster(
-    num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None, preload: Sequence[str]
+    num_cpus: float | None,
+    num_gpus: int | None,
+    resources: dict[str, float] | None,
+    preload: Sequence[str],
+    namespace: str = "",
 ) -> Driver:
     total = machine_resources(num_cpus, num_gpus, resources)
     raise_file_limit()  # the node and its workers inherit it
     session = make_session()
-    config = {"session": session, "total": total, "preload": list(preload), "sys_path": sys.path}
+    config = {
+        "session": session,
+        "total": total,
+        "preload": list(preload),
+        "sys_path": sys.path,
+        "namespace": namespace,
+    }
     node = subprocess.Popen(
         [sys.executable, "-c", _NODE_CODE, json.dumps(config)],
         stdin=subprocess.PIPE,
