@@ -8,6 +8,7 @@ stream, so that they can be copied once into shared memory and mapped from there
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import pickle
 import struct
@@ -249,7 +250,9 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
     # The first frame is the runtime's own call of the user's function: of no use to its author.
-    if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
+    if len(frames.stack) > 1 and frames.stack[0].filename.endswith(
+        ("worker.py", "inproc.py", "execution.py")
+    ):
         del frames.stack[0]
     text = "".join(frames.format())
     message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
@@ -320,6 +323,8 @@ def _both_classes(user_class: type) -> type[TaskError]:
 
 def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
     """The values of a call with `num_returns` > 1."""
+    if inspect.isgenerator(value):
+        value = list(value)
     if not isinstance(value, (tuple, list)) or len(value) != num_returns:
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
         raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")

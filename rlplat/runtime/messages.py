@@ -62,6 +62,8 @@ class ActorInfo(msgspec.Struct, array_like=True, frozen=True):
     methods: dict[str, CallOptions]
     max_task_retries: int = 0
     exactly_once: bool = False
+    groups: tuple[str, ...] = ()
+    """Its concurrency groups."""
 
 
 class Shape(msgspec.Struct, array_like=True, frozen=True):
@@ -484,6 +486,49 @@ class Report(Message, tag=96):
     """Why there is no report."""
 
 
+# ---------------------------------------------------------------- streams and cancelling
+
+
+class Item(Message, tag=50):
+    """Worker -> owner: value number `index` (from 0) of a generator."""
+
+    task: int
+    index: int
+    value: Value
+
+
+class ItemsTaken(Message, tag=51):
+    """Owner -> worker: the consumer has taken `count` values of the generator in all."""
+
+    task: int
+    count: int
+
+
+class CancelTask(Message, tag=52):
+    """Owner -> worker: drop it, interrupt it, or cancel its coroutine."""
+
+    task: int
+    recursive: bool
+    is_close: bool = False
+    """Only stop a generator at its next value: nobody reads it any more."""
+
+
+class Farewell(Message, tag=54):
+    """Worker -> owner: an actor that ends by itself has sent all its results."""
+
+
+class FarewellHeard(Message, tag=55):
+    """The answer: they are here."""
+
+
+class CancelObject(Message, tag=53):
+    """Borrower -> owner: cancel the task that is to make this object."""
+
+    id: int
+    force: bool
+    recursive: bool
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
@@ -493,6 +538,7 @@ AnyMessage = (
     | NameTaken
     | Inspect | Report
     | AskNames | WhoMakes | Makes
+    | Item | ItemsTaken | CancelTask | CancelObject | Farewell | FarewellHeard
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

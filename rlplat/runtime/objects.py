@@ -178,10 +178,13 @@ class Objects:
         value.holder = (self.client_id, entry.id)
         return self.new_ref(entry.id)
 
-    def fill(self, id: int, value: Value) -> None:
-        """The value of one of our entries has come."""
-        entry = self.book.fill(id, value, self.receive(value.refs))
-        if entry is not None and entry.callbacks:
+    def fill(self, id: int, value: Value, inner: list[ObjectRef] | None = None) -> None:
+        """The value of one of our entries has come. `inner`: refs in it, when this process has made it itself."""
+        entry = self.book.fill(id, value, self.receive(value.refs) if inner is None else inner)
+        if entry is None:
+            if value.segment is not None:  # it has failed meanwhile: its deadline has passed
+                self.free_segment(value.segment)
+        elif entry.callbacks:
             callbacks, entry.callbacks = entry.callbacks, None
             for callback in callbacks:
                 callback(value)
