@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlplat.errors import SerializationError
@@ -213,7 +213,7 @@ class Streams:
         for wake in wakes:
             wake(None)
 
-    def finish(self, task: int, values: list[Value]) -> tuple[list[Value], list[ObjectRef] | None]:
+    def finish(self, task: int, values: Sequence[Value]) -> tuple[Sequence[Value], list[ObjectRef] | None]:
         """The value of a dynamic call that has ended well is the list of its refs: (values, refs inside)."""
         stream = self._open.get(task)
         if stream is None or not stream.is_dynamic or values[0].error is not None:
@@ -266,4 +266,4 @@ class Streams:
         if worker:
             self._client._transport.post(worker, messages.ItemsTaken(stream.task, num_to_tell))
             self._client._loop.send_now()
-        return ref  # type: ignore[no-any-return]
+        return ref

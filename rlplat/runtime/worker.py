@@ -540,7 +540,9 @@ class Worker(Client):
 
     def _refuse_self_call(self, ref: ObjectRef) -> None:
         """Lock held."""
-        name = self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._runner is None else None
+        name = (
+            self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._runner is None else None
+        )
         if name is not None:
             raise Deadlock(
                 f"actor {self._actor_name} waits in one of its calls for the result of {name}, which it can only run "

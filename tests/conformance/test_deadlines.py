@@ -47,7 +47,7 @@ def test_a_sleeping_task_ends_at_its_deadline(cluster: None, tmp_path: Path) -> 
     """P4: time.sleep(1000) in a call with a deadline must end at the deadline + 2 s."""
     log = tmp_path / "log"
 
-    @rlplat.remote(timeout_s=0.5)
+    @rlplat.remote(timeout_s=1)
     def sleeper() -> None:
         write(log, "began")
         try:
@@ -58,10 +58,10 @@ def test_a_sleeping_task_ends_at_its_deadline(cluster: None, tmp_path: Path) -> 
     warm_up()
     began = time.monotonic()
     ref = sleeper.remote()
-    with pytest.raises(DeadlineExceeded, match=r"sleeper did not finish within its timeout_s=0.5"):
+    with pytest.raises(DeadlineExceeded, match=r"sleeper did not finish within its timeout_s=1"):
         rlplat.get(ref, timeout=60)
     assert soon(lambda: lines(log) == ["began", "ended"])
-    assert time.monotonic() - began < 0.5 + 2
+    assert time.monotonic() - began < 1 + 2
     with pytest.raises(TimeoutError):
         rlplat.get(ref)
     assert rlplat.get(one.remote(), timeout=60) == 1
@@ -70,7 +70,7 @@ def test_a_sleeping_task_ends_at_its_deadline(cluster: None, tmp_path: Path) -> 
 def test_a_task_that_will_not_end_is_killed(cluster: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
-    @rlplat.remote(timeout_s=0.5)
+    @rlplat.remote(timeout_s=1)
     def stubborn() -> None:
         write(log, os.getpid())
         while True:
@@ -84,7 +84,7 @@ def test_a_task_that_will_not_end_is_killed(cluster: None, tmp_path: Path) -> No
     with pytest.raises(DeadlineExceeded):
         rlplat.get(stubborn.remote(), timeout=60)
     assert soon(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"))
-    assert time.monotonic() - began < 0.5 + 2
+    assert time.monotonic() - began < 1 + 2
     assert rlplat.get(one.remote(), timeout=60) == 1
     assert len(lines(log)) == 1
 
@@ -150,7 +150,7 @@ def test_a_result_that_comes_too_late_changes_nothing(cluster: None, tmp_path: P
         return bytes(1_000_000) if large else 5
 
     warm_up()
-    task = rlplat.remote(late).options(timeout_s=0.5)
+    task = rlplat.remote(late).options(timeout_s=1)
     refs = [task.remote(False), task.remote(True)]
     for ref in refs:
         with pytest.raises(DeadlineExceeded):
@@ -207,7 +207,7 @@ def test_a_coroutine_is_cancelled_and_its_actor_lives(cluster: None, tmp_path: P
 
 
 def test_a_stream_has_a_deadline_as_a_whole(cluster: None) -> None:
-    @rlplat.remote(timeout_s=0.5)
+    @rlplat.remote(timeout_s=1)
     def slow() -> Iterator[int]:
         yield 0
         time.sleep(1000)
@@ -220,20 +220,18 @@ def test_a_stream_has_a_deadline_as_a_whole(cluster: None) -> None:
     assert len(refs) == 2
 
 
-def test_deadlines_count_while_nobody_looks(cluster: None, tmp_path: Path) -> None:
+def test_deadlines_count_while_nobody_looks(cluster: None) -> None:
     """The process that made the call is busy with something else."""
-    log = tmp_path / "log"
 
-    @rlplat.remote(timeout_s=0.5)
+    @rlplat.remote(timeout_s=0.3)
     def sleeper() -> None:
-        write(log, "began")
-        try:
-            time.sleep(1000)
-        finally:
-            write(log, "ended")
+        time.sleep(1000)
+
+    from rlplat.runtime.refs import backend
 
     warm_up()
     ref = sleeper.remote()
-    assert soon(lambda: lines(log) == ["began", "ended"])
+    entry = backend()._objects.book.find(ref.id)  # type: ignore[attr-defined]
+    assert soon(lambda: entry.value is not None)
     with pytest.raises(DeadlineExceeded):
         rlplat.get(ref)
