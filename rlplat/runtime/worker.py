@@ -445,6 +445,7 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
     worker.start()
     worker.run()
     worker._instance = None
+    worker._objects.drop_spares()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
