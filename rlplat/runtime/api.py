@@ -303,7 +303,9 @@ class RemoteClass:
         raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")
 
     def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
-        raise TypeError(f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived")
+        raise TypeError(
+            f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived"
+        )
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -71,7 +71,7 @@ class Client:
         """Calls that ended in an error, by name."""
         self._actors = Actors(self)
         self._objects.on_freed = self._actors.on_freed
-        self._objects.room.patience = self._patience
+        self._objects.room.patience = lambda: self._patience(None)
         self._objects.room.check = self._check_open
         self._rebuilder = Rebuilder(self._objects, self._submit_again)
         self._loop.after_frame = self._after_frame

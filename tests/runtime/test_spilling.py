@@ -105,6 +105,22 @@ def test_a_freed_object_on_disk_is_removed(stores: tuple[Store, Store], tmp_path
     assert write(writer, 2).name != segment.name
 
 
+def test_a_spare_that_somebody_removed_is_not_written_to(stores: tuple[Store, Store], tmp_path: Path) -> None:
+    writer, reader = stores
+    for _ in range(2):  # with and without a mapping
+        segment = write(writer, 1)
+        writer.free(segment.name)
+        os.unlink(tmp_path / segment.name)
+        again = write(writer, 2)
+        assert (reader.read(again, None) == 2).all()
+        writer.free(again.name)
+        assert (reader.read(write(writer, 3), None) == 3).all()
+        reader.drop_mappings()
+        writer.lose(again.name)
+        writer.drop_spares(1 << 62)
+    assert writer.account.used() == 0
+
+
 def test_an_object_that_is_freed_on_its_way_to_disk_is_forgotten(
     stores: tuple[Store, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
