@@ -60,6 +60,9 @@ def init(
     backend: str = "zmq",
     preload: Sequence[str] = (),
     namespace: str = "",
+    object_store_memory: int | None = None,
+    spill_dir: str | None = None,
+    store_full_timeout_s: float = 10.0,
 ) -> None:
     """Start a private cluster on this machine.
 
@@ -68,6 +71,9 @@ def init(
     backend: "zmq" (worker processes) or "inproc" (everything in this process and thread, at once: for debuggers).
     namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
+    object_store_memory: bytes of shared memory that large objects may take; None: 30 % of RAM, as far as it is free.
+    spill_dir: where objects go that find no room there; None: the temp directory; "": nowhere.
+    store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`.
     """
     if connection.is_connected():
         raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
@@ -78,7 +84,18 @@ def init(
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
-        connection.set_backend(start_private_cluster(num_cpus, num_gpus, resources, preload, namespace))
+        connection.set_backend(
+            start_private_cluster(
+                num_cpus,
+                num_gpus,
+                resources,
+                preload,
+                namespace,
+                object_store_memory,
+                spill_dir,
+                store_full_timeout_s,
+            )
+        )
     else:
         raise ConfigError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
     atexit.register(shutdown)
@@ -125,6 +142,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     """Wait for the values of one ref or of a list of refs.
 
     Numpy arrays of 64 KiB and more are read-only views of shared memory (copy them to write); smaller ones are copies.
+    Large torch tensors are views too, of memory that is copied when written: changes stay in this value alone.
     timeout: seconds; then `GetTimeout`, which says what is being waited for.
     Raises what the task raised: an exception that is both `TaskError` and the user's own class.
     """
@@ -138,9 +156,16 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
 
 def wait(
-    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None
+    refs: Sequence[ObjectRef],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """(ready, not ready), both in the order of `refs`, once `num_returns` are ready or `timeout` seconds passed."""
+    """(ready, not ready), both in the order of `refs`, once `num_returns` are ready or `timeout` seconds passed.
+
+    fetch_local: as Ray's; on one machine everything is local, and it changes nothing.
+    """
     refs = list(refs)
     if any(not isinstance(ref, ObjectRef) for ref in refs):
         raise TypeError("rlplat.wait takes a list of ObjectRefs")

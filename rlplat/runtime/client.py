@@ -27,6 +27,7 @@ from rlplat.runtime.messages import CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
+from rlplat.runtime.rebuilding import Rebuilder
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.retries import (
     History,
@@ -75,6 +76,9 @@ class Client:
         self._awaiting = Awaiting(self)
         self._actors = Actors(self)
         self._objects.on_freed = self._actors.on_freed
+        self._objects.room.patience = lambda: self._patience(None)
+        self._objects.room.check = self._check_open
+        self._rebuilder = Rebuilder(self._objects, self._submit_again)
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
         self._loop.idle_tick_s = self._idle_tick_s
@@ -243,7 +247,7 @@ class Client:
         if value.segment is not None:
             # Large arguments are an object of ours that lives until the result is here, or as long as views of it do.
             with self._lock:
-                refs = [*refs, self._objects.own(value, packed.refs)]
+                refs = [*refs, self._objects.own(value, packed.refs, f"argument of {name}")]
         return (
             messages.RunFull(0, key, method, num_returns, value, []),
             deps,
@@ -326,6 +330,23 @@ class Client:
                 self._dispatch(record.lane)
             else:
                 self._actors.advance(record.target)
+
+    def _submit_again(self, record: TaskRecord, deps: Deps) -> None:
+        """A call whose result was lost, once more, with the same ids."""
+        self._tasks[record.id] = record
+        if record.lane is not None:
+            if not deps or self._resolve(record, deps):
+                record.lane.ready.append(record)
+                self._dispatch(record.lane)
+            return
+        actor = self._actors.find(record.target)
+        if deps:
+            self._resolve(record, deps)
+        if actor is None or actor.gone is not None:
+            gone = ErrorInfo("ActorDied", f"the actor that made it ({record.name}) is gone")
+            self._fail(record, gone if actor is None or actor.gone is None else actor.gone)
+        else:
+            self._actors.send(actor, actor.queued(record, False))
 
     def _fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
         if type(record.message) is messages.CreateActor:
@@ -418,6 +439,7 @@ class Client:
         else:
             values = self._actors.on_replied(record, values)
         self._fill(record, values, inner)
+        self._rebuilder.remember(record, values)
 
     def _worker_of(self, record: TaskRecord) -> str | None:
         if record.lane is not None:
@@ -431,6 +453,8 @@ class Client:
         record.refs = None
         if values and values[0].error is not None:
             self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
+        if record.id in self._rebuilder.under_way:
+            values = self._rebuilder.finished(record, values)
         for id, value in zip(record.ids, values, strict=True):
             self._objects.fill(id, value, inner)
 
@@ -460,8 +484,8 @@ class Client:
     def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
         self._total.update(message.total)
         self.namespace = message.namespace
-        for worker in message.dead:
-            self._objects.dead.setdefault(worker, "it died before this process came")
+        for worker, reason in message.dead.items():
+            self._objects.dead.setdefault(worker, reason)
 
     def _on_granted(self, sender: str, message: messages.Granted) -> None:
         lane = self._lanes[message.shape]
@@ -550,7 +574,7 @@ class Client:
             if value.segment is None and value.error is None:
                 values.append(unpack(value.data))
             else:
-                values.append(self._objects.open_value(value, ref))
+                values.append(self._objects.open_value(value, ref, deadline))
         return values
 
     def _await_value(

@@ -22,6 +22,8 @@ class Segment(msgspec.Struct, array_like=True, frozen=True):
     creator: str
     name: str
     sizes: list[int]
+    is_writable: bool = False
+    """It holds tensors: each reader maps it for itself, copy on write."""
 
 
 class Value(msgspec.Struct, array_like=True, gc=False):
@@ -213,6 +215,8 @@ class FreeSegments(Message, tag=24):
     """The owner is done with these: their creator may reuse them."""
 
     names: list[str]
+    are_lost: bool = False
+    """The bytes are gone: their creator must not reuse them."""
 
 
 # ---------------------------------------------------------------- client <-> node
@@ -225,7 +229,7 @@ class Hello(Message, tag=30):
 class Welcome(Message, tag=31):
     total: dict[str, float]
     namespace: str = ""
-    dead: list[str] = []
+    dead: dict[str, str] = {}
     """Workers that died before the client came: refs to what they owned may still reach it."""
 
 
@@ -529,6 +533,26 @@ class CancelObject(Message, tag=53):
     recursive: bool
 
 
+# ---------------------------------------------------------------- objects in trouble
+
+
+class MakeRoom(Message, tag=75):
+    """The store is full: give up spares and mappings that nobody needs, and spill so many bytes; then `RoomMade`."""
+
+    to_spill: int
+
+
+class RoomMade(Message, tag=76):
+    pass
+
+
+class BytesLost(Message, tag=77):
+    """To an object's owner: the segment is gone. It makes the value again, or says why not, by `Fetched`."""
+
+    id: int
+    segment: str
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
@@ -539,6 +563,7 @@ AnyMessage = (
     | Inspect | Report
     | AskNames | WhoMakes | Makes
     | Item | ItemsTaken | CancelTask | CancelObject | Farewell | FarewellHeard
+    | MakeRoom | RoomMade | BytesLost
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -600,6 +600,7 @@ def leave(worker: Worker) -> NoReturn:
     worker._instance = None
     if worker._is_actor:
         atexit._run_exitfuncs()
+    worker._objects.drop_spares()
     worker._loop.close(linger_s=1)
     sys.stdout.flush()
     sys.stderr.flush()
