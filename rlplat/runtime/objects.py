@@ -112,6 +112,8 @@ class Objects:
 
     def hand_over(self, keys: Sequence[Key], peer: str, count: int = 1) -> None:
         """Refs are about to travel to `peer` inside a value (-1: they came back unopened)."""
+        if peer in self.dead:
+            return  # it has no copy to give back any more
         for owner, id in keys:
             if owner == self.client_id:
                 self.book.lend(id, peer, count)
