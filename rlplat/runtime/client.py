@@ -171,7 +171,7 @@ class Client:
         refs.append(handle._creation)  # type: ignore[arg-type]
         with self._lock:
             self._check_open()
-            actor = self._actors.book(handle)
+            actor = self._actors.find(handle._actor_id) or self._actors.book(handle)
             record, out = self._record(message, "", name, num_returns, refs)
             record.target = handle._actor_id
             if retries:
@@ -182,7 +182,11 @@ class Client:
                 if record.id in self._tasks:
                     self._fail(record, actor.gone)
                 return out
-            self._actors.send(actor, actor.queued(record, is_exactly_once))
+            if actor.worker is not None and not (deps or actor.queue or is_exactly_once):
+                actor.in_flight[record.id] = record  # what `queued` and `send` come to for most calls
+                self._send_call(actor.worker, actor.known_code, record)
+            else:
+                self._actors.send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._tasks))
         return out
 
