@@ -277,6 +277,9 @@ class RemoteClass:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")
 
+    def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
+        raise TypeError(f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived")
+
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class ActorHandle:
@@ -328,12 +331,12 @@ _PLAIN_CALL = CallOptions()
 
 
 def methods_of(actor_class: Any) -> dict[str, CallOptions]:
-    """Public methods and how they are called."""
+    """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
     members = inspect.getmembers(actor_class, callable)
     return {
         name: getattr(member, "__rlplat_options__", _PLAIN_CALL)
         for name, member in members
-        if not name.startswith("_") or (name == "__call__" and "__call__" in vars(actor_class))
+        if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
     }
 
 

@@ -77,6 +77,8 @@ class RemoteCode:
     blob: bytes | None = None
     key: str | None = None
     """Hash of `blob`: what workers remember it by."""
+    refs: list[ObjectRef] = field(default_factory=list)
+    """Refs (and those of actor handles) that the function closes over: held as long as the function."""
 
 
 class Backend(Protocol):

@@ -58,6 +58,8 @@ class Client:
         self._touched: dict[Lane, bool] = {}
         self._pace: dict[str, float] = {}
         self._codes: dict[str, messages.Code] = {}
+        self._code_refs: dict[str, list[ObjectRef]] = {}
+        """What they close over: held, because any worker may need the code later."""
         self._answers: dict[int, messages.Answer] = {}
         self._clusters: dict[int, messages.Cluster] = {}
         self._groups = GroupBook()
@@ -254,7 +256,9 @@ class Client:
         if code.key is None or code.key not in self._codes:
             codec.dump_code(code)
             assert code.key is not None and code.blob is not None
-            self._codes[code.key] = messages.Code(code.key, code.name, code.blob)
+            keys = [(ref.owner, ref.id) for ref in code.refs]
+            self._codes[code.key] = messages.Code(code.key, code.name, code.blob, keys)
+            self._code_refs[code.key] = code.refs
         return code.key
 
     def _lane(self, options: Options, name: str) -> Lane:
@@ -325,6 +329,7 @@ class Client:
         key = record.code_key
         if key and key not in known_code:
             known_code.add(key)
+            self._objects.hand_over(self._codes[key].refs, worker)
             self._transport.post(worker, self._codes[key])
         for value in _values_of(record.message):
             self._objects.hand_over(value.keys(), worker)

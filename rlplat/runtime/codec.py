@@ -42,14 +42,18 @@ class Packed:
         return bool(self.buffers) or len(self.data) > OUT_OF_BAND_BYTES
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
+    if not depth:  # deeper, or a cycle: the general pickler takes it
+        return False
     if kind is tuple or kind is list:
-        return len(value) <= 16 and all(map(_is_plain, value))
+        return len(value) <= 16 and all(_is_plain(part, depth - 1) for part in value)
     if kind is dict:
-        return len(value) <= 16 and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+        return len(value) <= 16 and all(
+            _is_plain(key, depth - 1) and _is_plain(part, depth - 1) for key, part in value.items()
+        )
     return kind.__name__ == "ndarray" and kind.__module__ == "numpy" and not value.dtype.hasobject
 
 
@@ -166,7 +170,8 @@ def dump_code(code: RemoteCode) -> None:
     """Fill `blob` and `key` of a function or class that is to run elsewhere."""
     if code.blob is None:
         try:
-            blob = cloudpickle.dumps(code.target)
+            with collecting_refs() as refs:
+                blob = cloudpickle.dumps(code.target)
         except Exception as error:
             culprit = _culprit(code.target)
             raise SerializationError(
@@ -174,7 +179,7 @@ def dump_code(code: RemoteCode) -> None:
                 f"({type(error).__name__}: {error}). Create it inside {code.name}."
             ) from error
         code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
-        code.blob = blob
+        code.blob, code.refs = blob, refs
 
 
 def _picklable(value: Any) -> bool:
@@ -276,9 +281,13 @@ def to_exception(info: ErrorInfo) -> BaseException:
     if isinstance(cause, RlplatError) and not isinstance(cause, TaskError):
         cause.add_note(info.message)
         return cause
+    return _task_error(info.message, cause)
+
+
+def _task_error(message: str, cause: BaseException | None) -> TaskError:
     if cause is None:
-        return TaskError(info.message)
-    error = _both_classes(type(cause))(info.message)
+        return TaskError(message)
+    error = _both_classes(type(cause))(message)
     error.cause = cause
     error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
     return error
@@ -297,6 +306,7 @@ def _both_classes(user_class: type) -> type[TaskError]:
         body = {
             "__init__": init,
             "__str__": lambda self: self.args[0],
+            "__reduce__": lambda self: (_task_error, (self.args[0], self.cause)),
             "__module__": user_class.__module__,
         }
         try:

@@ -95,6 +95,8 @@ class Code(Message, tag=1):
     key: str
     name: str
     blob: bytes
+    refs: list[Key] = []
+    """Refs that it closes over; sending it hands one borrow of each to the receiver."""
 
 
 class Run(Message, tag=2, gc=False):

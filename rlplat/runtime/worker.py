@@ -71,6 +71,9 @@ class Worker(Client):
     def _on_code(self, sender: str, message: messages.Code) -> None:
         self._code.setdefault(message.key, message.blob)
         self._code_name[message.key] = message.name
+        if message.refs:
+            held = self._objects.receive(message.refs)
+            self._code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
         self._work.append((sender, message))

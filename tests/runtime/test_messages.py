@@ -42,6 +42,7 @@ _SAMPLES: dict[Any, Any] = {
     str | None: "space",
     list[int]: [1, 2],
     list[bytes]: [b"a", b"b"],
+    list[tuple[str, int]]: [("driver", 3)],
     list[Value]: [Value(b"y")],
     list[tuple[int | str, Value]]: [(0, Value(b"z")), ("key", Value())],
     ErrorInfo | None: ErrorInfo("ConfigError", "taken"),
