@@ -170,7 +170,8 @@ class Client:
         retries = options.max_task_retries  # None or 0 but for calls that asked for more
         is_exactly_once = bool(retries) and handle._info.exactly_once
         message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method, is_exactly_once)
-        refs.append(handle._creation)  # type: ignore[arg-type]
+        if handle._creation is not None:
+            refs.append(handle._creation)
         with self._lock:
             self._check_open()
             actor = self._actors.find(handle._actor_id) or self._actors.book(handle)

@@ -84,6 +84,8 @@ class Worker(Client):
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         super()._on_worker_died(sender, message)
+        if self._once is not None:
+            self._once.window.forget(message.worker)
         if self._running == message.worker and not self._is_actor:
             os._exit(1)  # nobody waits for this task
         for item in [item for item in self._work if item[0] == message.worker]:
@@ -300,11 +302,6 @@ class Worker(Client):
         super()._keep_house()
         if self._once is not None and self._once.is_due(time.monotonic()):
             self._once.commit()
-
-    def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
-        super()._on_worker_died(sender, message)
-        if self._once is not None:
-            self._once.window.forget(message.worker)
 
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
