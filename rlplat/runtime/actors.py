@@ -20,7 +20,7 @@ from rlplat.runtime.ownership import Entry
 from rlplat.runtime.refs import ObjectRef
 
 if TYPE_CHECKING:
-    from rlplat.runtime.client import Client
+    from rlplat.runtime.client import Client, Deps
 
 NODE = "node"
 
@@ -54,10 +54,11 @@ class Actors:
         key = client._code_key(code)
         shape = client._shape(options, 0, f"actor {code.name}")
         is_detached = options.lifetime == "detached"
+        deps: Deps = []
+        refs: list[ObjectRef] = []
         if is_detached:
             args, kwargs = self._values(args, kwargs)
             call = messages.RunFull(0, key, "__init__", 1, Value(_inline(code.name, args, kwargs)), [])
-            deps, refs = [], []
         else:
             what = f"{code.name}.__init__"
             call, deps, refs = client._make_call(args, kwargs, what, 1, key, "__init__", full=True)

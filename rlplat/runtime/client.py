@@ -189,10 +189,11 @@ class Client:
         is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns > 0
         is_full = is_exactly_once or bool(group)
         message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method, is_full)
-        refs.append(handle._creation)  # type: ignore[arg-type]
+        if handle._creation is not None:
+            refs.append(handle._creation)
         with self._lock:
             self._check_open()
-            actor = self._actors.book(handle)
+            actor = self._actors.find(handle._actor_id) or self._actors.book(handle)
             record, out = self._record(message, "", name, num_returns, refs)
             record.target = handle._actor_id
             if retries:
@@ -207,7 +208,11 @@ class Client:
                 if record.id in self._tasks:
                     self._fail(record, actor.gone)
                 return out
-            self._actors.send(actor, actor.queued(record, is_exactly_once))
+            if actor.worker is not None and not (deps or actor.queue or is_exactly_once):
+                actor.in_flight[record.id] = record  # what `queued` and `send` come to for most calls
+                self._send_call(actor.worker, actor.known_code, record)
+            else:
+                self._actors.send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._tasks))
         return out
 
