@@ -51,6 +51,11 @@ def init(
     resources: dict[str, float] | None = None,
     backend: str = "zmq",
     preload: Sequence[str] = (),
+    runtime_env: dict[str, Any] | None = None,
+    hang_timeout_s: float = 10.0,
+    memory_usage_threshold: float = 0.9,
+    log_dir: str | None = None,
+    log_to_driver: bool = True,
 ) -> None:
     """Start a private cluster on this machine.
 
@@ -58,6 +63,11 @@ def init(
     resources: custom resources by name.
     backend: "zmq" (worker processes) or "inproc" (everything in this process and thread, at once: for debuggers).
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
+    runtime_env: for every task and actor: `env_vars`, `working_dir`, `py_modules`, `pip` or `uv` (docs/runtime.md).
+    hang_timeout_s: a worker in use that neither answers nor uses CPU time for so long is killed, and counts as dead.
+    memory_usage_threshold: share of the machine's (or cgroup's) memory above which workers are killed, one at a time.
+    log_dir: where folders with the output of workers are kept; None: $RLPLAT_LOG_DIR, or a temporary directory.
+    log_to_driver: whether the output of workers is shown on this process's stderr as well.
     """
     if connection.is_connected():
         raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
@@ -68,7 +78,19 @@ def init(
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
-        connection.set_backend(start_private_cluster(num_cpus, num_gpus, resources, preload))
+        connection.set_backend(
+            start_private_cluster(
+                num_cpus,
+                num_gpus,
+                resources,
+                preload,
+                runtime_env=runtime_env,
+                hang_timeout_s=hang_timeout_s,
+                memory_usage_threshold=memory_usage_threshold,
+                log_dir=log_dir,
+                log_to_driver=log_to_driver,
+            )
+        )
     else:
         raise ConfigError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
     atexit.register(shutdown)
@@ -209,6 +231,10 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
                 raise ConfigError(f"{key} must be at least {least}, not {value!r}")
         elif key == "retry_exceptions" and not isinstance(value, bool):
             changes = changes | {key: _exception_classes(value)}
+        elif key == "runtime_env":
+            from rlplat.runtime.runtime_env import checked
+
+            changes = changes | {key: checked(value or {})}
         elif key == "lifetime" and value not in (None, "detached"):
             raise ConfigError(f"lifetime must be None or 'detached', not {value!r}")
     return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)

@@ -18,6 +18,7 @@ from rlplat.errors import ActorDied, GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec, inspection, messages
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.client_envs import ClientEnvs
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
@@ -69,6 +70,7 @@ class Client:
         self._lost_node: ErrorInfo | None = None
         self.failures: Counter[str] = Counter()
         """Calls that ended in an error, by name."""
+        self._envs = ClientEnvs(lambda key, spec: self._transport.post(NODE, messages.DefineEnv(key, spec)))
         self._objects.on_freed = self._on_freed
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
@@ -86,6 +88,7 @@ class Client:
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
             messages.Inspect: lambda sender, m: inspection.answer(self, sender, m),
+            messages.EnvFailed: self._on_env_failed,
         }
         if "RLPLAT_RECORD_CALLSITES" in os.environ:
             from rlplat.runtime.call_sites import record_call_sites
@@ -98,6 +101,10 @@ class Client:
             self._transport.post(NODE, messages.Hello(self.client_id))
             self._wait_until(lambda: bool(self._total), 30, "the node's welcome")
         self._loop.start()
+
+    def use_runtime_env(self, env: dict[str, Any], snapshots: str) -> None:
+        """What this process runs in, which what it submits inherits."""
+        self._envs.own, self._envs.folder = env, snapshots
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         return self._objects.adopt(owner, id)
@@ -194,7 +201,7 @@ class Client:
             actor_id = record.target = message.actor = f"{self.client_id}:{record.id}"
             actor = self._actors[actor_id] = _Actor(code.name)
             actor.queue.append(record)
-            shape = Shape(tuple(sorted(demand.items())))
+            shape = Shape(tuple(sorted(demand.items())), options.memory, self._envs.key(options))
             self._transport.post(NODE, messages.PlaceActor(actor_id, info, shape, options.name or ""))
             if deps:
                 self._resolve(record, deps)
@@ -272,7 +279,12 @@ class Client:
     def _lane(self, options: Options, name: str) -> Lane:
         demand = options.demand(default_cpus=1)
         check_feasible(demand, self._total, f"task {name}")
-        shape = Shape(tuple(sorted(demand.items())))
+        shape = Shape(
+            tuple(sorted(demand.items())),
+            options.memory,
+            self._envs.key(options),
+            can_retry=options.max_retries != 0,
+        )
         if shape not in self._lanes:
             fits = [int(self._total[resource] / amount) for resource, amount in demand.items()]
             most = min(fits, default=int(self._total.get("CPU", 1)))
@@ -328,6 +340,9 @@ class Client:
             for lease, record in lane.assign(self._pace):
                 self._send_call(lease.worker, lease.known_code, record)
         if lane.ready:
+            if lane.shape.env in self._envs.failed:
+                self._fail_lane(lane, self._envs.failed[lane.shape.env])
+                return
             count = lane.leases_to_request()
             if count:
                 self._return_leases(0.0, [other for other in self._lanes.values() if other is not lane])
@@ -497,8 +512,20 @@ class Client:
             self._touched[lane] = True
             for record in lane.lose(worker):
                 text = f"task {record.name}: its worker {worker} died and no retries are left: {reason}"
-                self._fail(record, ErrorInfo("WorkerCrashed", text))
+                self._fail(record, ErrorInfo(message.kind, text))
         self._loop.notify()
+
+    def _on_env_failed(self, sender: str, message: messages.EnvFailed) -> None:
+        self._envs.failed[message.key] = message.error
+        for lane in self._lanes.values():
+            if lane.shape.env == message.key:
+                lane.num_requested = 0
+                self._fail_lane(lane, message.error)
+
+    def _fail_lane(self, lane: Lane, error: ErrorInfo) -> None:
+        """What waits for a worker that there will never be."""
+        while lane.ready:
+            self._fail(lane.ready.popleft(), error)
 
     def _on_node_lost(self) -> None:
         self._lost_node = ErrorInfo(

@@ -20,6 +20,7 @@ from rlplat.runtime import codec, messages, refs, stack_dump
 from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.io_loop import Patience
+from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import Value
 
 _FLUSH_S = 0.002
@@ -59,6 +60,7 @@ class Worker(Client):
             messages.CreateActor: self._on_work,
             messages.GiveBack: lambda sender, _: self._give_back(),
             messages.Exit: self._on_exit,
+            messages.Ping: lambda sender, _: self._transport.post(NODE, messages.Pong()),
         }
 
     # ---------------------------------------------------------------- messages
@@ -332,10 +334,13 @@ class _BlockedNotice:
             self._worker._transport.post(NODE, messages.Unblocked())
 
 
-def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
+def main(
+    session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: dict[str, Any], folder: str
+) -> None:
     """The life of a worker process (already forked, with its log as stdout and stderr)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
+    worker.use_runtime_env(runtime_env, os.path.join(folder, SNAPSHOTS))
     refs.set_backend(worker)
     stack_dump.arm()
     worker.start()
