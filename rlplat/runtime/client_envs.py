@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from rlplat.runtime import runtime_env
@@ -18,13 +19,15 @@ class ClientEnvs:
         """Where snapshots of directories go."""
         self.failed: dict[str, ErrorInfo] = {}
         self._specs: dict[str, str] = {}
+        self._token = os.urandom(8).hex()
+        """Of this process and cluster: what is remembered in `Options` travels with them."""
 
     def key(self, options: Options) -> str:
         """The key of the environment that a task or an actor with these options runs in; "" for none."""
         if not self.own and not options.runtime_env:
             return ""
         known = options.__dict__.get("_env")  # directories are looked at once for each Options
-        if known is not None and known[0] is self:
+        if known is not None and known[0] == self._token:
             key: str = known[1]
             return key
         self.own = runtime_env.prepared(self.own, self.folder)
@@ -33,5 +36,5 @@ class ClientEnvs:
         if key not in self._specs:
             self._specs[key] = spec
             self._define(key, spec)
-        options.__dict__["_env"] = (self, key)
+        options.__dict__["_env"] = (self._token, key)
         return key

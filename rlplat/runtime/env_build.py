@@ -1,6 +1,6 @@
 """Build the venv of a runtime environment: a program that the node runs once for each.
 
-    python -m rlplat.runtime.env_build SPEC          prints what pip prints; exit code 0 when the venv is there
+    python -m rlplat.runtime.env_build SPEC VENV     prints what pip prints; exit code 0 when the venv is there
 
 A venv is `<cache>/envs/<hash>`, made by one process at a time under a lock, and counts as absent until its file
 `complete` is there: a venv cannot be renamed, because its scripts name its path. It sees the packages of the driver's own
@@ -48,10 +48,8 @@ def venv_python(venv: Path) -> str:
     return str(venv / "bin" / "python")
 
 
-def build(env: Env) -> None:
+def build(env: Env, venv: Path) -> None:
     """Make the venv unless it is there. CalledProcessError when pip fails."""
-    venv = venv_folder(env)
-    assert venv is not None
     venv.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(f"{venv}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -111,7 +109,7 @@ def _run(command: list[str], is_quiet: bool = False) -> int:
 
 def main() -> None:
     try:
-        build(json.loads(sys.argv[1]))
+        build(json.loads(sys.argv[1]), Path(sys.argv[2]))
     except subprocess.CalledProcessError as error:
         print(f"`{' '.join(error.cmd)}` ended with code {error.returncode}", flush=True)
         sys.exit(1)

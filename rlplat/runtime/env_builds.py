@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.runtime import runtime_env
@@ -30,7 +31,8 @@ _ERROR_LINES = 15
 @dataclass
 class _Build:
     process: subprocess.Popen[bytes]
-    deadline: float
+    venv: Path
+    deadline: float | None
     timeout_s: float
     log: LogFile
     is_late: bool = False
@@ -76,14 +78,14 @@ class EnvBuilds:
         elif env_build.is_complete(venv):
             known.python = env_build.venv_python(venv)
         else:
-            self._begin(key, spec, float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S)))
+            self._begin(key, spec, venv, float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S)))
 
-    def _begin(self, key: str, spec: str, timeout_s: float) -> None:
+    def _begin(self, key: str, spec: str, venv: Path, timeout_s: float) -> None:
         import subprocess
 
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlplat.runtime.env_build", spec],
+                [sys.executable, "-m", "rlplat.runtime.env_build", spec, str(venv)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -94,7 +96,7 @@ class EnvBuilds:
         assert process.stdout is not None
         descriptor = process.stdout.fileno()
         log = LogFile(os.path.join(self._log_folder, f"env-{key}.log"))
-        self._builds[descriptor] = (key, _Build(process, time.monotonic() + timeout_s, timeout_s, log))
+        self._builds[descriptor] = (key, _Build(process, venv, time.monotonic() + timeout_s, timeout_s, log))
         self._poller.register(descriptor, select.POLLIN)
 
     def start_of(self, key: str) -> tuple[str, str] | None:
@@ -133,10 +135,8 @@ class EnvBuilds:
         build.log.close()
         code = build.process.wait()
         known = self._known[key]
-        venv = env_build.venv_folder(known.env)
-        assert venv is not None
-        if code == 0 and env_build.is_complete(venv):
-            known.python = env_build.venv_python(venv)
+        if code == 0 and env_build.is_complete(build.venv):
+            known.python = env_build.venv_python(build.venv)
             self._on_settled(key)
             return
         why = f"it took more than {build.timeout_s:g} s" if build.is_late else f"exit code {code}"
@@ -168,12 +168,12 @@ class EnvBuilds:
             self._known[key].early_deaths = 0
 
     def next_deadline(self) -> float | None:
-        return min((build.deadline for _, build in self._builds.values()), default=None)
+        return min((b.deadline for _, b in self._builds.values() if b.deadline is not None), default=None)
 
     def keep_house(self, now: float) -> None:
         for _, build in self._builds.values():
-            if build.deadline <= now:
-                build.deadline, build.is_late = float("inf"), True
+            if build.deadline is not None and build.deadline <= now:
+                build.deadline, build.is_late = None, True
                 _kill_tree(build.process.pid)
 
 

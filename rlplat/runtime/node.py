@@ -304,8 +304,9 @@ class Node:
                     os.unlink(os.path.join(self._session, name))
 
     def close(self) -> None:
-        self._processes.close()
+        # The zygote first: with its orders closed it would take the node for dead, and kill it before it is done here.
         kill_marked(os.environ[MARK])
+        self._processes.close()
         shutil.rmtree(os.path.join(self._folder, SNAPSHOTS), ignore_errors=True)
         shutil.rmtree(self._session, ignore_errors=True)
 

@@ -282,7 +282,7 @@ def _files(path: str, excludes: list[str]) -> Iterator[tuple[str, int, int]]:
 
 def fingerprint(path: str) -> list[Any]:
     """Of a local package: changes when its files do."""
-    return list(_files(path, []))
+    return list(_files(path, ["build", "*.egg-info"]))  # what building it leaves there
 
 
 # ---------------------------------------------------------------- in the worker
