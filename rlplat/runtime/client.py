@@ -70,7 +70,7 @@ class Client:
         self._lost_node: ErrorInfo | None = None
         self.failures: Counter[str] = Counter()
         """Calls that ended in an error, by name."""
-        self._envs = ClientEnvs(lambda key, spec: self._transport.post(NODE, messages.DefineEnv(key, spec)))
+        self._envs = ClientEnvs(self._define_env)
         self._objects.on_freed = self._on_freed
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
@@ -193,6 +193,7 @@ class Client:
         call, deps, refs = self._make_call(
             args, kwargs, f"{code.name}.__init__", 1, key, "__init__", full=True
         )
+        shape = Shape(tuple(sorted(demand.items())), options.memory, self._envs.key(options))
         info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
         with self._lock:
             self._check_open()
@@ -201,7 +202,6 @@ class Client:
             actor_id = record.target = message.actor = f"{self.client_id}:{record.id}"
             actor = self._actors[actor_id] = _Actor(code.name)
             actor.queue.append(record)
-            shape = Shape(tuple(sorted(demand.items())), options.memory, self._envs.key(options))
             self._transport.post(NODE, messages.PlaceActor(actor_id, info, shape, options.name or ""))
             if deps:
                 self._resolve(record, deps)
@@ -514,6 +514,10 @@ class Client:
                 text = f"task {record.name}: its worker {worker} died and no retries are left: {reason}"
                 self._fail(record, ErrorInfo(message.kind, text))
         self._loop.notify()
+
+    def _define_env(self, key: str, spec: str) -> None:
+        with self._lock:
+            self._transport.post(NODE, messages.DefineEnv(key, spec))
 
     def _on_env_failed(self, sender: str, message: messages.EnvFailed) -> None:
         self._envs.failed[message.key] = message.error

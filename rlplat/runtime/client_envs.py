@@ -23,7 +23,10 @@ class ClientEnvs:
         """Of this process and cluster: what is remembered in `Options` travels with them."""
 
     def key(self, options: Options) -> str:
-        """The key of the environment that a task or an actor with these options runs in; "" for none."""
+        """The key of the environment that a task or an actor with these options runs in; "" for none.
+
+        May copy directories, and takes the client's lock.
+        """
         if not self.own and not options.runtime_env:
             return ""
         known = options.__dict__.get("_env")  # directories are looked at once for each Options
