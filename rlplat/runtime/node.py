@@ -91,13 +91,14 @@ class Node:
             self._transport.flush()
             if self._transport.has_input():
                 continue
+            self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
+            self._transport.flush()
             for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
                 if descriptor == 0:
                     if not os.read(0, 4096):
                         return
                 elif descriptor != self._transport.fd and not self._processes.hear(descriptor):
                     return
-            self._keep_house()
 
     # -- messages
 

@@ -47,13 +47,16 @@ class Watch:
             if (pid := self._processes.pid(worker))
         }
         self._is_anybody_in_use = bool(pids)
+        if not pids:
+            self._life_due = self._memory_due = 0.0  # look again as soon as anything happens
+            self._liveness.look({}, now)
+            return
         if now >= self._life_due:
             self._life_due = now + self._liveness.period_s
             self._look_at_life({worker: pid for worker, (pid, _) in pids.items()}, now)
         if now >= self._memory_due:
             self._memory_due = now + _MEMORY_PERIOD_S
-            if pids:
-                self._look_at_memory(pids, now)
+            self._look_at_memory(pids, now)
 
     def _look_at_life(self, pids: dict[str, int], now: float) -> None:
         readings = {w: reading for w, pid in pids.items() if (reading := proc_files.reading(pid)) is not None}
