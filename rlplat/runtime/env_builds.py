@@ -132,7 +132,6 @@ class EnvBuilds:
         self._poller.unregister(descriptor)
         assert build.process.stdout is not None
         build.process.stdout.close()
-        build.log.close()
         code = build.process.wait()
         known = self._known[key]
         if code == 0 and env_build.is_complete(build.venv):

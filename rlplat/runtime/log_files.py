@@ -68,39 +68,32 @@ def _remove_old(root: Path) -> None:
 
 
 class LogFile:
-    """A file that is written to its cap, then begun anew beside its older part. A full disk loses lines, not the run."""
+    """Written to its cap, then begun anew beside its older part. A full disk loses lines, not the run.
+
+    It is opened for each write: a node has many workers, and few descriptors to spare.
+    """
 
     def __init__(self, path: str, head: bytes = b"") -> None:
         self.path = path
         self.num_lost_bytes = 0
-        """Could not be written (the disk is full, or the folder is gone)."""
+        """Could not be written: the disk is full, or the folder is gone."""
         self._head = head
-        self._file: int | None = None
         self._size = 0
 
     def write(self, data: bytes) -> None:
+        written = 0
         try:
-            if self._file is None:
-                self._open()
-            elif self._size + len(data) > MOST_BYTES:
-                os.close(self._file)
-                self._file = None
+            if self._size + len(data) > MOST_BYTES and self._size:
                 os.replace(self.path, self.path + ".1")
-                self._open()
-            assert self._file is not None
-            written = os.write(self._file, data)
-            self._size += written
-            self.num_lost_bytes += len(data) - written
+                self._size = 0
+            if not self._size:
+                data = self._head + data
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                written = os.write(descriptor, data)
+            finally:
+                os.close(descriptor)
         except OSError:
-            self.num_lost_bytes += len(data)
-
-    def _open(self) -> None:
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._file).st_size
-        if self._head and not self._size:
-            self._size += os.write(self._file, self._head)
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            pass
+        self._size += written
+        self.num_lost_bytes += len(data) - written

@@ -44,9 +44,9 @@ class Console:
         self._waiting += data
         self.flush()
 
-    def flush(self) -> None:
-        """Write as much as there is room for."""
-        while self._waiting and self._has_room():
+    def flush(self, within_s: float = 0.0) -> None:
+        """Write as much as there is room for, or will be in that time."""
+        while self._waiting and self._has_room(within_s):
             # A pipe that polls as writable takes this many bytes without blocking.
             try:
                 del self._waiting[: os.write(self._descriptor, self._waiting[:_PIPE_BYTES])]
@@ -56,8 +56,8 @@ class Console:
             number, self._num_dropped = self._num_dropped, 0
             self.write(f"... {number:,} pieces of output were dropped: nobody read this for a while\n")
 
-    def _has_room(self) -> bool:
-        ready = self._poller.poll(0)
+    def _has_room(self, within_s: float) -> bool:
+        ready = self._poller.poll(within_s * 1000)
         return bool(ready) and bool(ready[0][1] & (select.POLLOUT | select.POLLERR | select.POLLHUP))
 
 
@@ -87,7 +87,6 @@ class WorkerOutput:
             lines, self._rest = [self._rest], b""
             self._take_lines(lines, name, now)
         self.report(name)
-        self._file.close()
 
     def _take_lines(self, lines: list[bytes], name: str, now: float) -> None:
         self.last_lines.extend(line.decode(errors="replace") for line in lines[-_LAST_LINES:])
@@ -108,7 +107,9 @@ class WorkerOutput:
     def report(self, name: str) -> None:
         """Say how many lines were dropped, if any were."""
         if self._num_dropped:
+            lost = self._file.num_lost_bytes
+            where = f", but for {lost:,} bytes that could not be written there" if lost else ""
             self._console.write(
-                f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self._file.path}\n"
+                f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self._file.path}{where}\n"
             )
         self._num_dropped, self.report_at = 0, None

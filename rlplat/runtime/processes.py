@@ -30,6 +30,8 @@ from rlplat.runtime.output import Console, WorkerOutput
 _CLOSE_S = 5.0
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.05, 2.0
 _WARN_AFTER_S, _WARN_AGAIN_S = 5.0, 30.0
+_SPARE_DESCRIPTORS = 12
+"""For a worker's pipe and connection, for reading /proc and log files."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Processes:
 
     def _order(self, start: Start, python: str, spec: str) -> None:
         crash_point("node_before_worker_start")
+        self._check_descriptors()
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(read, False)
@@ -139,6 +142,13 @@ class Processes:
         self._processes[start.worker].log = read
         self._worker_by_log[read] = start.worker
         self._poller.register(read, select.POLLIN)
+
+    def _check_descriptors(self) -> None:
+        """EMFILE while there is room still: ZeroMQ aborts a process that has no descriptor for a new connection."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        coming = sum(p.log is not None and not self._is_ready(w) for w, p in self._processes.items())
+        if len(os.listdir("/proc/self/fd")) + coming + _SPARE_DESCRIPTORS > limit:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _put_off(self, now: float, why: str) -> None:
         self._delay_s = min(_MOST_DELAY_S, 2 * self._delay_s or _FIRST_DELAY_S)
@@ -313,10 +323,12 @@ class Processes:
         )
 
     def close(self) -> None:
+        """The workers are dead: take what they have printed still."""
+        for worker, process in self._processes.items():
+            self._read_output(worker, process)
+            process.output.end(self._name(worker, process), time.monotonic())
+        self.console.flush(within_s=0.2)
         self._orders.close()
-        for process in self._processes.values():
-            process.output.end("", time.monotonic())
-        self.console.flush()
 
 
 def _describe(status: int) -> str:
@@ -336,7 +348,7 @@ def _describe_failure(error: OSError, what: str = "start") -> str:
         return f"{text} (this user may have {limit} processes and threads: `ulimit -u`, or the cgroup's pids.max)"
     if error.errno == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"{text} (a process may have {limit} open files, and the node needs one for each worker: `ulimit -n`)"
+        return f"{text} (a process may have {limit} open files, and the node needs two for each worker: `ulimit -n`)"
     if error.errno == errno.ENFILE:
         return f"{text} (the machine's limit: sysctl fs.file-max)"
     if error.errno == errno.ENOMEM:
