@@ -3,7 +3,7 @@
     python -m rlplat.runtime.env_build SPEC VENV     prints what pip prints; exit code 0 when the venv is there
 
 A venv is `<cache>/envs/<hash>`, made by one process at a time under a lock, and counts as absent until its file
-`complete` is there: a venv cannot be renamed, because its scripts name its path. It sees the packages of the driver's own
+`complete` is there: a venv cannot be renamed, because its scripts name its path. It sees the packages of the driver's
 environment beneath its own.
 """
 

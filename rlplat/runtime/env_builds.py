@@ -1,7 +1,7 @@
 """The runtime environments that a node was told of, and the builds of those that need a venv.
 
-A build is a child process of the node; its output is in the logs, and its last lines are in the error. An environment that
-failed stays failed for this cluster: nothing is tried again behind the user's back.
+A build is a child process of the node; its output is in the logs, and its last lines are in the error. An environment
+that failed stays failed for this cluster: nothing is tried again behind the user's back.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class EnvBuilds:
         elif env_build.is_complete(venv):
             known.python = env_build.venv_python(venv)
         else:
-            self._begin(key, spec, venv, float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S)))
+            self._begin(
+                key, spec, venv, float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S))
+            )
 
     def _begin(self, key: str, spec: str, venv: Path, timeout_s: float) -> None:
         import subprocess
@@ -100,7 +102,7 @@ class EnvBuilds:
         self._poller.register(descriptor, select.POLLIN)
 
     def start_of(self, key: str) -> tuple[str, str] | None:
-        """(python to execute or "" for a fork, spec) for a worker of it; None while it is built. ("", "") for no key."""
+        """For a worker of it: (python to execute or "" for a fork, spec). None while it is built; ("", "") for no key."""
         if not key:
             return "", ""
         known = self._known.get(key)

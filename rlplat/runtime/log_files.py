@@ -1,8 +1,8 @@
 """Where the output of workers is kept: `<root>/<session>/logs/<worker>.log`, which is all that stays after the end.
 
-The root is `init(log_dir=)`, else `$RLPLAT_LOG_DIR`, else `rlplat-<uid>` in the temporary directory; its folders have mode 0700. The
-session's name is that of its folder in shared memory: `rlplat-<driver's pid>-<its start time>-<random>`. The last
-`KEPT_SESSIONS` sessions stay, and those that live.
+The root is `init(log_dir=)`, else `$RLPLAT_LOG_DIR`, else `rlplat-<uid>` in the temporary directory; its folders have
+mode 0700. The session's name is that of its folder in shared memory: `rlplat-<driver's pid>-<its start time>-<random>`.
+The last `KEPT_SESSIONS` sessions stay, and those that live.
 """
 
 from __future__ import annotations

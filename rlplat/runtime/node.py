@@ -88,11 +88,10 @@ class Node:
         while True:
             self._transport.flush()
             self._receive()
-            self._transport.flush()
-            if self._transport.has_input():
-                continue
             self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
             self._transport.flush()
+            if self._transport.has_input():  # the last look before the poll: sending may swallow the signal of it
+                continue
             for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
                 if descriptor == 0:
                     if not os.read(0, 4096):

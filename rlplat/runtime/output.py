@@ -1,8 +1,8 @@
 """What workers print: whole into their log files, and a bounded share of it, line by line, onto the driver's stderr.
 
 A worker that prints more than `MOST_LINES` or `MOST_BYTES` in a second is cut off there until the second is over; then
-one line says how many were dropped and where they are. When nobody reads the driver's stderr (a pager, a stopped terminal), lines gather up
-to a bound and are then dropped as well: the node never waits for a terminal.
+one line says how many were dropped and where they are. When nobody reads the driver's stderr (a pager, a stopped
+terminal), lines gather up to a bound and are then dropped as well: the node never waits for a terminal.
 """
 
 from __future__ import annotations

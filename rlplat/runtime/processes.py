@@ -57,7 +57,8 @@ class Process:
 
 
 class Processes:
-    """`who(worker)` names it in forwarded lines, `ask_to_exit(worker)` sends it a message, `is_ready`: it has said hello.
+    """`who(worker)` names it in forwarded lines, `ask_to_exit(worker)` sends it a message; one that has said hello
+    `is_ready`.
 
     `on_lost(worker, reason, kind)` tells its end; kind is the class of the error that a task lost with it fails with:
     "WorkerCrashed" or "OutOfMemory". `on_env_settled(key)`: the environment is built, or has failed.
@@ -195,6 +196,10 @@ class Processes:
         """0 when it has none: not started yet, or ended."""
         process = self._processes.get(worker)
         return 0 if process is None else process.pid
+
+    def pids(self) -> dict[str, int]:
+        """Of every worker; 0 for those that are not started yet."""
+        return {worker: process.pid for worker, process in self._processes.items()}
 
     # -- news
 

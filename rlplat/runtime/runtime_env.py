@@ -1,4 +1,4 @@
-"""Runtime environments: what a worker process finds around it. Checked and prepared in the driver, applied in the worker.
+"""Runtime environments: what a worker finds around it. Checked and prepared in the driver, applied in the worker.
 
     checked(env)            the user's dictionary in normal form; ConfigError names what is wrong with it
     merged(parent, child)   as Ray merges: the child's fields replace the parent's, `env_vars` join
@@ -6,8 +6,8 @@
     apply(env)              in the worker, before any code of the user's: variables, directory, sys.path
 
 `working_dir` and `py_modules` are snapshots, as in Ray: a copy made when a function or class with that environment is
-first used, so that later edits do not change a run under way and workers cannot write into the source. An unchanged directory is
-copied once. Without a `working_dir` workers run in the driver's own directory, in place.
+first used, so that later edits do not change a run under way and workers cannot write into the source. An unchanged
+directory is copied once. Without a `working_dir` workers run in the driver's own directory, in place.
 """
 
 from __future__ import annotations
