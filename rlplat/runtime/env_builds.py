@@ -13,24 +13,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import msgspec
 
 from rlplat.runtime import runtime_env
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.log_files import LogFile
 
-if TYPE_CHECKING:
-    import subprocess
-
 _TIMEOUT_S = 600.0
 _ERROR_LINES = 15
 
 
-@dataclass
-class _Build:
-    process: subprocess.Popen[bytes]
+class _Build(msgspec.Struct):
+    process: Any
+    """A `subprocess.Popen`, which is imported when there is something to build."""
     venv: Path
     deadline: float | None
     timeout_s: float
@@ -38,15 +36,14 @@ class _Build:
     is_late: bool = False
 
 
-@dataclass
-class _Known:
+class _Known(msgspec.Struct):
     env: runtime_env.Env
     spec: str
     python: str | None = None
     """None while its venv is built, "" when a fork of the zygote will do."""
     error: ErrorInfo | None = None
     tail: bytes = b""
-    early_deaths: int = field(default=0)
+    early_deaths: int = 0
 
 
 class EnvBuilds:

@@ -14,15 +14,15 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 _MOST_PERIOD_S = 2.5
 _CPU_SHARE = 0.01
 _GAP_PERIODS = 2.0
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What the kernel says of a process."""
 
     cpu_s: float
@@ -31,15 +31,13 @@ class Reading:
     """One letter, as in /proc/<pid>/stat."""
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """Send it a `Ping`."""
 
     worker: str
 
 
-@dataclass(frozen=True)
-class Hung:
+class Hung(msgspec.Struct, frozen=True):
     worker: str
     silent_s: float
     is_stopped: bool
@@ -48,23 +46,19 @@ class Hung:
 Verdict = Ask | Hung
 
 
-@dataclass
-class _Watched:
+class _Watched(msgspec.Struct):
     sign_at: float
     cpu_s: float
     is_asked: bool = False
     is_hung: bool = False
 
 
-@dataclass
 class Liveness:
-    timeout_s: float
-    period_s: float = field(init=False)
-    _watched: dict[str, _Watched] = field(default_factory=dict)
-    _looked_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.period_s = min(_MOST_PERIOD_S, self.timeout_s / 4)
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.period_s = min(_MOST_PERIOD_S, timeout_s / 4)
+        self._watched: dict[str, _Watched] = {}
+        self._looked_at: float | None = None
 
     def answered(self, worker: str, now: float) -> None:
         """Its `Pong` has come."""

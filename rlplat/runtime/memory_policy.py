@@ -14,14 +14,14 @@ What counts is memory that a process has to itself, its children's included; obj
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 SETTLE_S = 1.0
 _WORTH = 0.01
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """A worker in use, and the bytes it holds."""
 
     worker: str
@@ -33,16 +33,14 @@ class Holding:
     can_run_again: bool = True
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     used: int
     total: int
     what: str = "the machine"
     """Or the cgroup: what has this total."""
 
 
-@dataclass(frozen=True)
-class Victim:
+class Victim(msgspec.Struct, frozen=True):
     worker: str
     reason: str
 

@@ -18,7 +18,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -34,8 +33,7 @@ _SPARE_DESCRIPTORS = 12
 """For a worker's pipe and connection, for reading /proc and log files."""
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     worker: str
     gpu_ids: tuple[int, ...]
     env: str

@@ -12,12 +12,10 @@ directory is copied once. Without a `working_dir` workers run in the driver's ow
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import sys
 import types
@@ -57,6 +55,8 @@ def checked(env: Any) -> Env:
             continue
         if key in _ELSEWHERE:
             raise ConfigError(f"runtime_env: {key!r} does not exist in rlplat: use {_ELSEWHERE[key]}")
+        import difflib
+
         close = difflib.get_close_matches(str(key), KEYS, 1)
         raise ConfigError(
             f"unknown key {key!r} in runtime_env; "
@@ -127,6 +127,8 @@ def _path(where: str, value: Any) -> str:
 
 def _packages(tool: str, value: Any) -> Env:
     """Requirements and options of pip or uv, from a list, a requirements file, or Ray's dictionary."""
+    import shlex
+
     options: list[str] = []
     if isinstance(value, dict):
         known = ("packages", f"{tool}_install_options" if tool == "pip" else "uv_pip_install_options")
