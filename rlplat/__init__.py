@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         init,
         is_initialized,
         kill,
+        list_named_actors,
         method,
         put,
         remote,
@@ -39,14 +40,41 @@ if TYPE_CHECKING:
         wait,
     )
     from rlplat.runtime.bulk import map
+    from rlplat.runtime.placement import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroup,
+        PlacementGroupSchedulingStrategy,
+        get_current_placement_group,
+        get_placement_group,
+        nodes,
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
     from rlplat.state import timeline
+    from rlplat.runtime.placement import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroup,
+        PlacementGroupSchedulingStrategy,
+        get_current_placement_group,
+        get_placement_group,
+        nodes,
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
 
 _HOMES = {
     "rlplat.runtime.api": (
         "ActorHandle ObjectRef available_resources cluster_resources get get_actor get_runtime_context init "
-        "is_initialized kill method put remote shutdown wait"
+        "is_initialized kill list_named_actors method put remote shutdown wait"
     ),
     "rlplat.runtime.bulk": "map",
+    "rlplat.runtime.placement": (
+        "NodeAffinitySchedulingStrategy PlacementGroup PlacementGroupSchedulingStrategy "
+        "get_current_placement_group get_placement_group nodes placement_group placement_group_table "
+        "remove_placement_group"
+    ),
     "rlplat.rl.training_loop": "train training_loop",
     "rlplat.state": "timeline",
 }
@@ -54,19 +82,29 @@ _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.
 
 __all__ = [
     "ActorHandle",
+    "NodeAffinitySchedulingStrategy",
     "ObjectRef",
+    "PlacementGroup",
+    "PlacementGroupSchedulingStrategy",
     "available_resources",
     "cluster_resources",
     "get",
     "get_actor",
+    "get_current_placement_group",
+    "get_placement_group",
     "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
+    "list_named_actors",
     "map",
     "method",
+    "nodes",
+    "placement_group",
+    "placement_group_table",
     "put",
     "remote",
+    "remove_placement_group",
     "shutdown",
     "timeline",
     "train",

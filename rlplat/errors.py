@@ -24,6 +24,7 @@ RlplatError
     ├── DeadlineExceeded       the task's `timeout_s` ran out (also a builtin TimeoutError)
     ├── PlacementGroupRemoved  a task or an actor was to run in a placement group that is gone
     ├── RuntimeEnvFailed       the runtime environment of a task or an actor could not be set up
+    ├── Deadlock               an actor waits for a call to itself, which it could only run afterwards
     ├── NodeLost               the node process ended under the driver
     └── GetTimeout             `get(timeout=)` ran out (also a builtin TimeoutError)
 """
@@ -141,6 +142,10 @@ class PlacementGroupRemoved(RuntimeFault):
 
 
 class RuntimeEnvFailed(RuntimeFault):
+    pass
+
+
+class Deadlock(RuntimeFault):
     pass
 
 

@@ -15,7 +15,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -24,6 +24,9 @@ from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
+
+if TYPE_CHECKING:
+    from rlplat.runtime.context import RuntimeContext
 
 __all__ = [
     "ActorHandle",
@@ -36,6 +39,7 @@ __all__ = [
     "init",
     "is_initialized",
     "kill",
+    "list_named_actors",
     "method",
     "put",
     "remote",
@@ -56,12 +60,14 @@ def init(
     memory_usage_threshold: float = 0.9,
     log_dir: str | None = None,
     log_to_driver: bool = True,
+    namespace: str = "",
 ) -> None:
     """Start a private cluster on this machine.
 
     num_cpus, num_gpus: what tasks and actors may take in all; None: what the machine has.
     resources: custom resources by name.
     backend: "zmq" (worker processes) or "inproc" (everything in this process and thread, at once: for debuggers).
+    namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
     runtime_env: for every task and actor: `env_vars`, `working_dir`, `py_modules`, `pip` or `uv` (docs/runtime.md).
     hang_timeout_s: a worker in use that neither answers nor uses CPU time for so long is killed, and counts as dead.
@@ -74,7 +80,7 @@ def init(
     if backend == "inproc":
         from rlplat.runtime.inproc import InprocBackend
 
-        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources))
+        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace))
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
@@ -84,6 +90,7 @@ def init(
                 num_gpus,
                 resources,
                 preload,
+                namespace,
                 runtime_env=runtime_env,
                 hang_timeout_s=hang_timeout_s,
                 memory_usage_threshold=memory_usage_threshold,
@@ -297,6 +304,9 @@ class RemoteClass:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")
 
+    def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
+        raise TypeError(f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived")
+
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class ActorHandle:
@@ -304,8 +314,8 @@ class ActorHandle:
 
     _actor_id: str
     _info: ActorInfo
-    _creation: ObjectRef
-    """The actor's entry in its creator's book: it counts the handles."""
+    _creation: ObjectRef | None
+    """The actor's entry in its creator's book: it counts the handles. None: a detached actor's are not counted."""
 
     def __getattr__(self, name: str) -> ActorMethod:
         options = self._info.methods.get(name)
@@ -348,25 +358,36 @@ _PLAIN_CALL = CallOptions()
 
 
 def methods_of(actor_class: Any) -> dict[str, CallOptions]:
-    """Public methods and how they are called."""
+    """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
     members = inspect.getmembers(actor_class, callable)
     return {
         name: getattr(member, "__rlplat_options__", _PLAIN_CALL)
         for name, member in members
-        if not name.startswith("_") or (name == "__call__" and "__call__" in vars(actor_class))
+        if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
     }
 
 
-def kill(actor: ActorHandle) -> None:
-    """End an actor at once; calls that wait for it raise `ActorDied`."""
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """End an actor at once; calls that wait for it raise `ActorDied`.
+
+    no_restart: False ends its process only: it starts again if `max_restarts` allows, as after a crash.
+    """
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"rlplat.kill takes an actor handle, not {type(actor).__name__}")
-    backend().kill(actor)
+    backend().kill(actor, no_restart)
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The actor that was created with `.options(name=name)`; namespace: None for this process's own."""
     return _connected().get_actor(name, namespace)
+
+
+def list_named_actors(all_namespaces: bool = False) -> list[Any]:
+    """Names of the named actors that are alive in this namespace; of all: `{"name": ..., "namespace": ...}` each."""
+    found = sorted(_connected().actor_names(all_namespaces))
+    if all_namespaces:
+        return [{"name": name, "namespace": namespace} for namespace, name in found]
+    return [name for _, name in found]
 
 
 def cluster_resources() -> dict[str, float]:
@@ -377,16 +398,8 @@ def available_resources() -> dict[str, float]:
     return _connected().resources(available=True)
 
 
-@dataclass(frozen=True)
-class RuntimeContext:
-    """Where this code runs."""
-
-    client_id: str
-    """Of this process: "driver", or the worker's id."""
-    gpu_ids: tuple[int, ...]
-    """GPUs that this worker's lease holds (also in CUDA_VISIBLE_DEVICES)."""
-
-
 def get_runtime_context() -> RuntimeContext:
-    current = _connected()
-    return RuntimeContext(current.client_id, tuple(getattr(current, "gpu_ids", ())))
+    """Where this code runs, and with what."""
+    from rlplat.runtime.context import RuntimeContext
+
+    return RuntimeContext(_connected())

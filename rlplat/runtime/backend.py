@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlplat.runtime.api import ActorHandle
-    from rlplat.runtime.messages import CallOptions
+    from rlplat.runtime.messages import CallOptions, Cluster
+    from rlplat.runtime.placement import PlacementGroup
     from rlplat.runtime.refs import ObjectRef
 
 
@@ -58,6 +59,8 @@ class Options:
     """A `PlacementGroup` whose reserved resources are used."""
     placement_group_bundle_index: int = -1
     """Which bundle of it; -1: any that has room."""
+    scheduling_strategy: Any = None
+    """"DEFAULT", "SPREAD", or an object of `placement`: `PlacementGroup...` or `NodeAffinitySchedulingStrategy`."""
 
     def demand(self, default_cpus: float) -> dict[str, float]:
         """Resources by name, zeros left out."""
@@ -74,6 +77,8 @@ class RemoteCode:
     blob: bytes | None = None
     key: str | None = None
     """Hash of `blob`: what workers remember it by."""
+    refs: list[ObjectRef] = field(default_factory=list)
+    """Refs (and those of actor handles) that the function closes over: held as long as the function."""
 
 
 class Backend(Protocol):
@@ -103,10 +108,26 @@ class Backend(Protocol):
         """A ref arrived inside a value: an `ObjectRef` that this process now accounts for."""
         ...
 
-    def kill(self, handle: ActorHandle) -> None: ...
+    def kill(self, handle: ActorHandle, no_restart: bool) -> None: ...
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle: ...
 
+    def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        """(namespace, name) of the living named actors: of this process's namespace, or of all."""
+        ...
+
     def resources(self, available: bool) -> dict[str, float]: ...
+
+    def cluster(self) -> Cluster:
+        """Nodes, placement groups, and where this process runs."""
+        ...
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup: ...
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef: ...
+
+    def remove_group(self, group: PlacementGroup) -> None: ...
 
     def shutdown(self) -> None: ...

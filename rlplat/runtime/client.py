@@ -9,24 +9,32 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, GetTimeout, NotInitialized, RuntimeFault
+from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec, inspection, messages
-from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.actors import Actors
+from rlplat.runtime.api import ActorHandle
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.client_envs import ClientEnvs
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
-from rlplat.runtime.messages import ActorInfo, CallOptions, Shape, Value
+from rlplat.runtime.messages import CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
+from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.resources import check_feasible
+from rlplat.runtime.retries import (
+    History,
+    death_error,
+    exception_names,
+    runs_again_after_death,
+    runs_again_after_error,
+)
 from rlplat.runtime.transport import Transport
 
 NODE = "node"
@@ -35,19 +43,6 @@ _IDLE_OBJECTS_S = 1.0
 _MAX_NAMES = 1000
 Deps = list[tuple[int | str, ObjectRef]]
 """Refs among the arguments of a call that stand for their values, by position or keyword."""
-
-
-class _Actor:
-    """What this process knows of an actor that it calls."""
-
-    def __init__(self, class_name: str) -> None:
-        self.class_name = class_name
-        self.worker: str | None = None
-        self.gone: ErrorInfo | None = None
-        self.queue: deque[TaskRecord] = deque()
-        """Calls that wait for the actor's address or for an argument; order is kept."""
-        self.in_flight: dict[int, TaskRecord] = {}
-        self.known_code: set[str] = set()
 
 
 class Client:
@@ -62,16 +57,21 @@ class Client:
         self._tasks: dict[int, TaskRecord] = {}
         self._lanes: dict[Shape, Lane] = {}
         self._touched: dict[Lane, bool] = {}
-        self._actors: dict[str, _Actor] = {}
         self._pace: dict[str, float] = {}
         self._codes: dict[str, messages.Code] = {}
+        self._code_refs: dict[str, list[ObjectRef]] = {}
+        """What they close over: held, because any worker may need the code later."""
         self._answers: dict[int, messages.Answer] = {}
+        self._clusters: dict[int, messages.Cluster] = {}
+        self._groups = GroupBook()
         self._total: dict[str, float] = {}
+        self.namespace = ""
         self._lost_node: ErrorInfo | None = None
         self.failures: Counter[str] = Counter()
         """Calls that ended in an error, by name."""
         self._envs = ClientEnvs(self._define_env)
-        self._objects.on_freed = self._on_freed
+        self._actors = Actors(self)
+        self._objects.on_freed = self._actors.on_freed
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
         self._loop.idle_tick_s = self._idle_tick_s
@@ -83,12 +83,14 @@ class Client:
             messages.GaveBack: self._on_gave_back,
             messages.Welcome: self._on_welcome,
             messages.Granted: self._on_granted,
-            messages.Placed: self._on_placed,
-            messages.ActorGone: lambda _, m: self._on_actor_gone(m.actor, m.error),
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
             messages.WorkerDied: self._on_worker_died,
+            messages.WhoMakes: self._on_who_makes,
             messages.Inspect: lambda sender, m: inspection.answer(self, sender, m),
             messages.EnvFailed: self._on_env_failed,
+            messages.LeasesRefused: self._on_leases_refused,
+            messages.GroupNews: self._on_group_news,
+            messages.Cluster: lambda _, m: self._clusters.update({m.request: m}),
         }
         if "RLPLAT_RECORD_CALLSITES" in os.environ:
             from rlplat.runtime.call_sites import record_call_sites
@@ -119,7 +121,10 @@ class Client:
             self._check_open()
             record, out = self._record(message, key, name, options.num_returns, refs)
             record.retries_left = options.max_retries
+            record.is_suspect = not options.max_retries
             record.lane = lane
+            if options.retry_exceptions:
+                record.history = History(exception_names(options.retry_exceptions))
             if deps and not self._resolve(record, deps):
                 return out
             self._queue(lane, record)
@@ -130,7 +135,10 @@ class Client:
         name, retries = options.name or code.name, options.max_retries
         lane, key = self._lane(options, name), ""
         is_plain = (
-            options.num_returns == 1 and options.timeout_s is None and options.retry_exceptions is False
+            options.num_returns == 1
+            and options.timeout_s is None
+            and options.retry_exceptions is False
+            and options.max_retries != 0  # `retries`, rule 4
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
         ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
@@ -166,51 +174,29 @@ class Client:
     ) -> Any:
         num_returns = options.num_returns
         name = f"{handle._info.class_name}.{method}"
-        message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method)
-        refs.append(handle._creation)
+        retries = options.max_task_retries  # None or 0 but for calls that asked for more
+        is_exactly_once = bool(retries) and handle._info.exactly_once
+        message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method, is_exactly_once)
+        refs.append(handle._creation)  # type: ignore[arg-type]
         with self._lock:
             self._check_open()
-            actor = self._actors.get(handle._actor_id)
-            if actor is None:
-                actor = self._actors[handle._actor_id] = _Actor(handle._info.class_name)
-                self._transport.post(NODE, messages.FindActor(handle._actor_id))
+            actor = self._actors.book(handle)
             record, out = self._record(message, "", name, num_returns, refs)
             record.target = handle._actor_id
+            if retries:
+                record.retries_left = retries
             if deps:
                 self._resolve(record, deps)
             if actor.gone is not None:
-                self._fail(record, actor.gone)
+                if record.id in self._tasks:
+                    self._fail(record, actor.gone)
                 return out
-            actor.queue.append(record)
-            self._advance(actor)
+            self._actors.send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._tasks))
         return out
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
-        key = self._code_key(code)
-        demand = options.demand(default_cpus=0)
-        check_feasible(demand, self._total, f"actor {code.name}")
-        call, deps, refs = self._make_call(
-            args, kwargs, f"{code.name}.__init__", 1, key, "__init__", full=True
-        )
-        shape = Shape(tuple(sorted(demand.items())), options.memory, self._envs.key(options))
-        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
-        with self._lock:
-            self._check_open()
-            message = messages.CreateActor(0, key, "", options.max_concurrency or 0, call.args, call.deps)
-            record, ref = self._record(message, key, code.name, 1, refs)
-            actor_id = record.target = message.actor = f"{self.client_id}:{record.id}"
-            actor = self._actors[actor_id] = _Actor(code.name)
-            actor.queue.append(record)
-            self._transport.post(NODE, messages.PlaceActor(actor_id, info, shape, options.name or ""))
-            if deps:
-                self._resolve(record, deps)
-            self._loop.send_now()
-            if options.name is not None:  # a taken name is the caller's error, here and now
-                self._wait_until(lambda: bool(actor.worker or actor.gone), None, "the actor's name")
-                if actor.gone is not None and actor.gone.kind == "ConfigError":
-                    raise codec.to_exception(actor.gone)
-        return ActorHandle(actor_id, info, ref)
+        return self._actors.create(code, args, kwargs, options)
 
     def _make_call(
         self,
@@ -273,23 +259,21 @@ class Client:
         if code.key is None or code.key not in self._codes:
             codec.dump_code(code)
             assert code.key is not None and code.blob is not None
-            self._codes[code.key] = messages.Code(code.key, code.name, code.blob)
+            keys = [(ref.owner, ref.id) for ref in code.refs]
+            self._codes[code.key] = messages.Code(code.key, code.name, code.blob, keys)
+            self._code_refs[code.key] = code.refs
         return code.key
 
     def _lane(self, options: Options, name: str) -> Lane:
-        demand = options.demand(default_cpus=1)
-        check_feasible(demand, self._total, f"task {name}")
-        shape = Shape(
-            tuple(sorted(demand.items())),
-            options.memory,
-            self._envs.key(options),
-            can_retry=options.max_retries != 0,
-        )
+        shape = self._shape(options, 1, f"task {name}")
         if shape not in self._lanes:
-            fits = [int(self._total[resource] / amount) for resource, amount in demand.items()]
-            most = min(fits, default=int(self._total.get("CPU", 1)))
-            self._lanes[shape] = Lane(shape, max(1, most))
+            most = most_leases(shape, group_of(options), self._total)
+            self._lanes[shape] = Lane(shape, most)
         return self._lanes[shape]
+
+    def _shape(self, options: Options, default_cpus: float, who: str) -> Shape:
+        """What a task or an actor needs; raises for what could never be met."""
+        return shape_of(options, default_cpus, self._total, who, self._envs.key(options))
 
     # ---------------------------------------------------------------- arguments that are not there yet (lock held)
 
@@ -321,17 +305,16 @@ class Client:
                 record.lane.ready.append(record)
                 self._dispatch(record.lane)
             else:
-                self._advance(self._actors[record.target])
+                self._actors.advance(record.target)
 
     def _fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
-        actor = self._actors.get(record.target) if record.lane is None else None
         if type(record.message) is messages.CreateActor:
             self._transport.post(NODE, messages.EndActor(record.target, "an argument of its failed", True))
-            self._on_actor_gone(record.target, error)
+            self._actors.on_gone(record.target, error)
         else:
             self._fail(record, error)
-            if actor is not None:
-                self._advance(actor)
+            if record.lane is None:
+                self._actors.advance(record.target)
 
     # ---------------------------------------------------------------- sending (lock held)
 
@@ -352,21 +335,11 @@ class Client:
         key = record.code_key
         if key and key not in known_code:
             known_code.add(key)
+            self._objects.hand_over(self._codes[key].refs, worker)
             self._transport.post(worker, self._codes[key])
         for value in _values_of(record.message):
             self._objects.hand_over(value.keys(), worker)
         self._transport.post(worker, record.message)
-
-    def _advance(self, actor: _Actor) -> None:
-        """Send an actor's queued calls as far as their arguments are there."""
-        if actor.worker is None:
-            return
-        queue = actor.queue
-        while queue and (not queue[0].waits or queue[0].id not in self._tasks):
-            record = queue.popleft()
-            if record.id in self._tasks:
-                actor.in_flight[record.id] = record
-                self._send_call(actor.worker, actor.known_code, record)
 
     # ---------------------------------------------------------------- results (lock held)
 
@@ -412,6 +385,11 @@ class Client:
                     self._objects.free_segment(value.segment)
                 self._objects.hand_over(value.refs, self.client_id, -1)
             return
+        if record.history is not None and values[0].error is not None and record.lane is not None:
+            if runs_again_after_error(record, values[0].error):
+                record.lane.again(record)
+                self._touched[record.lane] = True
+                return
         del self._tasks[id]
         if record.lane is not None:
             lease = record.lane.leases.get(sender)
@@ -420,20 +398,13 @@ class Client:
                 lease.is_stalled = lease.was_asked_back = False
             self._touched[record.lane] = True
         else:
-            self._actors[record.target].in_flight.pop(id, None)
-            error = values[0].error
-            if type(record.message) is messages.CreateActor and error is not None:
-                what = f"actor {record.name} could not be created: {error.message}"
-                gone = ErrorInfo("ActorDied", what, error.exception)
-                self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
-                self._on_actor_gone(record.target, gone)
-                values = (Value(error=gone),)
+            values = self._actors.on_replied(record, values)
         self._fill(record, values)
 
     def _worker_of(self, record: TaskRecord) -> str | None:
         if record.lane is not None:
             return record.target
-        actor = self._actors.get(record.target)
+        actor = self._actors.find(record.target)
         return None if actor is None else actor.worker
 
     def _fill(self, record: TaskRecord, values: Sequence[Value]) -> None:
@@ -445,6 +416,8 @@ class Client:
 
     def _fail(self, record: TaskRecord, error: ErrorInfo) -> None:
         self._tasks.pop(record.id, None)
+        if record.lane is None:
+            self._actors.forget_call(record)
         self._fill(record, [Value(error=error) for _ in record.ids])
         self._loop.notify()
 
@@ -465,6 +438,7 @@ class Client:
 
     def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
         self._total.update(message.total)
+        self.namespace = message.namespace
         for worker in message.dead:
             self._objects.dead.setdefault(worker, "it died before this process came")
 
@@ -476,43 +450,34 @@ class Client:
             lane.is_hungry = True
             self._touched[lane] = True
 
-    def _on_placed(self, sender: str, message: messages.Placed) -> None:
-        actor = self._actors.get(message.actor)
-        if actor is not None and actor.gone is None:
-            actor.worker = message.worker
-            self._advance(actor)
-            self._loop.notify()
-
-    def _on_actor_gone(self, actor_id: str, error: ErrorInfo) -> None:
-        actor = self._actors.get(actor_id)
-        if actor is None or actor.gone is not None:
-            return
-        actor.gone, actor.worker = error, None
-        lost = [*actor.in_flight.values(), *actor.queue]
-        actor.in_flight.clear()
-        actor.queue.clear()
-        for record in lost:
-            if record.id in self._tasks:
+    def _on_leases_refused(self, sender: str, message: messages.LeasesRefused) -> None:
+        lane = self._lanes.get(message.shape)
+        if lane is not None:
+            lane.num_requested = 0
+            records = list(lane.ready)
+            lane.ready.clear()
+            for record in records:
+                error = ErrorInfo(message.error.kind, f"task {record.name}: {message.error.message}")
                 self._fail(record, error)
-        self._loop.notify()
 
-    def _on_freed(self, entry: Entry) -> None:
-        """Nobody needs the object any more; when it stood for an actor's handles, the actor may go."""
-        actor_id = f"{self.client_id}:{entry.id}"
-        actor = self._actors.pop(actor_id, None)
-        if actor is not None and actor.gone is None:
-            self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
+    def _on_group_news(self, sender: str, message: messages.GroupNews) -> None:
+        for id, value in self._groups.on_news(message).items():
+            self._objects.fill(id, value)
+        self._loop.notify()
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         worker, reason = message.worker, message.reason
         if worker in self._objects.dead:
             return
         self._objects.peer_died(worker, reason)
+
+        def runs_again(record: TaskRecord, was_alone: bool) -> bool:
+            return runs_again_after_death(record, was_alone, reason, message.kind)
+
         for lane in self._lanes.values():
             self._touched[lane] = True
-            for record in lane.lose(worker):
-                text = f"task {record.name}: its worker {worker} died and no retries are left: {reason}"
-                self._fail(record, ErrorInfo(message.kind, text))
+            for record in lane.lose(worker, runs_again):
+                self._fail(record, death_error(record, worker, reason, message.kind))
         self._loop.notify()
 
     def _define_env(self, key: str, spec: str) -> None:
@@ -531,6 +496,17 @@ class Client:
         while lane.ready:
             self._fail(lane.ready.popleft(), error)
 
+    def _on_who_makes(self, sender: str, message: messages.WhoMakes) -> None:
+        """The node looks for circles of processes that wait for each other."""
+        for id in message.ids:
+            record = self._tasks.get(id) or next((r for r in self._tasks.values() if id in r.ids), None)
+            if record is None:
+                continue
+            first = self._actors.head_of_queue(record) or record
+            refs = first.refs if first.waits else ()
+            waits = [(ref.owner, ref.id) for ref in refs if ref and self._objects.holder(ref).value is None]
+            self._transport.post(NODE, messages.Makes(id, self._worker_of(record) or "", record.name, waits))
+
     def _on_node_lost(self) -> None:
         self._lost_node = ErrorInfo(
             "NodeLost", "the node process of this cluster has ended; what it said last is above, on stderr"
@@ -542,10 +518,16 @@ class Client:
 
     # ---------------------------------------------------------------- waiting
 
-    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        self._loop.wait_until(is_done, timeout_s, what, self._check_open, self._patience())
+    def _wait_until(
+        self,
+        is_done: Callable[[], bool],
+        timeout_s: float | None,
+        what: str,
+        ref: ObjectRef | None = None,
+    ) -> None:
+        self._loop.wait_until(is_done, timeout_s, what, self._check_open, self._patience(ref))
 
-    def _patience(self) -> Patience | None:
+    def _patience(self, ref: ObjectRef | None) -> Patience | None:
         """Workers override: the node is told that a task waits, so that its CPUs can be lent."""
         return None
 
@@ -576,7 +558,7 @@ class Client:
                         self._objects.holder(ref)
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 try:
-                    self._wait_until(lambda: holder.value is not None, left, "")
+                    self._wait_until(lambda: holder.value is not None, left, "", refs[index])
                 except GetTimeout:
                     rest = refs[index:]
                     holders = [self._objects.holder(ref) for ref in rest]
@@ -600,8 +582,8 @@ class Client:
             why = f"{record.name}, which waits for {record.waits} of its arguments"
         elif record.lane is not None and not record.target:
             why = f"{record.name}, which waits for a worker with {dict(record.lane.shape.demand)}"
-        elif self._worker_of(record) is None:
-            why = f"{record.name}, whose actor waits for its resources"
+        elif record.lane is None:
+            why = f"{record.name}, {self._actors.describe_wait(record)}"
         else:
             why = f"{record.name}, which is with worker {self._worker_of(record)}"
         return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
@@ -658,26 +640,54 @@ class Client:
             self._objects.collect()
             return self._objects.own(made, packed.refs)
 
-    def kill(self, handle: ActorHandle) -> None:
-        actor_id, reason = handle._actor_id, "it was killed by rlplat.kill"
-        with self._lock:
-            self._check_open()
-            self._actors.setdefault(actor_id, _Actor(handle._info.class_name))
-            self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
-            self._loop.send_now()
-            text = f"actor {handle._info.class_name} is gone: {reason}"
-            self._on_actor_gone(actor_id, ErrorInfo("ActorDied", text))
+    def kill(self, handle: ActorHandle, no_restart: bool) -> None:
+        self._actors.kill(handle, no_restart)
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
-        answer = self._ask(lambda request: messages.AskByName(request, name))
-        if answer.error is not None:
-            raise ActorDied(answer.error.message)
-        assert answer.info is not None
-        owner, id = answer.actor.rsplit(":", 1)
+        return self._actors.get(name, namespace)
+
+    def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        return self._actors.names(all_namespaces)
+
+    def cluster(self) -> messages.Cluster:
         with self._lock:
-            creation = self._objects.borrow_from(owner, int(id))
+            self._check_open()
+            request = next(self._objects.ids)
+            self._transport.post(NODE, messages.AskCluster(request))
+            self._wait_until(lambda: request in self._clusters, None, "the node's answer")
+            return self._clusters.pop(request)
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup:
+        with self._lock:
+            self._check_open()
+            group = PlacementGroup(f"{self.client_id}:g{next(self._objects.ids)}", bundles, strategy, name)
+            self._transport.post(
+                NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached)
+            )
+        # Once this is answered the node knows the group: the handle may travel, and news of it cannot be early.
+        self.resources(available=False)
+        return group
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef:
+        value = Value(codec.pack(group).data)
+        with self._lock:
+            self._check_open()
+            self._objects.collect()
+            id = next(self._objects.ids)
+            self._objects.book.add(id)
+            ask = self._groups.wait_for(group.id, id, value)
+            if ask is not None:
+                self._transport.post(NODE, ask)
+                self._loop.send_now()
+            return self._objects.new_ref(id)
+
+    def remove_group(self, group: PlacementGroup) -> None:
+        with self._lock:
+            self._check_open()
+            self._transport.post(NODE, messages.RemoveGroup(group.id))
             self._loop.send_now()
-        return ActorHandle(answer.actor, answer.info, creation)
 
     def resources(self, available: bool) -> dict[str, float]:
         return self._ask(lambda request: messages.AskResources(request, available)).amounts

@@ -42,14 +42,18 @@ class Packed:
         return bool(self.buffers) or len(self.data) > OUT_OF_BAND_BYTES
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
+    if not depth:  # deeper, or a cycle: the general pickler takes it
+        return False
     if kind is tuple or kind is list:
-        return len(value) <= 16 and all(map(_is_plain, value))
+        return len(value) <= 16 and all(_is_plain(part, depth - 1) for part in value)
     if kind is dict:
-        return len(value) <= 16 and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+        return len(value) <= 16 and all(
+            _is_plain(key, depth - 1) and _is_plain(part, depth - 1) for key, part in value.items()
+        )
     return kind.__name__ == "ndarray" and kind.__module__ == "numpy" and not value.dtype.hasobject
 
 
@@ -106,6 +110,15 @@ def pack(value: Any, what: str = "the value") -> Packed:
     return Packed(data, buffers, refs)
 
 
+def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[ObjectRef]]:
+    """`value` as one stream of bytes, however large, and the refs in it."""
+    packed = pack(value, what)
+    if packed.buffers:
+        with collecting_refs():
+            return cloudpickle.dumps(value, protocol=5), packed.refs
+    return packed.data, packed.refs
+
+
 def unpack(data: Any, buffers: Any = ()) -> Any:
     if data == NONE:
         return None
@@ -157,7 +170,8 @@ def dump_code(code: RemoteCode) -> None:
     """Fill `blob` and `key` of a function or class that is to run elsewhere."""
     if code.blob is None:
         try:
-            blob = cloudpickle.dumps(code.target)
+            with collecting_refs() as refs:
+                blob = cloudpickle.dumps(code.target)
         except Exception as error:
             culprit = _culprit(code.target)
             raise SerializationError(
@@ -165,7 +179,7 @@ def dump_code(code: RemoteCode) -> None:
                 f"({type(error).__name__}: {error}). Create it inside {code.name}."
             ) from error
         code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
-        code.blob = blob
+        code.blob, code.refs = blob, refs
 
 
 def _picklable(value: Any) -> bool:
@@ -216,13 +230,21 @@ class ErrorInfo(msgspec.Struct, array_like=True):
     """Name of a class in `rlplat.errors`; `TaskError` for whatever user code raised."""
     message: str
     exception: bytes = b""
+    classes: list[str] = []
+    """Of what user code raised: `class_names` of it (`retry_exceptions` looks there)."""
+
+
+def class_names(kind: type) -> list[str]:
+    """Module and name of a class and its bases. (A class made in a function loses its qualified name on its way.)"""
+    return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
 
 
 def describe_error(error: BaseException, where: str) -> ErrorInfo:
     """What the caller will see of an exception that `where` ("task f (pid 12)") raised."""
     if isinstance(error, RlplatError) and not isinstance(error, TaskError):
         exception = _pickled_exception(error)
-        return ErrorInfo("TaskError" if exception else type(error).__name__, f"{where}: {error}", exception)
+        kind = "TaskError" if exception else type(error).__name__
+        return ErrorInfo(kind, f"{where}: {error}", exception, class_names(type(error)))
     # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
@@ -230,9 +252,8 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
         del frames.stack[0]
     text = "".join(frames.format())
-    return ErrorInfo(
-        "TaskError", f"{where} raised {type(own).__name__}\n{text.rstrip()}", _pickled_exception(own)
-    )
+    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
+    return ErrorInfo("TaskError", message, _pickled_exception(own), class_names(type(own)))
 
 
 def _pickled_exception(error: BaseException) -> bytes:
@@ -260,9 +281,13 @@ def to_exception(info: ErrorInfo) -> BaseException:
     if isinstance(cause, RlplatError) and not isinstance(cause, TaskError):
         cause.add_note(info.message)
         return cause
+    return _task_error(info.message, cause)
+
+
+def _task_error(message: str, cause: BaseException | None) -> TaskError:
     if cause is None:
-        return TaskError(info.message)
-    error = _both_classes(type(cause))(info.message)
+        return TaskError(message)
+    error = _both_classes(type(cause))(message)
     error.cause = cause
     error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
     return error
@@ -281,6 +306,7 @@ def _both_classes(user_class: type) -> type[TaskError]:
         body = {
             "__init__": init,
             "__str__": lambda self: self.args[0],
+            "__reduce__": lambda self: (_task_error, (self.args[0], self.cause)),
             "__module__": user_class.__module__,
         }
         try:

@@ -6,13 +6,14 @@ Rules
    the pace is unknown. Short tasks so travel in large frames, and a long task never has others queued behind it.
 3. Leases asked for = tasks not yet covered by a lease, at most `max_leases`.
 4. A worker that gave tasks back (it waits for something) gets none until it finishes one.
-5. When a worker dies only a task that ran alone there is charged with it; the others run again one by one.
+5. When a worker dies its tasks run again one by one, as far as `retries` allows.
 6. When nothing is queued and a worker is idle, the fullest other worker is asked to give back what it has not begun.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,9 @@ class TaskRecord(msgspec.Struct, eq=False, gc=False):
     waits: int = 0
     """Arguments that are not there yet."""
     is_suspect: bool = False
-    """It was in the company of others when their worker died: it runs alone next, to tell the guilty one."""
+    """It runs alone: it was in the company of others when their worker died, or it may run only once."""
+    history: Any = None
+    """`retries.History` of a task that failed before or that retries exceptions; else None."""
 
 
 @dataclass(slots=True)
@@ -127,23 +130,26 @@ class Lane:
         lease.is_stalled = bool(lease.in_flight)
         self.ready.extendleft(reversed(records))
 
-    def lose(self, worker: str) -> list[TaskRecord]:
-        """The worker died. Tasks to be tried again are queued; the one that is out of retries is returned."""
+    def again(self, record: TaskRecord) -> None:
+        """It raised, and is to be tried again: behind those that wait."""
+        lease = self.leases.get(record.target)
+        if lease is not None:
+            lease.in_flight.pop(record.id, None)
+            lease.is_stalled = lease.was_asked_back = False
+        record.target = ""
+        self.ready.append(record)
+
+    def lose(self, worker: str, runs_again: Callable[[TaskRecord, bool], bool]) -> list[TaskRecord]:
+        """The worker died. `runs_again(record, was it alone there)` is queued; those that do not are returned."""
         lease = self.leases.pop(worker, None)
         if lease is None:
             return []
         records = list(lease.in_flight.values())
         for record in records:
             record.target = ""  # what the dead worker may have sent last is refused from now on
-        if len(records) == 1:
-            if records[0].retries_left == 0:
-                return records
-            records[0].retries_left -= 1
-        else:
-            for record in records:
-                record.is_suspect = True
-        self.ready.extendleft(reversed(records))
-        return []
+        failed = [record for record in records if not runs_again(record, len(records) == 1)]
+        self.ready.extendleft(record for record in reversed(records) if record not in failed)
+        return failed
 
     def idle_leases(self, now: float, idle_s: float) -> list[Lease]:
         """Leases to return: nothing to run for `idle_s`."""

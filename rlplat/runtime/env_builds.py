@@ -99,7 +99,7 @@ class EnvBuilds:
         self._poller.register(descriptor, select.POLLIN)
 
     def start_of(self, key: str) -> tuple[str, str] | None:
-        """For a worker of it: (python to execute or "" for a fork, spec). None while it is built; ("", "") for no key."""
+        """For a worker of it: (python to execute or "" for a fork, spec); None while it is built."""
         if not key:
             return "", ""
         known = self._known.get(key)

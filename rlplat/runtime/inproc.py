@@ -1,251 +1,517 @@
-"""The verbs in one process and thread: a call runs to its end inside `.remote()`. For debuggers and breakpoints.
+"""The verbs in one process: a call runs to its end inside `.remote()`, in the caller's thread. For debuggers.
 
-Values still go through `codec`, so what would fail on the wire fails here as well, and results are copies. What
-cannot work without a second process is refused in words: a call on an actor that is being executed.
+Values still go through `codec`, so what would fail on the wire fails here as well, and results are copies.
+
+What differs from processes
+1. Calls run one after the other: a breakpoint stops the program where it is. Methods of async actors are the exception
+   (see `inproc_calls`): they run on one event loop in a second thread, all at once as they do elsewhere.
+2. Threads of an actor (`max_concurrency`) do not exist; such an actor may be called from its own call.
+3. `timeout_s` cannot interrupt: a call that took longer fails when it ends. `cancel` ends coroutines and generators;
+   everything else has finished by then.
+4. Nobody dies, so retries are for `retry_exceptions`, and restarts for `kill(no_restart=False)`. Memory limits and
+   resources of tasks bound nothing; those of actors and placement groups are counted.
+5. Refused in words: a call on an actor that runs one, `pip` environments, a coroutine that blocks in `get`.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
+import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import (
-    ActorDied,
-    ConfigError,
-    InfeasibleResources,
-    NotInitialized,
-    RuntimeFault,
-    SerializationError,
-)
+from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
-from rlplat.runtime.messages import ActorInfo, CallOptions
+from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.inproc_calls import (
+    ActorExit,
+    Call,
+    LocalActor,
+    LocalStreams,
+    LoopThread,
+    call_options,
+    check_environment,
+    current_actor,
+    environment,
+    is_async_class,
+    is_stream,
+    running_task,
+)
+from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached
+from rlplat.runtime.inproc_resources import NODE, LocalResources
+from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster, Place
+from rlplat.runtime.placement import PlacementGroup, shape_of
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.resources import check_feasible, machine_resources
+from rlplat.runtime.resources import machine_resources
 
-_ids = itertools.count(1)
-"""Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
+_ASYNC_CONCURRENCY = 1000
+TERMINATE = "__rlplat_terminate__"
 
 
 class InprocBackend:
     client_id = "inproc"
 
     def __init__(
-        self, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None
+        self,
+        num_cpus: float | None,
+        num_gpus: int | None,
+        resources: dict[str, float] | None,
+        namespace: str = "",
     ) -> None:
-        self._total = machine_resources(num_cpus, num_gpus, resources)
-        self._available = dict(self._total)
-        self._ids = _ids
-        self._values: dict[int, codec.Packed | codec.ErrorInfo] = {}
-        self._num_refs: dict[int, int] = {}
-        self._dropped: deque[int] = deque()
-        self._actors: dict[int, _LocalActor] = {}
-        self._actor_by_name: dict[str, tuple[int, ActorInfo]] = {}
+        self.namespace = namespace
+        self._resources = LocalResources(machine_resources(num_cpus, num_gpus, resources))
+        self._objects = LocalObjects(self.client_id)
+        self._objects.on_freed = self._on_freed
+        self._loop = LoopThread()
+        self._streams = LocalStreams(self._objects, self._loop)
+        self._actors: dict[str, LocalActor] = {}
+        self._actor_by_name: dict[tuple[str, str], LocalActor] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        """Calls on the loop, by the id of their first ref."""
+        self._is_closed = False
 
-    # -- refs
+    # -- values
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
-        self._num_refs[id] = self._num_refs.get(id, 0) + 1
-        return ObjectRef(owner, id, self._dropped.append, id)
-
-    def _store(self, value: codec.Packed | codec.ErrorInfo) -> ObjectRef:
-        self._collect()
-        id = next(self._ids)
-        self._values[id] = value
-        return self.adopt(self.client_id, id)
-
-    def _collect(self) -> None:
-        while self._dropped:
-            id = self._dropped.popleft()
-            self._num_refs[id] -= 1
-            if not self._num_refs[id]:
-                del self._num_refs[id]
-                self._values.pop(id, None)
-                actor = self._actors.pop(id, None)
-                if actor is not None:
-                    self._end(actor)
-
-    def _value(self, ref: ObjectRef) -> codec.Packed | codec.ErrorInfo:
-        if ref.id not in self._values:
-            raise NotInitialized(f"{ref!r} belongs to a cluster that was shut down")
-        return self._values[ref.id]
-
-    def _read(self, ref: ObjectRef) -> Any:
-        value = self._value(ref)
-        if isinstance(value, codec.ErrorInfo):
-            raise codec.to_exception(value)
-        # Out-of-band buffers are handed out read-only, as shared memory would be.
-        return codec.unpack(value.data, [memoryview(b).toreadonly() for b in value.buffers])
-
-    # -- verbs
+        return self._objects.adopt(owner, id)
 
     def put(self, value: Any) -> ObjectRef:
-        return self._store(_detached(codec.pack(value)))
+        return self._objects.add(detached(codec.pack(value, "the value of rlplat.put")))
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
-        return [self._read(ref) for ref in refs]
+        return self._objects.get(refs, timeout)
 
     def wait(
-        self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None
+        self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None, fetch_local: bool = True
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        return list(refs[:num_returns]), list(refs[num_returns:])
+        self._objects.wait_for(refs, num_returns, timeout)
+        ready: list[ObjectRef] = []
+        rest: list[ObjectRef] = []
+        for ref in refs:
+            is_ready = self._objects.outcome(ref) is not None and len(ready) < num_returns
+            (ready if is_ready else rest).append(ref)
+        return ready, rest
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()
-        try:
-            future.set_result(self._read(ref))
-        except Exception as error:
-            future.set_exception(error)
+        future.set_running_or_notify_cancel()
+
+        def settle() -> None:
+            try:
+                future.set_result(self._objects.read(ref))
+            except Exception as error:
+                future.set_exception(error)
+
+        if not self._objects.when_ready(ref, settle):
+            settle()
         return future
+
+    async def value_of(self, ref: ObjectRef) -> Any:
+        """`await ref`."""
+        await self._arrived([ref])
+        return self._objects.read(ref)
+
+    # -- tasks
 
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
         return lambda args, kwargs: self._submit_task(code, args, kwargs, options)
 
     def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
-        check_feasible(options.demand(default_cpus=1), self._total, f"task {code.name}")
-        codec.dump_code(code)
         what = f"task {options.name or code.name}"
-        return self._refs(
-            self._run(code.target, args, kwargs, what, options.num_returns), options.num_returns
+        self._resources.check(shape_of(options, 1, self._resources.total, f"task {code.name}"), what)
+        check_environment(options.runtime_env, what, is_async=False)
+        codec.dump_code(code)
+        call = self._call(
+            what,
+            code.target,
+            args,
+            kwargs,
+            num_returns=options.num_returns,
+            window=options.generator_backpressure,
+            timeout_s=options.timeout_s,
+            num_retries=options.max_retries,
+            retry_exceptions=options.retry_exceptions,
+            runtime_env=options.runtime_env,
         )
+        return self._submit(call)
+
+    def _call(self, what: str, target: Any, args: tuple, kwargs: dict, **more: Any) -> Call:
+        packed = detached(codec.pack((args, kwargs), f"an argument of {what}"))
+        deps = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)]
+        return Call(what, target, packed, deps, **more)
+
+    def _submit(self, call: Call) -> Any:
+        """Run it now, or on the loop when something that it needs is late; what its caller gets."""
+        if self._is_closed:
+            raise NotInitialized("the runtime was shut down")
+        self._streams.collect()
+        self._objects.collect()
+        late = [ref for ref in call.deps if self._objects.outcome(ref) is None]
+        actor = call.actor
+        if actor is not None and not actor.is_async and actor.tail is not None:
+            if self._objects.outcome(actor.tail) is None:
+                late.append(actor.tail)
+            else:
+                actor.tail = None
+        if is_stream(call.num_returns):
+            given = self._streams.open(call)
+        else:
+            call.out = [self._objects.add(None, call.what) for _ in range(call.num_returns)]
+            given = call.out[0] if call.num_returns == 1 else list(call.out)
+        if actor is not None and actor.is_async and call is not actor.make:
+            self._spawn(call, self._run_async(call, late))
+        elif late:
+            if actor is not None:
+                actor.tail = call.out[0]
+            self._spawn(call, self._run_late(call, late))
+        else:
+            self._run(call)
+        return given
+
+    # -- running
+
+    def _run(self, call: Call) -> None:
+        """Run it to its end, here."""
+        actor = call.actor
+        if actor is not None:
+            actor.enter(call.what)
+        token, task_token = current_actor.set(actor), running_task.set(f"{self.client_id}:{call.out[0].id}")
+        try:
+            error = self._reason_not_to_run(call)
+            if error is not None:
+                self._fill(call, [error] * len(call.out))
+                return
+            while True:
+                try:
+                    with environment(call.runtime_env):
+                        args, kwargs = call.arguments(self._objects)
+                        value = call.target(*args, **kwargs)
+                        if call.stream is not None:
+                            self._streams.begin(call.stream, value)
+                            return
+                        self._finish(call, value)
+                    return
+                except ActorExit:
+                    assert actor is not None
+                    self._end(
+                        actor, ErrorInfo("ActorDied", f"actor {actor.class_name} ended by rlplat.exit_actor")
+                    )
+                    self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
+                    return
+                except Exception as error:
+                    if not call.may_retry(error):
+                        self._fail(call, error)
+                        return
+        finally:
+            current_actor.reset(token)
+            running_task.reset(task_token)
+            if actor is not None and (call.stream is None or not call.stream.is_begun):
+                actor.leave()
+
+    def _reason_not_to_run(self, call: Call) -> ErrorInfo | None:
+        if call.actor is not None and call.actor.death is not None:
+            return call.actor.death
+        for ref in call.deps:
+            outcome = self._objects.outcome(ref)
+            if isinstance(outcome, ErrorInfo):
+                return outcome
+        return None
+
+    def _finish(self, call: Call, value: Any) -> None:
+        actor = call.actor
+        if actor is not None and call is actor.make:
+            actor.instance, value = value, None
+        late = call.deadline_error()
+        self._fill(call, call.outcomes(value) if late is None else [late] * len(call.out))
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        info = codec.describe_error(error, call.what)
+        actor = call.actor
+        if actor is not None and call is actor.make:
+            text = f"actor {actor.class_name} could not be created: {info.message}"
+            info = ErrorInfo("ActorDied", text, info.exception)
+            self._end(actor, info)
+        self._fill(call, [info] * len(call.out))
+
+    def _fill(self, call: Call, outcomes: Sequence[Outcome]) -> None:
+        if call.stream is not None:
+            error = outcomes[0]
+            assert isinstance(error, ErrorInfo)
+            self._streams.end(call.stream, error)
+        actor = call.actor
+        if (
+            actor is not None
+            and call is actor.make
+            and isinstance(outcomes[0], ErrorInfo)
+            and actor.death is None
+        ):
+            self._end(actor, outcomes[0])
+        for ref, outcome in zip(call.out, outcomes, strict=True):
+            self._objects.fill(ref.id, outcome)
+
+    # -- running on the loop
+
+    def _spawn(self, call: Call, coroutine: Any) -> None:
+        id = call.out[0].id
+
+        def began(task: asyncio.Task[None]) -> None:
+            self._running[id] = task
+            task.add_done_callback(ended)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._running[id]
+            if task.cancelled():
+                error = ErrorInfo("TaskCancelled", f"{call.what} was cancelled by rlplat.cancel")
+                self._fill(call, [error] * len(call.out))
+
+        self._loop.spawn(coroutine, began)
+        self._objects.loop_thread = self._loop.thread
+
+    async def _run_late(self, call: Call, late: Sequence[ObjectRef]) -> None:
+        await self._arrived(late)
+        try:
+            self._run(call)
+        except Exception as error:  # refused: there is nobody left to raise it to
+            self._fail(call, error)
+
+    async def _run_async(self, call: Call, late: Sequence[ObjectRef]) -> None:
+        actor = call.actor
+        assert actor is not None
+        current_actor.set(actor)
+        running_task.set(f"{self.client_id}:{call.out[0].id}")
+        await self._arrived(late)
+        try:
+            async with actor.semaphore(call.group):
+                error = self._reason_not_to_run(call)
+                if error is not None:
+                    self._fill(call, [error] * len(call.out))
+                    return
+                args, kwargs = call.arguments(self._objects)
+                value = call.target(*args, **kwargs)
+                if call.stream is not None and hasattr(value, "__aiter__"):
+                    await self._streams.pump(call.stream, value)
+                elif call.stream is not None:
+                    self._streams.begin(call.stream, value)
+                else:
+                    if hasattr(value, "__await__"):
+                        value = await asyncio.wait_for(value, call.left_s())
+                    self._finish(call, value)
+        except ActorExit:
+            self._end(actor, _exited(actor))
+            self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
+        except Exception as error:
+            late_error = call.deadline_error() if isinstance(error, TimeoutError) else None
+            if late_error is not None:
+                self._fill(call, [late_error] * len(call.out))
+            else:
+                self._fail(call, error)
+
+    async def _arrived(self, refs: Sequence[ObjectRef]) -> None:
+        loop = asyncio.get_running_loop()
+        for ref in refs:
+            arrived = asyncio.Event()
+            if self._objects.when_ready(ref, lambda e=arrived: loop.call_soon_threadsafe(e.set)):  # type: ignore[misc]
+                await arrived.wait()
+
+    def cancel(self, ref: ObjectRef, force: bool = False, recursive: bool = True) -> None:
+        """Ends coroutines and generators; every other call has finished, and nothing happens."""
+        stream = self._streams.find(ref.id)
+        if stream is not None:
+            self._streams.cancel(stream)
+            return
+        if self._objects.outcome(ref) is None:
+            self._loop.call_soon(self._cancel_running, ref.id)
+
+    def _cancel_running(self, id: int) -> None:
+        task = self._running.get(id)
+        if task is not None:
+            task.cancel()
+
+    # -- actors
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
-        codec.dump_code(code)
-        demand = options.demand(default_cpus=0)
-        check_feasible(demand, self._total, f"actor {code.name}")
-        lacking = {k: v for k, v in demand.items() if self._available.get(k, 0) < v}
-        if lacking:
-            raise InfeasibleResources(
-                f"actor {code.name} needs {lacking} and other actors hold it; the inproc backend cannot wait"
-            )
-        if options.name is not None and options.name in self._actor_by_name:
-            raise ConfigError(
-                f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
-            )
-        actor = _LocalActor(code.name, demand, options.name)
-        ref = self._store(codec.pack(None))
-        self._actors[ref.id] = actor
-        for key, amount in demand.items():
-            self._available[key] -= amount
-        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
-        handle = ActorHandle(f"{ref.owner}:{ref.id}", info, ref)
+        names = None
+        if options.get_if_exists and options.name is None:
+            raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         if options.name is not None:
-            self._actor_by_name[options.name] = (ref.id, info)
-        made = self._run(
-            lambda *a, **k: _Hidden(code.target(*a, **k)), args, kwargs, f"actor {code.name}", 1
-        )[0]
-        if isinstance(made, codec.ErrorInfo):
-            what = f"actor {code.name} could not be created: {made.message}"
-            actor.death = codec.ErrorInfo("ActorDied", what, made.exception)
-            self._end(actor)
-        else:
-            actor.instance = made.instance
-        return handle
+            names = (self.namespace if options.namespace is None else options.namespace, options.name)
+            if names in self._actor_by_name:
+                if options.get_if_exists:
+                    return self._handle(self._actor_by_name[names])
+                raise ConfigError(
+                    f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
+                )
+        what = f"actor {code.name}"
+        codec.dump_code(code)
+        shape = shape_of(options, 0, self._resources.total, what)
+        is_async = is_async_class(code.target)
+        check_environment(options.runtime_env, what, is_async)
+        make = self._call(what, code.target, args, kwargs, runtime_env=options.runtime_env)
+        give_back = self._resources.take(shape, what)
+        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
+        creation = self._objects.add(codec.pack(None))
+        most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
+        actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
+        actor.shape, actor.give_back = shape, give_back
+        actor.concurrency_groups = dict(options.concurrency_groups)
+        make.actor, actor.names = actor, names
+        self._actors[actor.id] = actor
+        if names is not None:
+            self._actor_by_name[names] = actor
+        if options.lifetime == "detached":
+            actor.creation = creation
+        self._submit(make)
+        return ActorHandle(actor.id, info, creation)
+
+    def _handle(self, actor: LocalActor) -> ActorHandle:
+        owner, id = actor.id.rsplit(":", 1)
+        return ActorHandle(actor.id, actor.info, self.adopt(owner, int(id)))
 
     def submit_call(
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
-        num_returns = options.num_returns
-        actor = self._actors[handle._creation.id]
-        if actor.death is not None:
-            return self._refs([actor.death] * num_returns, num_returns)
+        actor = self._actors.get(handle._actor_id)
+        if actor is None:
+            raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
         what = f"{actor.class_name}.{method}"
-        if actor.is_busy:
-            raise RuntimeFault(
-                f"{what} was called while this actor runs: with backend='inproc' a call runs inside .remote(), "
-                "so an actor cannot be called from its own call"
+        group = options.concurrency_group
+        if method == TERMINATE:
+            call = self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor)
+            return self._submit(call)
+        if group and group not in actor.concurrency_groups:
+            known = ", ".join(sorted(actor.concurrency_groups)) or "none"
+            raise ConfigError(
+                f"{what}: there is no concurrency group {group!r} (groups of this actor: {known})"
             )
-        actor.is_busy = True
-        try:
-            results = self._run(getattr(actor.instance, method), args, kwargs, what, num_returns)
-        finally:
-            actor.is_busy = False
-        return self._refs(results, num_returns)
+        call = self._call(
+            what,
+            lambda *args, **kwargs: getattr(actor.instance, method)(*args, **kwargs),
+            args,
+            kwargs,
+            runtime_env=actor.make.runtime_env,
+            actor=actor,
+            **call_options(options),
+        )
+        return self._submit(call)
 
-    def kill(self, handle: ActorHandle) -> None:
-        actor = self._actors[handle._creation.id]
-        if actor.death is None:
-            actor.death = codec.ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill")
-            self._end(actor)
+    def kill(self, handle: ActorHandle, no_restart: bool = True) -> None:
+        actor = self._actors.get(handle._actor_id)
+        if actor is None:
+            raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
+        if actor.death is not None:
+            return
+        if not no_restart and actor.num_restarts_left:
+            actor.num_restarts_left -= 1
+            actor.incarnation += 1
+            actor.instance = None
+            actor.make.out = [self._objects.add(None, actor.make.what)]
+            self._run(actor.make)
+            return
+        self._end(actor, ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill"))
+
+    def _terminate(self) -> None:
+        raise ActorExit
+
+    def exit_actor(self) -> None:
+        """End the actor whose call this is."""
+        if current_actor.get() is None:
+            raise TypeError("rlplat.exit_actor() is for the methods of an actor; this code runs in none")
+        raise ActorExit
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle:
-        if name not in self._actor_by_name:
-            raise ActorDied(
-                f"there is no actor named {name!r} (named actors: {sorted(self._actor_by_name) or 'none'})"
-            )
-        id, info = self._actor_by_name[name]
-        return ActorHandle(f"{self.client_id}:{id}", info, self.adopt(self.client_id, id))
+        where = self.namespace if namespace is None else namespace
+        self._objects.collect()
+        actor = self._actor_by_name.get((where, name))
+        if actor is None:
+            known = ", ".join(repr(other) for space, other in sorted(self._actor_by_name) if space == where)
+            place = f" in namespace {where!r}" if where else ""
+            raise ActorDied(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
+        return self._handle(actor)
+
+    def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        """(namespace, name) of the living named actors."""
+        self._objects.collect()
+        return [names for names in self._actor_by_name if all_namespaces or names[0] == self.namespace]
+
+    def _on_freed(self, id: int) -> None:
+        """The last ref to an object is gone; when it stood for an actor's handles, the actor ends."""
+        actor = self._actors.pop(f"{self.client_id}:{id}", None)
+        if actor is not None:
+            self._end(actor, ErrorInfo("ActorDied", f"the last handle of actor {actor.class_name} is gone"))
+
+    def _end(self, actor: LocalActor, death: ErrorInfo) -> None:
+        if actor.death is None:
+            actor.death = death
+        actor.instance = None
+        give_back, actor.give_back = actor.give_back, _nothing
+        give_back()
+        if actor.names is not None and self._actor_by_name.get(actor.names) is actor:
+            del self._actor_by_name[actor.names]
+
+    # -- the cluster
 
     def resources(self, available: bool) -> dict[str, float]:
-        return dict(self._available if available else self._total)
+        self._objects.collect()
+        return dict(self._resources.free if available else self._resources.total)
+
+    def create_group(
+        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+    ) -> PlacementGroup:
+        return self._resources.create(bundles, strategy, name)
+
+    def group_ready(self, group: PlacementGroup) -> ObjectRef:
+        ref = self._objects.add(None, repr(group))
+        self._resources.when_ready(group, lambda outcome: self._objects.fill(ref.id, outcome))
+        return ref
+
+    def remove_group(self, group: PlacementGroup) -> None:
+        for actor in list(self._actors.values()):
+            if actor.shape.group == group.id and actor.death is None:
+                text = f"actor {actor.class_name} is gone: its placement group was removed"
+                self._end(actor, ErrorInfo("ActorDied", text))
+        self._resources.remove(group)
+
+    def cluster(self) -> Cluster:
+        """The one node, the placement groups, and the actor that runs this."""
+        actor = current_actor.get()
+        here = Place(NODE)
+        if actor is not None:
+            name = actor.names[1] if actor.names else ""
+            here = Place(
+                NODE,
+                actor.shape,
+                actor.id,
+                actor.shape.bundle,
+                actor_name=name,
+                incarnation=actor.incarnation,
+            )
+        return Cluster(0, self._resources.nodes(), self._resources.groups(), here)
+
+    @property
+    def running_task(self) -> str | None:
+        """Of the call that asks; None in the driver."""
+        return running_task.get()
 
     def shutdown(self) -> None:
+        if threading.current_thread() is self._loop.thread or current_actor.get() is not None:
+            raise UsageError(
+                "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
+            )
+        self._is_closed = True
+        self._loop.close()
         self._actor_by_name.clear()
         for actor in self._actors.values():
             actor.instance = None
         self._actors.clear()
-        self._values.clear()
-
-    # -- running
-
-    def _run(self, target: Any, args: tuple, kwargs: dict, what: str, num_returns: int) -> list[Any]:
-        """Results as they would arrive: packed, or one error for each return."""
-        for arg in (*args, *kwargs.values()):
-            if isinstance(arg, ObjectRef) and isinstance(failed := self._value(arg), codec.ErrorInfo):
-                return [failed] * num_returns
-        try:
-            packed = codec.pack((args, kwargs), f"an argument of {what}")
-            args, kwargs = codec.unpack(packed.data, [memoryview(b).toreadonly() for b in packed.buffers])
-            args = tuple(self._read(a) if isinstance(a, ObjectRef) else a for a in args)
-            kwargs = {k: self._read(v) if isinstance(v, ObjectRef) else v for k, v in kwargs.items()}
-        except SerializationError:
-            raise
-        except Exception as error:
-            return [codec.describe_error(error, what)] * num_returns
-        try:
-            value = target(*args, **kwargs)
-            if isinstance(value, _Hidden):
-                return [value]
-            parts = [value] if num_returns == 1 else codec.split_returns(value, num_returns, what)
-            return [_detached(codec.pack(part, f"the result of {what}")) for part in parts]
-        except Exception as error:
-            return [codec.describe_error(error, what)] * num_returns
-
-    def _refs(self, results: list[Any], num_returns: int) -> Any:
-        refs = [self._store(result) for result in results]
-        return refs[0] if num_returns == 1 else refs
-
-    def _end(self, actor: _LocalActor) -> None:
-        actor.instance = None
-        for key, amount in actor.demand.items():
-            self._available[key] += amount
-        actor.demand = {}
-        if actor.name is not None:
-            self._actor_by_name.pop(actor.name, None)
+        self._objects.clear()
 
 
-class _LocalActor:
-    def __init__(self, class_name: str, demand: dict[str, float], name: str | None) -> None:
-        self.class_name, self.demand, self.name = class_name, demand, name
-        self.instance: Any = None
-        self.is_busy = False
-        self.death: codec.ErrorInfo | None = None
+def _nothing() -> None:
+    pass
 
 
-class _Hidden:
-    """An actor's instance, which is never packed."""
-
-    def __init__(self, instance: Any) -> None:
-        self.instance = instance
-
-
-def _detached(packed: codec.Packed) -> codec.Packed:
-    """Copies of the out-of-band buffers: what was put cannot change any more."""
-    import pickle
-
-    packed.buffers = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in packed.buffers]
-    return packed
+def _exited(actor: LocalActor) -> ErrorInfo:
+    return ErrorInfo("ActorDied", f"actor {actor.class_name} ended itself by rlplat.exit_actor()")

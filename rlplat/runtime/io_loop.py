@@ -104,6 +104,16 @@ class IoLoop:
                 self._background_sleeps = False
                 self._background_wakes.notify()
 
+    def tick_soon(self) -> None:
+        """Something must not wait for longer than a tick, although nobody waits for input."""
+        self._last_use = time.monotonic()
+        if self._background_leads:
+            self._background_leads = False
+            os.eventfd_write(self._wake_fd, 1)
+        elif self._background_sleeps:
+            self._background_sleeps = False
+            self._background_wakes.notify()
+
     def _drain_if_unread(self) -> None:
         """ZeroMQ signals new input on its descriptor once only, and a send may swallow the signal."""
         if self._has_leader and self.transport.has_input():

@@ -77,7 +77,7 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     bundle: int = -1
     """Of the group; -1: any that has room."""
     strategy: str = ""
-    """"": near the client, then node after node; "SPREAD": the nodes in turn; "node:ID": there only, "node?:ID": there first."""
+    """"": near the client, then node after node; "SPREAD": in turn; "node:ID": there only; "node?:ID": there first."""
     can_retry: bool = True
     """Its tasks run again when their worker dies: it may be the one that has to go when memory is short."""
 
@@ -95,6 +95,8 @@ class Code(Message, tag=1):
     key: str
     name: str
     blob: bytes
+    refs: list[Key] = []
+    """Refs that it closes over; sending it hands one borrow of each to the receiver."""
 
 
 class Run(Message, tag=2, gc=False):
@@ -131,6 +133,8 @@ class RunFull(Message, tag=4):
     """Streaming: values that the owner has from an earlier attempt; they are not sent again."""
     seq: int = 0
     """Exactly-once calls: the caller's number of this call, from 1."""
+    answered: int = 0
+    """Exactly-once calls: the caller has the results of all calls up to this number."""
 
 
 class CreateActor(Message, tag=5):
@@ -304,10 +308,15 @@ class Answer(Message, tag=42):
     error: ErrorInfo | None = None
     is_detached: bool = False
     """The actor does not depend on its creator, which may be gone."""
+    names: list[tuple[str, str]] = []
+    """To `AskNames`: (namespace, name)."""
 
 
 class Blocked(Message, tag=43):
     """The sender's task waits for other tasks: its CPUs may be lent."""
+
+    on: list[Key] = []
+    """What it waits for: all of them. (Empty: one of many will do, or nobody knows.)"""
 
 
 class Unblocked(Message, tag=44):
@@ -417,6 +426,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     actor: str = ""
     bundle: int = -1
     """The bundle it draws from."""
+    actor_name: str = ""
     incarnation: int = 1
 
 
@@ -450,6 +460,31 @@ class NameTaken(Message, tag=73):
     is_detached: bool = False
 
 
+# ---------------------------------------------------------------- actors by name; who waits for whom
+
+
+class AskNames(Message, tag=60):
+    """Answered with the named actors of a namespace; None: of all."""
+
+    request: int
+    namespace: str | None = None
+
+
+class WhoMakes(Message, tag=61):
+    """Node to owner: which processes will make these objects of yours?"""
+
+    ids: list[int]
+
+
+class Makes(Message, tag=62):
+    """Owner to node: `worker` makes it ("": nobody yet), or it waits for these objects first."""
+
+    id: int
+    worker: str
+    name: str
+    waits: list[Key] = []
+
+
 # ---------------------------------------------------------------- a command that looks on -> anybody
 
 
@@ -476,9 +511,11 @@ AnyMessage = (
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
     | Placed | ActorGone | EndActor | FindActor | AskByName | AskResources | Answer | Blocked | Unblocked
     | WorkerDied | Exit | ActorRestarting | KillWorker
-    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation | NameTaken
+    | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation
+    | NameTaken
     | Inspect | Report
     | DefineEnv | EnvFailed | Ping | Pong
+    | AskNames | WhoMakes | Makes
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime import inspection, messages, stack_dump
+from rlplat.runtime import inspection, messages, stack_dump, wait_graph
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import Answer
@@ -41,6 +41,7 @@ class Node:
 
         session, total = config["session"], config["total"]
         self._session, self._total, self._folder = session, total, config["folder"]
+        self._namespace = config.get("namespace", "")
         self.started_at = time.monotonic()
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
@@ -53,6 +54,7 @@ class Node:
         self._creating: dict[int, str] = {}
         """Actors by number of the creation that we have sent."""
         self._num_created = 0
+        self._waits = wait_graph.WaitGraph(self._scheduler.who)
         self._clients: set[str] = set()
         self._dead: list[str] = []
         """Who comes later must know of them: what they owned may still be referred to."""
@@ -73,7 +75,7 @@ class Node:
             on_env_settled=self._on_env_settled,
         )
         self.log_folder = self._processes.log_folder
-        self._watch = Watch(
+        self._worker_watch = Watch(
             self._processes,
             self._scheduler.in_use,
             lambda worker: self._post(worker, messages.Ping()),
@@ -90,7 +92,9 @@ class Node:
             self._receive()
             self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
             self._transport.flush()
-            if self._transport.has_input():  # the last look before the poll: sending may swallow the signal of it
+            if (
+                self._transport.has_input()
+            ):  # the last look before the poll: sending may swallow the signal of it
                 continue
             for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
                 if descriptor == 0:
@@ -113,7 +117,7 @@ class Node:
         if kind is messages.Hello:
             self._clients.add(sender)
             self._processes.on_ready(sender)
-            self._post(sender, messages.Welcome(self._total, dead=self._dead))
+            self._post(sender, messages.Welcome(self._total, self._namespace, dead=self._dead))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             self._event(events.LeasesRequested(sender, message.shape, message.count))
@@ -140,11 +144,18 @@ class Node:
         elif kind is messages.FindActor:
             self._event(events.ActorSought(sender, message.actor))
         elif kind is messages.Blocked:
+            self._waits.blocked(sender, message.on, time.monotonic())
             self._event(events.WorkerBlocked(sender))
         elif kind is messages.Unblocked:
+            self._waits.unblocked(sender)
             self._event(events.WorkerUnblocked(sender))
+        elif kind is messages.Makes:
+            self._watch(self._waits.found((sender, message.id), message.worker, message.name, message.waits))
         elif kind is messages.AskByName:
             self._post(sender, self._by_name(message))
+        elif kind is messages.AskNames:
+            named = [key for key in self._scheduler.actor_by_name if message.namespace in (None, key[0])]
+            self._post(sender, Answer(message.request, names=named))
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
@@ -153,7 +164,7 @@ class Node:
         elif kind is messages.KillWorker:
             self._processes.kill(message.worker, message.reason)
         elif kind is messages.Pong:
-            self._watch.answered(sender, time.monotonic())
+            self._worker_watch.answered(sender, time.monotonic())
         elif kind is messages.DefineEnv:
             self._processes.envs.define(message.key, message.spec)
             self._tell_env_failed([sender], message.key)
@@ -254,18 +265,30 @@ class Node:
 
     def _on_created(self, message: messages.Done | messages.DoneFull) -> None:
         """The constructor of a detached actor has returned or raised."""
-        actor = self._creating.pop(message.task, "")
-        error = message.values[0].error if isinstance(message, messages.DoneFull) else None
+        if isinstance(message, messages.Done):
+            for task in message.tasks:
+                self._creating.pop(task, None)
+            return
+        actor, error = self._creating.pop(message.task, ""), message.values[0].error
         if actor and error is not None:
             entry = self._scheduler.actors.get(actor)
             name = entry.info.class_name if entry is not None else actor
             self._event(events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True))
+
+    def _watch(self, actions: list[wait_graph.Action]) -> None:
+        for action in actions:
+            match action:
+                case wait_graph.Ask(owner, ids):
+                    self._post(owner, messages.WhoMakes(ids))
+                case wait_graph.Warn(text):
+                    self._processes.console.write(f"rlplat: {text}\n")
 
     # -- processes
 
     def _on_process_lost(self, worker: str, reason: str, kind: str) -> None:
         self._transport.forget(worker)
         self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
+        self._waits.unblocked(worker)
         self._event(events.WorkerLost(worker, reason, kind))
 
     def _on_env_settled(self, key: str) -> None:
@@ -285,7 +308,11 @@ class Node:
     def _next_deadline_ms(self) -> float | None:
         times = [self._removals[0][0]] if self._removals else []
         times += [self._wake_at] if self._wake_at is not None else []
-        for deadline in (self._processes.next_deadline(), self._watch.next_deadline()):
+        for deadline in (
+            self._waits.deadline(),
+            self._processes.next_deadline(),
+            self._worker_watch.next_deadline(),
+        ):
             times += [deadline] if deadline is not None else []
         return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
 
@@ -294,8 +321,9 @@ class Node:
         if self._wake_at is not None and self._wake_at <= now:
             self._wake_at = None
             self._event(events.Tick())
+        self._watch(self._waits.ticked(now))
         self._processes.keep_house(now)
-        self._watch.keep_house(now)
+        self._worker_watch.keep_house(now)
         while self._removals and self._removals[0][0] <= now:
             _, worker = self._removals.popleft()
             for name in os.listdir(self._session):

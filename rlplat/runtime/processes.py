@@ -21,7 +21,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.env_builds import EnvBuilds
 from rlplat.runtime.log_files import LogFile
 from rlplat.runtime.output import Console, WorkerOutput
@@ -118,7 +117,6 @@ class Processes:
                     return
 
     def _order(self, start: Start, python: str, spec: str) -> None:
-        crash_point("node_before_worker_start")
         self._check_descriptors()
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
@@ -161,7 +159,7 @@ class Processes:
         self._never_begun.append(worker)
 
     def stop(self, worker: str, at_once: bool, is_surplus: bool, reason: str = "") -> None:
-        """Kill it (with a reason, where the scheduler alone knows it), or ask it to close itself; a surplus one may take its time."""
+        """Kill it (`reason`: where the scheduler alone knows it), or ask it to close itself: a surplus one has time."""
         process = self._processes.get(worker)
         if process is None:
             return
@@ -256,7 +254,6 @@ class Processes:
         if process.kill_at is None and not self._is_ready(worker):
             self._put_off(time.monotonic(), f"worker {worker} ended while it started: {reason}")
             self.envs.died_early(process.start.env, reason)
-        crash_point("node_before_worker_lost")
         self._on_lost(worker, reason, process.kind)
 
     def _read_output(self, worker: str, process: Process) -> None:

@@ -6,8 +6,10 @@ Rules
 2. It goes to the client's own node when that has room (what it passes on is in that node's memory), else to the node
    that was filled last: so nodes fill one after the other, whole ones stay free for large demands and groups, and idle
    ones need no workers. `strategy` can ask for nodes in turn ("SPREAD") or for one of them.
-3. Its resources are taken at once; then it gets an idle worker with its runtime environment, or waits there for one to start.
-4. A worker serves one client's leases, or one actor, at a time; a lease's worker returns to the idle ones.
+3. Its resources are taken at once; then it gets an idle worker with its runtime environment, or waits there until one
+   has started.
+4. A worker serves one client's leases, or one actor, at a time; a lease's worker returns to the idle ones. An actor
+   gets a worker that has run nothing yet: the process ends with it, and objects of earlier tasks would be lost.
 5. `num_spares` ready workers are kept on each node beside those in use, so that a demand rarely waits for a fork.
    A demand for GPUs always gets a new worker: CUDA_VISIBLE_DEVICES cannot change in a process.
 6. A blocked worker lends its CPUs; when it goes on they may be overdrawn for a while.
@@ -117,7 +119,8 @@ class Scheduler:
         workers = list(node.workers.values())
         for worker in workers:
             del self.placing.workers[worker.id]
-        again = [placement for waiting in node.waiting.values() for placement in waiting]
+        queues = [*node.waiting.values(), *node.waiting_actors.values()]
+        again = [placement for waiting in queues for placement in waiting]
         for placement in again:
             self.placing.withdraw(placement)
         for worker in workers:
@@ -188,8 +191,7 @@ class Scheduler:
         )
         del node.workers[id]
         if state == "idle":
-            node.idle[worker.env].remove(worker)
-            node.num_idle -= 1
+            node.remove_idle(worker)
         elif state == "starting":
             placing.note_failed_start(worker, reason)
         elif state == "leased":
@@ -373,9 +375,9 @@ class Scheduler:
             never = why_never(group, self.placing.known.values())
         if never:
             text = f"placement group {event.name or event.group} ({event.strategy}) can never be reserved: {never}"
-            self._turn.out.append(
-                TellGroup(event.client, event.group, ErrorInfo("InfeasibleResources", text))
-            )
+            error = ErrorInfo("InfeasibleResources", text)
+            self._groups.refuse(group, error)
+            self._turn.out.append(TellGroup(event.client, event.group, error))
             return
         self._groups.add(group)
         self.placing.reserve_groups()
@@ -478,7 +480,7 @@ class Scheduler:
 
     @property
     def available(self) -> Resources:
-        """What is free in all; less than nothing while workers that lent their CPUs are back. What groups reserved is not free."""
+        """What is free in all (less than nothing while workers that lent their CPUs are back) and not reserved."""
         return views.summed(node.free for node in self.placing.nodes.values())
 
     @property

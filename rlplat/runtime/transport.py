@@ -20,6 +20,8 @@ import zmq
 from rlplat.runtime import messages
 
 _MAX_FRAME_BYTES = 1 << 30
+_NOWHERE = b"?"
+"""A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
 
 
 class Transport:
@@ -40,6 +42,7 @@ class Transport:
             self._socket.bind(self._endpoint(client_id))
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
+        self._forgotten: set[str] = set()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
         self.fd = int(self._socket.getsockopt(zmq.FD))
@@ -51,6 +54,10 @@ class Transport:
         """Where messages for `peer` go; connects to it unless it has connected to us."""
         label = self._labels.get(peer)
         if label is None:
+            if peer in self._forgotten:
+                return (
+                    _NOWHERE  # ids are never used twice; and a second connect under one label aborts libzmq
+                )
             label = f"{peer}>".encode()
             if label not in self._callers:
                 label = peer.encode()
@@ -134,7 +141,8 @@ class Transport:
             yield sender, decoded
 
     def forget(self, peer: str) -> None:
-        """The peer is dead: stop trying to reconnect."""
+        """The peer is dead: stop trying to reconnect. What is posted to it from now on is dropped."""
+        self._forgotten.add(peer)
         label = self._labels.pop(peer, None)
         if label is not None:
             self.num_unsent -= len(self._outbox.pop(label, ()))

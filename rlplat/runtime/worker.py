@@ -15,13 +15,16 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlplat.errors import RuntimeFault, SerializationError, UsageError
+from rlplat.errors import Deadlock, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import codec, messages, refs, stack_dump
 from rlplat.runtime.client import NODE, Client
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.crash_points import crash_point
+from rlplat.runtime.exactly_once import ExactlyOnce, Kept, checkpoint_path
 from rlplat.runtime.io_loop import Patience
 from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import Value
+from rlplat.runtime.refs import ObjectRef
 
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
@@ -43,6 +46,8 @@ class Worker(Client):
         self._actor_name = ""
         self._held_calls: list[tuple[str, Any]] = []
         """Calls of others that came ahead of the constructor's message."""
+        self._actor_id = ""
+        self._once: ExactlyOnce | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._is_blocked = False
         self._pace_owner = ""
@@ -68,6 +73,9 @@ class Worker(Client):
     def _on_code(self, sender: str, message: messages.Code) -> None:
         self._code.setdefault(message.key, message.blob)
         self._code_name[message.key] = message.name
+        if message.refs:
+            held = self._objects.receive(message.refs)
+            self._code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
         self._work.append((sender, message))
@@ -97,6 +105,7 @@ class Worker(Client):
         while self._work:
             owner, message = self._work.popleft()
             tasks.setdefault(owner, []).append(message.task)
+        crash_point("before_tasks_are_given_back")
         for owner, ids in tasks.items():
             self._transport.post(owner, messages.GaveBack(ids))
         self._transport.flush()
@@ -129,8 +138,12 @@ class Worker(Client):
         """Send what there is and wait; False: this process may end."""
         with self._lock:
             while not self._work:
+                if self._once is not None:
+                    self._once.commit()
                 self._objects.collect()
-                self._transport.flush()
+                if self._transport.num_unsent:
+                    crash_point("before_results_leave")
+                    self._transport.flush()
                 if self._exits and (self._is_actor or not len(self._objects.book)):
                     return False
                 self._loop.enter()
@@ -205,6 +218,9 @@ class Worker(Client):
         return tuple(args), kwargs
 
     def _call(self, owner: str, message: Any) -> None:
+        if self._once is not None and type(message) is messages.RunFull and message.seq:
+            self._call_once(owner, message)
+            return
         if type(message) is messages.Call:
             method, num_returns = message.method, 1
         else:
@@ -226,12 +242,85 @@ class Worker(Client):
             with self._lock:
                 self._loop.send_now()
 
+    def _call_once(self, owner: str, message: messages.RunFull) -> None:
+        """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
+        once, what = self._once, f"{self._actor_name}.{message.name}"
+        assert once is not None
+        packed: Any = None
+        with self._lock:
+            kept = once.window.asked(owner, message.seq, message.answered)
+        if kept is not None:
+            values = self._kept_values(owner, kept, message.num_returns)
+        else:
+            try:
+                args, kwargs = self._open_args(owner, message)
+                result = getattr(self._instance, message.name)(*args, **kwargs)
+                del args, kwargs
+                n = message.num_returns
+                parts = [result] if n == 1 else codec.split_returns(result, n, what)
+                packed = [codec.pack(part, f"the result of {what}") for part in parts]
+                values = [self._objects.make_value(each, owner) for each in packed]
+                if any(each.refs for each in packed):
+                    text = (
+                        f"{what} ran, but its result held object refs, which ended with the actor's process"
+                    )
+                    kept = Kept([], ErrorInfo("ObjectLost", text))
+                else:
+                    # In one piece: a later incarnation may have to say it again.
+                    kept = Kept([codec.pack_inline(part)[0] for part in parts])
+                state = once.snapshot()
+            except BaseException as error:
+                kept = Kept([], self._describe_error(what, error))
+                values = self._kept_values(owner, kept, message.num_returns)
+                try:
+                    state = once.snapshot()
+                except BaseException as bad_state:
+                    print(f"rlplat: {what} changed a state that cannot be kept: {bad_state}", file=sys.stderr)
+                    state = None
+            with self._lock:
+                once.finished(owner, message.seq, kept, state)
+        with self._lock:
+            once.hold(lambda: self._send_values(owner, message.task, values, packed), time.monotonic())
+            if once.is_due(time.monotonic()):
+                once.commit()
+                self._loop.send_now()
+            else:
+                self._loop.tick_soon()
+
+    def _kept_values(self, owner: str, kept: Kept, num_returns: int) -> list[Value]:
+        if kept.error is not None:
+            return [Value(error=kept.error)] * num_returns
+        return [self._objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]
+
+    def _send_values(self, owner: str, task: int, values: list[Value], packed: Any) -> None:
+        """`packed` has held the refs inside the values until now."""
+        for value in values:
+            self._objects.hand_over(value.refs, owner)
+        self._transport.post(owner, messages.DoneFull(task, values))
+
+    def _keep_house(self) -> None:
+        super()._keep_house()
+        if self._once is not None and self._once.is_due(time.monotonic()):
+            self._once.commit()
+
+    def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
+        super()._on_worker_died(sender, message)
+        if self._once is not None:
+            self._once.window.forget(message.worker)
+
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
+        self._actor_id = message.actor
         began = time.perf_counter()
         try:
+            crash_point("before_constructor")
             args, kwargs = self._open_args(owner, message)
             self._instance = self._target(message.code)(*args, **kwargs)
+            if message.exactly_once:
+                once = ExactlyOnce(checkpoint_path(self._session, message.actor))
+                once.open(self._instance)
+                self._once = once
+            crash_point("after_constructor_before_report")
         except BaseException as error:
             self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
             return
@@ -255,6 +344,7 @@ class Worker(Client):
         parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
         packed = [codec.pack(part, f"the result of {what}") for part in parts]
         values = [self._objects.make_value(each, owner) for each in packed]
+        crash_point("after_store_before_report")
         with self._lock:
             if num_returns == 1 and values[0].segment is None and not values[0].refs:
                 self._transport.post_result(owner, task, values[0].data)
@@ -264,17 +354,19 @@ class Worker(Client):
                 self._transport.post(owner, messages.DoneFull(task, values))
 
     def _reply_error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
-        where = f"{what} (worker {self.client_id}, pid {os.getpid()})"
-        if isinstance(error, SerializationError):
-            info = ErrorInfo("SerializationError", str(error))
-        else:
-            if isinstance(error, (SystemExit, KeyboardInterrupt)):
-                error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
-                    error.__traceback__
-                )
-            info = codec.describe_error(error, where)
+        info = self._describe_error(what, error)
         with self._lock:
             self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * num_returns))
+
+    def _describe_error(self, what: str, error: BaseException) -> ErrorInfo:
+        where = f"{what} (worker {self.client_id}, pid {os.getpid()})"
+        if isinstance(error, SerializationError):
+            return ErrorInfo("SerializationError", str(error))
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
+                error.__traceback__
+            )
+        return codec.describe_error(error, where)
 
     def _tell_pace(self, owner: str, code: str, seconds: float) -> None:
         """Tell an owner how long its tasks take, when that is news."""
@@ -299,17 +391,27 @@ class Worker(Client):
 
     # ---------------------------------------------------------------- waiting for others
 
-    def _patience(self) -> Patience | None:
+    def _patience(self, ref: ObjectRef | None) -> Patience | None:
         if self._running and threading.current_thread() is self._main_thread:
-            return _BlockedNotice(self)
+            return _BlockedNotice(self, ref)
         return None
+
+    def _refuse_self_call(self, ref: ObjectRef) -> None:
+        """Lock held."""
+        name = self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._pool is None else None
+        if name is not None:
+            raise Deadlock(
+                f"actor {self._actor_name} waits in one of its calls for the result of {name}, which it can only run "
+                "when this call is done: call the method directly (self.method()), return the ref, or create the actor "
+                "with max_concurrency=2 or async methods"
+            )
 
 
 class _BlockedNotice:
     """While a task waits: its CPUs are lent, and what is queued behind it goes back."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, ref: ObjectRef | None) -> None:
+        self._worker, self._ref = worker, ref
         self._since = time.monotonic()
         self._is_told = False
 
@@ -319,9 +421,11 @@ class _BlockedNotice:
         until = self._since + _BLOCKED_AFTER_S - time.monotonic()
         if until > 0:
             return until if left_s is None else min(left_s, until)
-        worker = self._worker
+        worker, ref = self._worker, self._ref
+        if ref is not None:
+            worker._refuse_self_call(ref)
         self._is_told = worker._is_blocked = True
-        worker._transport.post(NODE, messages.Blocked())
+        worker._transport.post(NODE, messages.Blocked([] if ref is None else [(ref.owner, ref.id)]))
         if worker._is_actor:
             worker._transport.flush()
         else:

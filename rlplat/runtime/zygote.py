@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from rlplat.runtime import runtime_env
+from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.session import (
     MARK,
@@ -159,6 +160,7 @@ def _live(life: dict[str, Any], has_variables: bool = False) -> None:
     faulthandler.enable()
     random.seed()
     runtime_env.apply(life["env"], has_variables)
+    crash_point("worker_before_hello")
     from rlplat.runtime import worker
 
     worker.main(life["session"], life["worker"], tuple(life["gpu_ids"]), life["env"], life["folder"])

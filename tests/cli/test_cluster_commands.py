@@ -53,7 +53,7 @@ def busy(tmp_path: Path) -> Iterator[Any]:
     rlplat.shutdown()
 
 
-def eventually(is_so: Callable[[], Any], timeout_s: float = 10.0) -> None:
+def eventually(is_so: Callable[[], Any], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "it never came true"

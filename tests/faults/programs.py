@@ -107,9 +107,9 @@ class Program:
     def is_all_gone(self, within_s: float = 5) -> bool:
         return eventually(lambda: not self.left_behind(), within_s)
 
-    def finish(self, timeout_s: float = 60) -> tuple[int, str, str]:
-        """(exit code, the rest of its stdout, its stderr)"""
-        out, errors = self.process.communicate(timeout=timeout_s)
+    def finish(self, said: str | None = None, timeout_s: float = 60) -> tuple[int, str, str]:
+        """Say that to it; (exit code, the rest of its stdout, its stderr)."""
+        out, errors = self.process.communicate(said, timeout=timeout_s)
         return self.process.returncode, out, errors
 
 

@@ -121,28 +121,30 @@ def test_only_leases_that_stay_idle_are_returned() -> None:
     assert [lease.worker for lease in made.idle_leases(30.2, 0.1)] == ["w2"]
 
 
-def test_a_task_that_dies_alone_pays_with_a_retry_and_then_fails() -> None:
-    made = lane("w1", num_ready=1)
-    made.ready[0].retries_left = 1
-    made.assign({})
-    assert made.lose("w1") == []
-    assert made.ready[0].retries_left == 0
-    made.leases["w2"] = Lease("w2")
-    made.assign({})
-    assert [record.id for record in made.lose("w2")] == [0]
-    assert not made.ready
-
-
-def test_company_of_a_dead_worker_pays_nothing_and_runs_alone_next() -> None:
+def test_what_died_with_a_worker_runs_again_ahead_of_the_others() -> None:
     made = lane("w1", num_ready=3)
     made.assign(FAST)
-    assert made.lose("w1") == []
-    assert [(record.id, record.retries_left) for record in made.ready] == [(0, 0), (1, 0), (2, 0)]
     made.ready.append(task(3))
-    made.leases["w2"] = Lease("w2")
+    asked: list[tuple[int, bool]] = []
+
+    def runs_again(record: TaskRecord, was_alone: bool) -> bool:
+        asked.append((record.id, was_alone))
+        return record.id != 1
+
+    assert [record.id for record in made.lose("w1", runs_again)] == [1]
+    assert asked == [(0, False), (1, False), (2, False)]
+    assert [record.id for record in made.ready] == [0, 2, 3]
+    assert made.lose("w9", runs_again) == []
+
+
+def test_a_task_that_is_tried_again_leaves_its_worker() -> None:
+    made = lane("w1", num_ready=1)
     made.assign(FAST)
-    assert list(made.leases["w2"].in_flight) == [0]
-    assert made.lose("w9") == []
+    (record,) = made.leases["w1"].in_flight.values()
+    made.again(record)
+    assert not made.leases["w1"].in_flight
+    assert list(made.ready) == [record]
+    assert record.target == ""
 
 
 def test_a_suspect_stays_alone() -> None:

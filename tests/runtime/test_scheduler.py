@@ -34,7 +34,7 @@ def shape(**demand: float) -> Shape:
     return Shape(tuple(sorted(demand.items())))
 
 
-CPU, GPU = shape(CPU=1.0), shape(GPU=1.0)
+CPU, GPU, NOTHING = shape(CPU=1.0), shape(GPU=1.0), Shape()
 Total = dict[str, float]
 
 
@@ -74,7 +74,7 @@ class House:
             action.worker for action in actions if isinstance(action, GrantLease) and action.client == client
         ]
 
-    def actor(self, id: str, client: str = "driver", demand: Shape = Shape(), name: str = "") -> list[Any]:
+    def actor(self, id: str, client: str = "driver", demand: Shape = NOTHING, name: str = "") -> list[Any]:
         return self.tell(ActorRequested(client, id, ActorInfo("Class", {}), demand, name))
 
 

@@ -151,3 +151,27 @@ def test_a_name_that_is_no_text_harms_nobody(make: Callable[[str], Transport], t
         heard += receive(a, 1)
     intruder.close()
     context.term()
+
+
+@pytest.mark.parametrize("who_connected", ["we", "they", "nobody"])
+def test_what_is_posted_to_a_forgotten_peer_is_dropped(
+    make: Callable[[str], Transport], who_connected: str
+) -> None:
+    """Connecting to it again, under the label of a connection that is still ending, would abort the process."""
+    a, b, other = make("w1"), make("w2"), make("w3")
+    if who_connected == "we":
+        a.post("w2", done(1))
+        a.flush()
+        receive(b, 1)
+    elif who_connected == "they":
+        b.post("w1", done(1))
+        b.flush()
+        receive(a, 1)
+    for n in range(3):
+        a.forget("w2")
+        a.post("w2", done(n))
+        a.post("w3", done(n))
+        a.flush()
+        assert a.num_unsent == 0
+    assert receive(other, 3) == [("w1", done(n)) for n in range(3)]
+    assert list(b.receive()) == []

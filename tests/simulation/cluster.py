@@ -16,7 +16,7 @@ import zmq
 from rlplat.runtime import client as client_module
 from rlplat.runtime import io_loop, refs, transport, worker
 from rlplat.runtime import node as node_module
-from rlplat.runtime.scheduler import Scheduler
+from rlplat.runtime.scheduler import WARN_AFTER_S, Scheduler
 from rlplat.runtime.scheduling import events
 from tests.simulation import world as world_module
 from tests.simulation.world import Process, SimPoller, SimSocket, SimTime, World
@@ -58,14 +58,21 @@ def _exit(status: int) -> None:
     world.exit_here("exit" if status == 0 else f"exited with {status}")
 
 
+def _getpid() -> int:
+    process = world_module.current().running
+    return 1 if process is None else 1000 + int(process.name.strip("adeinorvw") or 0)
+
+
 @contextlib.contextmanager
 def simulated(world: World) -> Iterator[None]:
     """The product's modules see `world` where they would see the system."""
     sim_select = _Delegate(sys.modules["select"], poll=SimPoller)
-    sim_zmq = _Delegate(zmq, Context=lambda *_: SimpleNamespace(socket=lambda _: SimSocket(), term=lambda: None))
+    sim_zmq = _Delegate(
+        zmq, Context=lambda *_: SimpleNamespace(socket=lambda _: SimSocket(), term=lambda: None)
+    )
     sim_os = _Delegate(
         os, _exit=_exit, eventfd=lambda *_: -1, eventfd_write=lambda *_: None, eventfd_read=lambda *_: 0,
-        kill=lambda *_: None, close=lambda *_: None,
+        kill=lambda *_: None, close=lambda *_: None, getpid=_getpid,
     )  # fmt: skip
     sim_threading = _Delegate(threading, Thread=_NoThread)
     patches: list[tuple[Any, str, Any]] = [
@@ -119,6 +126,8 @@ class SimNode(node_module.Node):
         self.world, self.cluster = world, cluster
         self.process = world.add_process("node")
         super().__init__("sim/session", total, _Orders())  # type: ignore[arg-type]
+        self._starting: dict[str, str] = {}
+        """The node on which each worker is to start."""
         self._clients = _InOrder()  # type: ignore[assignment]
         world.on_frame_to["node"] = self.on_frame
 
@@ -155,11 +164,17 @@ class SimNode(node_module.Node):
         with self._running():
             self._receive()
 
+    def _perform(self, actions: list[Any]) -> None:
+        for action in actions:
+            if type(action) is events.StartWorker:
+                self._starting[action.worker] = action.node
+        super()._perform(actions)
+
     def _start(self, worker: str, gpu_ids: tuple[int, ...], *_: Any, **__: Any) -> None:
         process = node_module._Process(-1)
         process.pid = len(self._processes) + 1
         process.sim_name = worker  # type: ignore[attr-defined]
-        process.sim_node = self._scheduler._workers[worker].node.name  # type: ignore[attr-defined]
+        process.sim_node = self._starting[worker]  # type: ignore[attr-defined]
         self._processes[worker] = process
         self.cluster.fork(worker, gpu_ids, process.sim_node)  # type: ignore[attr-defined]
 
@@ -184,16 +199,17 @@ class SimNode(node_module.Node):
     def _wake_up_at_deadlines(self) -> None:
         if self._wake_at is not None:
             at, self._wake_at = self._wake_at, None
-            self.world.after(at - self.world.now, self._tick, is_tick=self._is_mere_watch(), what="the scheduler's timer")
+            delay_s = at - self.world.now
+            is_mere_watch = (
+                delay_s > 0.99 * WARN_AFTER_S
+            )  # to explain what waits: no cause for anything to go on
+            self.world.after(delay_s, self._tick, is_tick=is_mere_watch, what="the scheduler's timer")
         for process in self._processes.values():
             if process.kill_at and not hasattr(process, "sim_timer"):
                 process.sim_timer = True  # type: ignore[attr-defined]
-                self.world.after(process.kill_at - self.world.now, self._on_deadline, what="the node's patience ends")
-
-    def _is_mere_watch(self) -> bool:
-        """Whether the scheduler wants to wake up only to explain what waits: no cause for anything to go on."""
-        timers = self._scheduler._timers
-        return not timers or timers[0][2] in (self._scheduler._watch, self._scheduler._watch_group)
+                self.world.after(
+                    process.kill_at - self.world.now, self._on_deadline, what="the node's patience ends"
+                )
 
     def _tick(self) -> None:
         with self._running():
@@ -227,8 +243,11 @@ class Cluster:
         world.on_death = self._on_death
 
     def begin(self) -> None:
-        for name, total in self.totals.items():
-            self.node.join(name, total, self.num_spares)
+        for name in self.totals:
+            self._join(name)
+
+    def _join(self, node: str) -> None:
+        self.node.join(node, self.totals[node], self.num_spares)
 
     def fork(self, name: str, gpu_ids: tuple[int, ...], node: str) -> None:
         process = self.world.add_process(name)
@@ -292,7 +311,9 @@ class Cluster:
         """Its power fails; the head knows at once or after a while; it comes back later."""
         self.world.note(f"node {node} CRASHES")
         self._end_workers(node, "its machine is off")
-        self.world.after(self.world.random.uniform(0.001, 1.0), lambda: self._give_up(node), what=f"{node} is given up")
+        self.world.after(
+            self.world.random.uniform(0.001, 1.0), lambda: self._give_up(node), what=f"{node} is given up"
+        )
 
     def cut_off(self, node: str, seconds: float) -> None:
         """Nothing passes between a node and the rest. A short cut is ridden out; a long one fences the node: it stops
@@ -310,12 +331,12 @@ class Cluster:
             self.world.end(name, how)
 
     def _give_up(self, node: str) -> None:
-        if node in self.node.scheduler._nodes:
+        if node in self.node.scheduler.placing.nodes:
             self._end_workers(node, "fenced")
             self.num_lost_nodes += 1
             self.node.lose(node, "it was not heard of")
             delay = self.world.random.uniform(0.1, 2.0)
-            self.world.after(delay, lambda: self.node.join(node, self.totals[node], self.num_spares), what=f"{node} rejoins")
+            self.world.after(delay, lambda: self._join(node), what=f"{node} rejoins")
 
     def _on_death(self, name: str, how: str) -> None:
         if self.node_of[name] == "node":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import Any
 
 from rlplat.runtime import messages
@@ -41,17 +42,22 @@ class Invariants:
         """Commits per task <= 1, and only from the attempt that counts (R1)."""
 
         def watched(sender: str, message: Any) -> None:
-            record = client._tasks.get(message.task)
-            target = None if record is None else client._worker_of(record)
+            before = []
+            for id in getattr(message, "tasks", None) or (message.task,):
+                record = client._tasks.get(id)
+                if record is not None:
+                    before.append((record, client._worker_of(record)))
             handle(sender, message)
-            if record is None or record.id in client._tasks:
-                return
-            key = (client.client_id, record.id)
-            if key in self._committed:
-                raise Violation(f"{record.name} ({key}) was committed twice: by {self._committed[key]} and {sender}")
-            if sender != target:
-                raise Violation(f"{record.name} ({key}) was committed by {sender}, and its attempt was {target}'s")
-            self._committed[key] = sender
+            for record, target in before:
+                if record.id in client._tasks:
+                    continue
+                key = (client.client_id, record.id)
+                what = f"{record.name} {key} was committed"
+                if key in self._committed:
+                    raise Violation(f"{what} twice: by {self._committed[key]} and {sender}")
+                if sender != target:
+                    raise Violation(f"{what} by {sender}, and its attempt was {target or 'nobody'}'s")
+                self._committed[key] = sender
 
         return watched
 
@@ -59,7 +65,9 @@ class Invariants:
         def watched(sender: str, message: Any) -> None:
             key = (client.client_id, message.actor)
             if message.incarnation < self._placed.get(key, 0):
-                raise Violation(f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse")
+                raise Violation(
+                    f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse"
+                )
             self._placed[key] = message.incarnation
             self.history.actor_workers[message.worker] = None
             handle(sender, message)
@@ -75,7 +83,8 @@ class Invariants:
                 for other in self.cluster.clients():
                     borrow = other._objects._borrows.get(key)
                     if borrow is not None and borrow.num_refs:
-                        raise Violation(f"object {key} was freed, and {other.client_id} has {borrow.num_refs} refs to it")
+                        refs = f"{other.client_id} has {borrow.num_refs} refs to it"
+                        raise Violation(f"object {key} was freed, and {refs}")
                 if self._is_under_way(key):
                     raise Violation(f"object {key} was freed while a ref to it was under way")
             on_freed(entry)
@@ -144,7 +153,9 @@ class Invariants:
     def check_end(self, is_done: bool) -> None:
         """Nothing is in flight, no timer is set, the driver's program is over and has dropped everything."""
         if not is_done:
-            raise Violation("a wait without a cause (a lost wake-up or a deadlock): " + "; ".join(self._who_waits()))
+            raise Violation(
+                "a wait without a cause (a lost wake-up or a deadlock): " + "; ".join(self._who_waits())
+            )
         gc.collect(0)  # all that this seed has made: the collector is off
 
     def check_clean(self) -> None:
@@ -167,11 +178,11 @@ class Invariants:
         for name, amount in node.scheduler.total.items():
             if abs(node.scheduler.available[name] - amount) > 1e-6:
                 raise Violation(f"of {amount:g} {name} only {node.scheduler.available[name]:g} came back")
-        state = node.scheduler
-        if state._asked or state._placing or state._leases:
-            raise Violation(f"the head still has demands: {state._asked} {state._placing} or leases: {state._leases}")
+        demands, in_use = node.scheduler.view()["demands"], node.scheduler.in_use()
+        if demands or in_use:
+            raise Violation(f"the head still has demands: {demands} or workers in use: {in_use}")
         for (actor, caller), seqs in self.history.calls.items():
-            if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)):
+            if any(later <= earlier for earlier, later in itertools.pairwise(seqs)):
                 raise Violation(f"{actor} ran the calls of {caller} in the order {seqs}")
 
     def _who_waits(self) -> list[str]:

@@ -16,7 +16,7 @@ from rlplat.runtime.dispatch import Lane, TaskRecord
 from rlplat.runtime.node import Node
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Book
-from rlplat.runtime.scheduler import Scheduler
+from rlplat.runtime.scheduling.placing import Placing
 from rlplat.runtime.worker import Worker
 
 Mutant = Callable[[], Any]
@@ -28,14 +28,14 @@ def _forgets_to_release() -> Any:
     def release(self: Any, worker: Any) -> None:
         worker.placement = None
 
-    return mock.patch.object(Scheduler, "_release", release)
+    return mock.patch.object(Placing, "release", release)
 
 
 def _grants_without_taking() -> Any:
     """Two leases for one worker: an idle worker stays in the list when it is taken."""
     from rlplat.runtime.scheduling.nodes import Node as SchedulerNode
 
-    def take_idle(self: Any, env: str) -> Any:
+    def take_idle(self: Any, env: str, *_: Any) -> Any:
         idle = self.idle.get(env)
         return idle[-1] if idle else None
 
@@ -44,7 +44,7 @@ def _grants_without_taking() -> Any:
 
 def _forgets_the_queue_of_the_freed() -> Any:
     """What comes back is given to nobody."""
-    return mock.patch.object(Scheduler, "_freed", lambda self, pool: None)
+    return mock.patch.object(Placing, "freed", lambda self, pool: None)
 
 
 def _commits_late_results() -> Any:

@@ -7,6 +7,7 @@ what they lead to (`absorb`). `Failure` is expected of what raises by itself.
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import dataclass, field
 from random import Random
@@ -230,8 +231,8 @@ class Driver:
         self._actor_cpus = 0
         self._kinds: list[Any] = [
             self._submit, self._submit, self._submit, self._submit, self._submit_nested, self._fetch, self._drop,
-            self._put, self._create, self._call, self._call, self._share, self._keep, self._wait, self._pause, self._burst,
-            self._pair, self._end_actor, self._try_fetch,
+            self._put, self._create, self._call, self._call, self._share, self._keep, self._wait, self._pause,
+            self._burst, self._pair, self._end_actor, self._try_fetch,
         ]  # fmt: skip
 
     def __call__(self) -> None:
@@ -260,7 +261,9 @@ class Driver:
         options = {"num_cpus": min(wanted, self.num_cpus - self._cpus_for_actors)}
         if self.random.random() < 0.2:
             options["max_retries"] = self.random.randint(0, 2)
-        self._refs.append((task.options(**options).remote(number, depth, *refs), expected(number, depth, *values)))
+        self._refs.append(
+            (task.options(**options).remote(number, depth, *refs), expected(number, depth, *values))
+        )
 
     def _submit_nested(self) -> None:
         """Refs inside a list: the task fetches them itself."""
@@ -303,7 +306,9 @@ class Driver:
     def _wait(self) -> None:
         refs = [ref for ref, _ in self._refs]
         if refs:
-            rlplat.wait(refs, num_returns=self.random.randint(1, len(refs)), timeout=self.random.choice((None, 0.01)))
+            rlplat.wait(
+                refs, num_returns=self.random.randint(1, len(refs)), timeout=self.random.choice((None, 0.01))
+            )
 
     def _pause(self) -> None:
         compute(self.random.choice((0.001, 0.01, 0.15)))
@@ -314,7 +319,9 @@ class Driver:
         name = f"account{self._number()}"
         options = {}
         if self._actor_cpus < self._cpus_for_actors and self.random.random() < 0.5:
-            self._actor_cpus += 1  # for good: an actor that ended may still hold its CPU when the next task comes
+            self._actor_cpus += (
+                1  # for good: an actor that ended may still hold its CPU when the next task comes
+            )
             options["num_cpus"] = 1
         refs, _ = self._some() if self.random.random() < 0.3 else ([], [])
         self._actors.append(Account.options(**options).remote(name, *refs))
@@ -325,7 +332,9 @@ class Driver:
         account = self.random.choice(self._actors)
         for _ in range(self.random.randint(1, 5)):
             self._seq += 1
-            amount: Any = self.random.choice(self._refs)[0] if self._refs and self.random.random() < 0.2 else 1
+            amount: Any = (
+                self.random.choice(self._refs)[0] if self._refs and self.random.random() < 0.2 else 1
+            )
             self._refs.append((account.add.remote("driver", self._seq, amount), None))
 
     def _share(self) -> None:
@@ -360,7 +369,9 @@ class Driver:
         elif how < 0.7 and self.with_faults:
             self._refs.append((account.die.remote(), Failure()))
         elif how < 0.75 and self.with_faults:
-            self._refs.append((poison.options(max_retries=self.random.randint(0, 2)).remote(self._number()), Failure()))
+            self._refs.append(
+                (poison.options(max_retries=self.random.randint(0, 2)).remote(self._number()), Failure())
+            )
 
     # -- checks
 
@@ -400,3 +411,22 @@ def _was_of_an_actor(error: str) -> bool:
     """Whether the lost object's owner was the process of an actor (which ends when nobody holds its handle)."""
     found = re.search(r"object (w\d+):\d+ is lost", error)
     return found is not None and found[1] in _history().actor_workers
+
+
+class _ByName:
+    """Pickled code of a function or class of this file: the same bytes in each run, unlike cloudpickle's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return _target_of, (self._name,)
+
+
+def _target_of(name: str) -> Any:
+    return globals()[name]._code.target
+
+
+for _name in ("task", "poison", "use_actor", "pair", "Account"):
+    _code = globals()[_name]._code
+    _code.key, _code.blob = _name, pickle.dumps(_ByName(_name))

@@ -114,7 +114,7 @@ class Actors:
         return entry
 
     def early(self, actor: str) -> Early | None:
-        """Where to note what is said of an unknown actor; None when it is long gone. (The caller knows that its creator lives.)"""
+        """Where to note what is said of an unknown actor of a living creator; None when it is long gone."""
         creator, _, number = actor.rpartition(":")
         if not number.isdigit() or int(number) <= self._last_number.get(creator, 0):
             return None
@@ -157,7 +157,7 @@ class Actors:
         why = entry.stop_reason or f"its process {reason}"
         if 0 <= entry.max_restarts <= entry.num_restarts:
             if entry.max_restarts:
-                why += f"; it was restarted {entry.num_restarts} times, as often as max_restarts={entry.max_restarts} allows"
+                why += f"; it was restarted {entry.num_restarts} times already (max_restarts={entry.max_restarts})"
             return ErrorInfo("ActorDied", f"{what}: {why}")
         if not is_crash or entry.stop_reason:
             return 0.0
@@ -168,7 +168,7 @@ class Actors:
         if len(crashes) > intensity.most:
             text = (
                 f"{what}: it crashed {len(crashes)} times within {intensity.period_s:g} s, and no actor is restarted "
-                f"more than {intensity.most} times in that time (max_restarts={entry.max_restarts}); the last time {why}"
+                f"more than {intensity.most} times in that time, whatever its max_restarts; the last time {why}"
             )
             return ErrorInfo("ActorDied", text)
         if len(crashes) == 1:

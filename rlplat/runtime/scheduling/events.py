@@ -108,7 +108,7 @@ class ActorRequested(Event, frozen=True):
 class ActorEnded(Event, frozen=True):
     """Somebody wants it to end: at once, or by closing itself.
 
-    `no_restart` is False for `kill(no_restart=False)` only: its process is stopped, and it has another as after a crash.
+    `no_restart` is False for `kill(no_restart=False)` only: its process is stopped, and it has another if it may.
     """
 
     actor: str

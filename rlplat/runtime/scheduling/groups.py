@@ -3,8 +3,8 @@
 Rules
 1. STRICT_PACK: all bundles on one node. PACK: on as few as a greedy choice finds (one when one has room for all).
    STRICT_SPREAD: no two on one node. SPREAD: on different nodes as far as there are any with room.
-2. Groups that do not fit wait; those that came first are tried first whenever something is free again. Up to
-   `_TRIED` of them are tried, so that one large group does not hold up all others, nor a thousand of them the scheduler.
+2. Groups that do not fit wait; those that came first are tried first whenever something is free again. Up to `_TRIED`
+   of them are tried, so that one large group does not hold up all others, nor a thousand of them the scheduler.
 3. A bundle whose node is lost is reserved again elsewhere; the others stay where they are.
 4. What belongs to a group draws from its bundles only, and waits in queues of the group's own.
 """
@@ -88,14 +88,23 @@ class Groups:
         mine.pop(group, None)
         if not mine:
             self.by_creator.pop(group.client, None)
-        self._removed.append(group.id)
-        while len(self._removed) > _REMEMBERED:
-            del self.by_id[self._removed.popleft()]
+        self._note_removed(group)
         pools = [pool for pool in group.pools if pool is not None]
         for pool in pools:
             pool.close()
         group.pools = [None] * len(group.pools)
         return pools
+
+    def refuse(self, group: Group, error: ErrorInfo) -> None:
+        """It can never be reserved."""
+        self.by_id[group.id] = group
+        group.state, group.error = "REMOVED", error
+        self._note_removed(group)
+
+    def _note_removed(self, group: Group) -> None:
+        self._removed.append(group.id)
+        while len(self._removed) > _REMEMBERED:
+            del self.by_id[self._removed.popleft()]
 
     def node_lost(self, node: Node) -> None:
         for bundle in list(node.bundles):
@@ -200,7 +209,7 @@ class Groups:
     def check_valid(self) -> None:
         for id, group in self.by_id.items():
             assert group.id == id
-            has_all = all(pool is not None for pool in group.pools)
+            has_all = bool(group.pools) and all(pool is not None for pool in group.pools)
             assert (group.state == "CREATED") == has_all and (group in self.pending) == (
                 group.state in ("PENDING", "RESCHEDULING")
             ), (id, group.state)

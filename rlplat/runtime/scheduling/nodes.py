@@ -56,7 +56,7 @@ NO_SHARES: dict[int, float] = {}
 
 
 class Pool:
-    """Named amounts: `total`, and what of it is `free` (less than nothing while a worker that lent its CPUs is back)."""
+    """Named amounts: `total`, and what of it is `free` (CPUs may be less than 0: workers that lent theirs are back)."""
 
     def __init__(self, node: Node | None, total: Resources, gpus: dict[int, float]) -> None:
         self.node: Node = self if node is None else node  # type: ignore[assignment]
@@ -122,12 +122,18 @@ class Node(Pool):
         self.name = name
         self.num_spares = num_spares
         self.idle: dict[str, list[Worker]] = {}
-        """Workers by runtime environment; the one that was used last is used next."""
+        """Workers that have run tasks, by runtime environment; the one that was used last is used next."""
+        self.fresh: dict[str, list[Worker]] = {}
+        """Workers that have run nothing yet: an actor gets one of these, for its process ends with it, and what an
+        earlier task left there (objects that others need) must not."""
         self.num_idle = 0
+        """All of both."""
         self.starting: dict[str, int] = {}
         """Workers that nobody in particular waits for."""
         self.waiting: dict[str, OrderedDict[Placement, None]] = {}
-        """Those whose resources are taken and that wait for a worker."""
+        """Leases whose resources are taken and that wait for a worker."""
+        self.waiting_actors: dict[str, OrderedDict[Placement, None]] = {}
+        """Actors of that kind."""
         self.failed_starts: dict[str, int] = {}
         """How many workers in a row died before they were ready."""
         self.hold_until: dict[str, float] = {}
@@ -136,23 +142,40 @@ class Node(Pool):
         self.bundles: dict[Pool, None] = {}
         self.is_lost = False
 
-    def take_idle(self, env: str) -> Worker | None:
-        idle = self.idle.get(env)
+    def take_idle(self, env: str, is_for_actor: bool) -> Worker | None:
+        idle = None if is_for_actor else self.idle.get(env)
+        idle = idle or self.fresh.get(env)
         if not idle:
             return None
         self.num_idle -= 1
         return idle.pop()
 
-    def add_idle(self, env: str, worker: Worker) -> None:
-        self.idle.setdefault(env, []).append(worker)
+    def add_idle(self, worker: Worker) -> None:
+        (self.fresh if worker.is_fresh else self.idle).setdefault(worker.env, []).append(worker)
         self.num_idle += 1
+
+    def remove_idle(self, worker: Worker) -> None:
+        (self.fresh if worker.is_fresh else self.idle)[worker.env].remove(worker)
+        self.num_idle -= 1
+
+    def waiters(self, placement: Placement) -> OrderedDict[Placement, None]:
+        """Those that wait as it does."""
+        waiting = self.waiting if placement.actor is None else self.waiting_actors
+        return waiting.setdefault(placement.shape.env, OrderedDict())
+
+    def next_waiter(self, worker: Worker) -> Placement | None:
+        """Who gets the worker; it waits no more."""
+        waiting = self.waiting_actors.get(worker.env) if worker.is_fresh else None
+        waiting = waiting or self.waiting.get(worker.env)
+        return waiting.popitem(last=False)[0] if waiting else None
 
     def num_to_start(self, env: str) -> int:
         """How many more workers the waiting placements and (without an environment) the spares call for."""
         starting = self.starting.get(env, 0)
-        missing = min(len(self.waiting.get(env, ())), _MAX_STARTING) - starting
+        waiting = len(self.waiting.get(env, ())) + len(self.waiting_actors.get(env, ()))
+        missing = min(waiting, _MAX_STARTING) - starting
         if not env:
-            missing = max(missing, self.num_spares - starting - len(self.idle.get("", ())))
+            missing = max(missing, self.num_spares - starting - len(self.fresh.get("", ())))
         return missing
 
     def has_surplus(self) -> bool:
@@ -181,15 +204,17 @@ class Placement:
 class Worker:
     """A worker process, as far as the scheduler cares."""
 
-    __slots__ = ("env", "id", "is_blocked", "node", "placement", "state")
+    __slots__ = ("env", "id", "is_blocked", "is_fresh", "node", "placement", "state")
 
     def __init__(self, id: str, node: Node, env: str) -> None:
         self.id, self.node, self.env = id, node, env
         self.state = "starting"
         """starting | idle | leased | actor | dying"""
         self.placement: Placement | None = None
-        """What it uses; a dying worker does so until it is gone. One that starts with GPUs has it from the beginning."""
+        """What it uses, until it is gone. One that starts with GPUs has it from the beginning."""
         self.is_blocked = False
+        self.is_fresh = True
+        """It has run nothing yet."""
 
 
 class FitIndex:
@@ -200,7 +225,7 @@ class FitIndex:
         self._believed = OrderedDict.fromkeys(pool for pool in pools if pool.fits(demand))
 
     def find(self, is_spread: bool = False, but: Container[Pool] = ()) -> Pool | None:
-        """Packed: the node that was found last as long as it has room. Spread: the nodes in turn. Never one of `but`."""
+        """Packed: the node that was found last while it has room. Spread: the nodes in turn. Never one of `but`."""
         believed = self._believed
         skipped: list[Pool] = []
         found = None

@@ -6,7 +6,6 @@ node for a worker to start) -> `give` -> a lease, or an actor's process -> `rele
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 from rlplat.runtime.codec import ErrorInfo
@@ -235,13 +234,13 @@ class Placing:
         if shares:
             placement.worker = self._start(node, env, shape.memory, placement)
         else:
-            worker = node.take_idle(env)
+            worker = node.take_idle(env, actor is not None)
             if worker is not None:
                 self.give(worker, placement)
                 if not env:
                     self.start_missing(node, env)
                 return
-            node.waiting.setdefault(env, OrderedDict())[placement] = None
+            node.waiters(placement)[placement] = None
         if actor is not None:
             actor.placement = placement
         self.placing.setdefault(client, {})[placement] = None
@@ -297,7 +296,7 @@ class Placing:
     def start_missing(self, node: Node, env: str) -> None:
         num = node.num_to_start(env)
         if num > 0 and not node.is_lost and node.hold_until.get(env, 0.0) <= self.turn.now:
-            waiting = node.waiting.get(env)
+            waiting = node.waiting.get(env) or node.waiting_actors.get(env)
             memory = next(iter(waiting)).shape.memory if waiting else 0
             for _ in range(num):
                 self._start(node, env, memory, None)
@@ -346,20 +345,19 @@ class Placing:
 
     def make_idle(self, worker: Worker) -> None:
         """Whoever waits there for a worker gets it."""
-        node, env = worker.node, worker.env
-        waiting = node.waiting.get(env)
-        if waiting:
-            placement, _ = waiting.popitem(last=False)
+        placement = worker.node.next_waiter(worker)
+        if placement is None:
+            worker.state, worker.placement = "idle", None
+            worker.node.add_idle(worker)
+        else:
             self.has_worker(placement)
             self.give(worker, placement)
-            self.start_missing(node, env)
-        else:
-            worker.state, worker.placement = "idle", None
-            node.add_idle(env, worker)
+            self.start_missing(worker.node, worker.env)
 
     def give(self, worker: Worker, placement: Placement) -> None:
         out = self.turn.out
         worker.placement, placement.worker = placement, worker
+        worker.is_fresh = False
         actor = placement.actor
         if actor is None:
             worker.state = "leased"
@@ -386,7 +384,7 @@ class Placing:
         """It waits for a worker no more; its resources go back, unless a worker starts with its GPUs."""
         self.has_worker(placement)
         if placement.worker is None:
-            del placement.pool.node.waiting[placement.shape.env][placement]
+            del placement.pool.node.waiters(placement)[placement]
             self.give_back(placement)
 
     def cancel(self, placement: Placement) -> None:

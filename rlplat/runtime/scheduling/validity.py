@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 def check_valid(scheduler: Scheduler) -> None:
     placements = _placements(scheduler)
+    drawn: dict[Pool, list[Placement]] = {}
+    for placement in placements:
+        pool = placement.pool
+        drawn.setdefault(pool.node if pool.is_closed else pool, []).append(placement)
     for name, node in scheduler.placing.nodes.items():
         assert node.name == name and not node.is_lost
         bundles = list(node.bundles)
-        _check_pool(node, [p for p in placements if _draws_from(p, node)], bundles)
+        _check_pool(node, drawn.get(node, []), bundles)
         for bundle in bundles:
-            mine = [p for p in placements if _draws_from(p, bundle)]
+            mine = drawn.get(bundle, [])
             _check_pool(bundle, mine, [])
             assert set(bundle.users) == set(mine), f"who draws from a bundle of {bundle.group.id}"
             assert bundle in bundle.group.pools and not bundle.is_closed
@@ -30,9 +34,9 @@ def check_valid(scheduler: Scheduler) -> None:
 
 
 def _placements(scheduler: Scheduler) -> list[Placement]:
-    waiting = [
-        p for node in scheduler.placing.nodes.values() for queue in node.waiting.values() for p in queue
-    ]
+    nodes = scheduler.placing.nodes.values()
+    queues = [queue for node in nodes for queue in (*node.waiting.values(), *node.waiting_actors.values())]
+    waiting = [placement for queue in queues for placement in queue]
     having = [
         worker.placement for worker in scheduler.placing.workers.values() if worker.placement is not None
     ]
@@ -40,11 +44,6 @@ def _placements(scheduler: Scheduler) -> list[Placement]:
         "a placement is in two places"
     )
     return [*waiting, *having]
-
-
-def _draws_from(placement: Placement, pool: Pool) -> bool:
-    of = placement.pool
-    return of is pool or (of.is_closed and of.node is pool)
 
 
 def _check_pool(pool: Pool, placements: list[Placement], bundles: list[Pool]) -> None:
@@ -78,15 +77,15 @@ def _check_workers(node: Node) -> None:
         by_state.setdefault(worker.state, []).append(worker)
         assert (worker.state in ("leased", "actor")) <= (worker.placement is not None), worker.state
         assert worker.placement is None or worker.placement.worker is worker
-    idle = [worker for workers in node.idle.values() for worker in workers]
+    idle = [worker for workers in (*node.idle.values(), *node.fresh.values()) for worker in workers]
     assert len(idle) == len(set(idle)) == node.num_idle, "an idle worker is listed twice, or not counted"
     assert set(idle) == set(by_state.get("idle", ())), "the list of idle workers is not the idle workers"
     assert all(worker.placement is None for worker in idle)
-    for env, workers in node.idle.items():
-        assert all(worker.env == env for worker in workers)
-        assert not workers or not node.waiting.get(env), (
-            f"somebody waits for a worker with {env!r}, and one is idle"
-        )
+    for kept, is_fresh in ((node.idle, False), (node.fresh, True)):
+        for env, workers in kept.items():
+            assert all(worker.env == env and worker.is_fresh == is_fresh for worker in workers)
+            waiters = [*node.waiting.get(env, ()), *(node.waiting_actors.get(env, ()) if is_fresh else ())]
+            assert not workers or not waiters, f"somebody waits for a worker with {env!r}, and one is idle"
     unbound = [worker.env for worker in by_state.get("starting", ()) if worker.placement is None]
     assert all(unbound.count(env) == num for env, num in node.starting.items()), (unbound, node.starting)
 

@@ -1,4 +1,4 @@
-"""Answers about a `Scheduler`, as plain data or in words. They may look at everything, and are given on request only."""
+"""Answers about a `Scheduler`, as plain data or in words: on request only, for they look at everything."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def place_of(placing: Placing, client: str) -> Place:
     placement = worker.placement
     group = placement.pool.group
     bundle = group.pools.index(placement.pool) if group is not None and placement.pool in group.pools else -1
-    actor, incarnation = (
-        ("", 1) if placement.actor is None else (placement.actor.id, placement.actor.incarnation)
-    )
-    return Place(worker.node.name, placement.shape, actor, bundle, incarnation)
+    actor, node = placement.actor, worker.node.name
+    if actor is None:
+        return Place(node, placement.shape, bundle=bundle)
+    return Place(node, placement.shape, actor.id, bundle, actor.name, actor.incarnation)
 
 
 def node_states(placing: Placing) -> list[NodeState]:
@@ -171,6 +171,7 @@ def _view_demands(placing: Placing) -> list[dict[str, Any]]:
         for placement in waiting:
             actor = "" if placement.actor is None else placement.actor.id
             count(placement.client, actor, placement.shape.demand, 1, "waits for a worker process to start")
+    free = free_text(placing)
     groups = [
         {
             "client": group.client,
@@ -178,7 +179,7 @@ def _view_demands(placing: Placing) -> list[dict[str, Any]]:
             "actor": "",
             "resources": {},
             "count": 1,
-            "reason": f"placement group {group.name or group.id} waits for {len(group.bundles)} bundles: {free_text(placing)}",
+            "reason": f"placement group {group.name or group.id} waits for {len(group.bundles)} bundles: {free}",
         }
         for group in placing.groups.pending
     ]

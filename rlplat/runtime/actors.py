@@ -1,0 +1,317 @@
+"""The caller's side of actors: the shell around `actor_calls`. Create, call, find, kill; news of them from the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rlplat.errors import ActorDied, ConfigError
+from rlplat.runtime import codec, exactly_once, messages
+from rlplat.runtime.actor_calls import ActorCalls, Fail
+from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.dispatch import TaskRecord
+from rlplat.runtime.messages import ActorInfo, Value
+from rlplat.runtime.ownership import Entry
+from rlplat.runtime.refs import ObjectRef
+
+if TYPE_CHECKING:
+    from rlplat.runtime.client import Client
+
+NODE = "node"
+
+
+class Actors:
+    """Everything here but `create`, `kill`, `get` and `names` is called with the client's lock held."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._books: dict[str, ActorCalls] = {}
+        self._is_taken: dict[str, messages.NameTaken] = {}
+        self._detached: set[str] = set()
+        """Those that this process made: they do not end with its handles."""
+        client._loop.handlers |= {
+            messages.Placed: self._on_placed,
+            messages.ActorRestarting: self._on_restarting,
+            messages.ActorGone: lambda _, m: self.on_gone(m.actor, m.error),
+            messages.NameTaken: lambda _, m: self._is_taken.update({m.actor: m}),
+        }
+
+    def find(self, actor_id: str) -> ActorCalls | None:
+        return self._books.get(actor_id)
+
+    # ---------------------------------------------------------------- verbs
+
+    def create(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
+        client = self._client
+        if options.get_if_exists and not options.name:
+            raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+        exactly_once.check(code, options)
+        key = client._code_key(code)
+        shape = client._shape(options, 0, f"actor {code.name}")
+        is_detached = options.lifetime == "detached"
+        if is_detached:
+            args, kwargs = self._values(args, kwargs)
+            call = messages.RunFull(0, key, "__init__", 1, Value(_inline(code.name, args, kwargs)), [])
+            deps, refs = [], []
+        else:
+            what = f"{code.name}.__init__"
+            call, deps, refs = client._make_call(args, kwargs, what, 1, key, "__init__", full=True)
+        info = _describe(code, options)
+        with client._lock:
+            client._check_open()
+            message = messages.CreateActor(
+                0,
+                key,
+                "",
+                options.max_concurrency or 0,
+                call.args,
+                call.deps,
+                options.concurrency_groups,
+                options.exactly_once,
+            )
+            record, ref = client._record(message, key, code.name, 1, refs)
+            actor_id = record.target = message.actor = f"{client.client_id}:{record.id}"
+            actor = self._books[actor_id] = ActorCalls(code.name, client._tasks)
+            place = messages.PlaceActor(
+                actor_id,
+                info,
+                shape,
+                options.name or "",
+                client.namespace if options.namespace is None else options.namespace,
+                options.max_restarts,
+                is_detached,
+                options.get_if_exists,
+            )
+            client._transport.post(NODE, place)
+            if is_detached:
+                # The node creates it, again and again; for us it is there as soon as it has a worker.
+                client._transport.post(NODE, messages.KeepCreation(actor_id, client._codes[key], message))
+                self._detached.add(actor_id)
+                del client._tasks[record.id]
+                client._fill(record, (Value(codec.pack(None).data),))
+            else:
+                actor.queue.append(record)
+                if options.max_restarts:
+                    actor.creation = _template(record)
+                if deps:
+                    client._resolve(record, deps)
+            client._loop.send_now()
+            if options.name is not None:  # a taken name is the caller's affair, here and now
+                client._wait_until(
+                    lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
+                    None,
+                    "the actor's name",
+                )
+                taken = self._is_taken.pop(actor_id, None)
+                if taken is not None:
+                    return self._take_existing(record, taken)
+                if actor.gone is not None and actor.gone.kind == "ConfigError":
+                    raise codec.to_exception(actor.gone)
+        return ActorHandle(actor_id, info, None if is_detached else ref)
+
+    def _values(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments with the values of the refs among them: a detached actor outlives whoever owns those."""
+        get = self._client.get
+        return (
+            tuple(get([arg], None)[0] if type(arg) is ObjectRef else arg for arg in args),
+            {key: get([arg], None)[0] if type(arg) is ObjectRef else arg for key, arg in kwargs.items()},
+        )
+
+    def _take_existing(self, record: TaskRecord, taken: messages.NameTaken) -> ActorHandle:
+        """Somebody has the name already: the actor that was to be made never was."""
+        client = self._client
+        self._books.pop(taken.actor, None)
+        if client._tasks.pop(record.id, None) is not None:
+            client._fill(record, (Value(codec.pack(None).data),))
+        return self._handle(taken.existing, taken.info, taken.is_detached)
+
+    def _handle(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
+        if is_detached:
+            return ActorHandle(actor_id, info, None)
+        owner, id = actor_id.rsplit(":", 1)
+        creation = self._client._objects.borrow_from(owner, int(id))
+        self._client._loop.send_now()
+        return ActorHandle(actor_id, info, creation)
+
+    def get(self, name: str, namespace: str | None) -> ActorHandle:
+        client = self._client
+        where = client.namespace if namespace is None else namespace
+        answer = client._ask(lambda request: messages.AskByName(request, name, where))
+        if answer.error is not None:
+            raise ActorDied(answer.error.message)
+        assert answer.info is not None
+        with client._lock:
+            return self._handle(answer.actor, answer.info, answer.is_detached)
+
+    def names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        """(namespace, name) of the named actors that are alive."""
+        client = self._client
+        where = None if all_namespaces else client.namespace
+        return client._ask(lambda request: messages.AskNames(request, where)).names
+
+    def kill(self, handle: ActorHandle, no_restart: bool) -> None:
+        client, actor_id = self._client, handle._actor_id
+        reason = "it was killed by rlplat.kill"
+        with client._lock:
+            client._check_open()
+            if not no_restart:
+                client._transport.post(NODE, messages.EndActor(actor_id, reason, True, no_restart=False))
+                client._loop.send_now()
+                return
+            self._books.setdefault(actor_id, ActorCalls(handle._info.class_name, client._tasks))
+            client._transport.post(NODE, messages.EndActor(actor_id, reason, True))
+            client._loop.send_now()
+            text = f"actor {handle._info.class_name} is gone: {reason}"
+            self.on_gone(actor_id, ErrorInfo("ActorDied", text))
+
+    # ---------------------------------------------------------------- calls (lock held)
+
+    def book(self, handle: ActorHandle) -> ActorCalls:
+        """The book of a handle's actor; opened, and its address asked for, at the first call."""
+        actor = self._books.get(handle._actor_id)
+        if actor is None:
+            client = self._client
+            actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, client._tasks)
+            client._transport.post(NODE, messages.FindActor(handle._actor_id))
+        return actor
+
+    def send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
+        client = self._client
+        for record in records:
+            client._tasks[record.id] = record  # a creation that is sent again had left the books
+            assert actor.worker is not None
+            client._send_call(actor.worker, actor.known_code, record)
+
+    def advance(self, actor_id: str) -> None:
+        actor = self._books.get(actor_id)
+        if actor is not None and actor.queue:
+            self.send(actor, actor.advance())
+
+    def forget_call(self, record: TaskRecord) -> None:
+        """It failed, or was cancelled, while it was under way."""
+        actor = self._books.get(record.target)
+        if actor is not None:
+            actor.in_flight.pop(record.id, None)
+
+    def _fail_all(self, fails: list[Fail]) -> None:
+        for fail in fails:
+            self._client._fail(fail.record, fail.error)
+        self._client._loop.notify()
+
+    # ---------------------------------------------------------------- news (lock held)
+
+    def _on_placed(self, sender: str, message: messages.Placed) -> None:
+        actor = self._books.get(message.actor)
+        if actor is not None:
+            self.send(actor, actor.placed(message.worker, message.incarnation))
+            self._client._loop.notify()
+
+    def _on_restarting(self, sender: str, message: messages.ActorRestarting) -> None:
+        actor = self._books.get(message.actor)
+        if actor is not None:
+            self._fail_all(actor.restarting(message.reason))
+
+    def on_replied(self, record: TaskRecord, values: Any) -> Any:
+        """A result came in time; returns the values to give to whoever waits."""
+        actor = self._books[record.target]
+        if type(record.message) is messages.CreateActor and values[0].error is not None:
+            error: ErrorInfo = values[0].error
+            # No restart: what the constructor raised once it would raise again.
+            text = f"actor {record.name} could not be created: {error.message}"
+            gone = ErrorInfo("ActorDied", text, error.exception)
+            self._client._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
+            del actor.in_flight[record.id]
+            self.on_gone(record.target, gone, was_made=False)
+            return (Value(error=gone),)
+        if actor.queue:
+            self.send(actor, actor.replied(record.id))
+        else:
+            actor.in_flight.pop(record.id, None)
+        return values
+
+    def on_gone(self, actor_id: str, error: ErrorInfo, was_made: bool = True) -> None:
+        actor = self._books.get(actor_id)
+        if actor is not None:
+            self._fail_all(actor.ended(error, was_made))
+            self._remove_checkpoint(actor_id)
+
+    def on_freed(self, entry: Entry) -> None:
+        """Nobody needs an object any more; when it stood for an actor's handles, the actor may go."""
+        actor_id = f"{self._client.client_id}:{entry.id}"
+        if actor_id in self._detached:
+            return
+        actor = self._books.pop(actor_id, None)
+        if actor is not None:
+            self._client._tasks.pop(entry.id, None)  # a creation that was under way again
+            if actor.gone is None:
+                self._client._transport.post(
+                    NODE, messages.EndActor(actor_id, "its last handle is gone", False)
+                )
+                self._remove_checkpoint(actor_id)
+
+    def _remove_checkpoint(self, actor_id: str) -> None:
+        if actor_id.startswith(f"{self._client.client_id}:"):
+            try:
+                os.unlink(exactly_once.checkpoint_path(self._client._session, actor_id))
+            except FileNotFoundError:
+                pass
+
+    def head_of_queue(self, record: TaskRecord) -> TaskRecord | None:
+        """The call that holds up this one, because it waits for an argument; maybe itself."""
+        actor = self._books.get(record.target) if record.lane is None else None
+        return (
+            actor.queue[0] if actor is not None and actor.queue and record.id not in actor.in_flight else None
+        )
+
+    def is_to_run(self, actor_id: str, ref: ObjectRef) -> str | None:
+        """The name of this process's call of that actor which is to make `ref`, if it is one."""
+        actor = self._books.get(actor_id)
+        if actor is None or ref.owner != self._client.client_id:
+            return None
+        calls = (*actor.in_flight.values(), *actor.queue)
+        return next((record.name for record in calls if ref.id in record.ids), None)
+
+    def describe_wait(self, record: TaskRecord) -> str:
+        """Why a call has no result yet, in words."""
+        actor = self._books.get(record.target)
+        if actor is None or actor.worker is not None:
+            return f"which is with worker {None if actor is None else actor.worker}"
+        return "whose actor starts again" if actor.incarnation else "whose actor waits for its resources"
+
+
+def _describe(code: RemoteCode, options: Options) -> ActorInfo:
+    """What handles know: each method with its own or the actor's number of retries."""
+    retries = options.max_task_retries
+    if options.exactly_once and not retries:
+        retries = -1  # a call that may be repeated, and takes effect once, is what was asked for
+    methods = methods_of(code.target)
+    if retries:
+        methods = {
+            name: each
+            if each.max_task_retries is not None
+            else msgspec.structs.replace(each, max_task_retries=retries)
+            for name, each in methods.items()
+        }
+    return ActorInfo(code.name, methods, retries, options.exactly_once)
+
+
+def _template(record: TaskRecord) -> TaskRecord:
+    """What it takes to create the actor again; holds the refs among the arguments."""
+    return TaskRecord(
+        record.id, record.message, record.code_key, record.name, record.ids, record.refs, target=record.target
+    )
+
+
+def _inline(name: str, args: tuple, kwargs: dict) -> bytes:
+    data, refs = codec.pack_inline((args, kwargs), f"an argument of {name}")
+    if refs:
+        raise ConfigError(
+            f"detached actor {name}: an argument contains {refs[0]!r}, and objects end with the process that made "
+            "them: pass the value, or the ref itself as an argument"
+        )
+    return data

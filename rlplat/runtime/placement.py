@@ -1,0 +1,299 @@
+"""Where tasks and actors run: placement groups, scheduling strategies, and what they make of a call's options.
+
+    pg = rlplat.placement_group([{"CPU": 1}, {"CPU": 2, "GPU": 1}], strategy="STRICT_PACK")
+    rlplat.get(pg.ready(), timeout=30)                       # all of it is reserved now, or a GetTimeout says no
+    train.options(num_cpus=2, num_gpus=1, placement_group=pg, placement_group_bundle_index=1).remote()
+    rlplat.remove_placement_group(pg)                        # kills what runs in it, frees what it holds
+
+The node's scheduler reserves bundles and gives leases out of them (`rlplat.runtime.scheduling.groups`); here is what
+the caller sees of that, and `GroupBook`, a client's record of the groups that it waits for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.runtime import messages
+from rlplat.runtime.messages import Shape, Value
+from rlplat.runtime.resources import Resources, check_feasible
+
+if TYPE_CHECKING:
+    from rlplat.runtime.backend import Options
+    from rlplat.runtime.refs import ObjectRef
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_EPS = 1e-9
+
+
+@dataclass(frozen=True)
+class PlacementGroup:
+    """A handle of a placement group; pass it to tasks and actors, or to `.options(placement_group=...)`."""
+
+    id: str
+    bundles: tuple[tuple[tuple[str, float], ...], ...]
+    strategy: str = "PACK"
+    name: str = ""
+
+    @property
+    def bundle_specs(self) -> list[dict[str, float]]:
+        """The resources of each bundle."""
+        return [dict(bundle) for bundle in self.bundles]
+
+    @property
+    def bundle_count(self) -> int:
+        return len(self.bundles)
+
+    def ready(self) -> ObjectRef:
+        """A ref of this handle, there as soon as all bundles are reserved; `get` raises when they never will be."""
+        return _connected().group_ready(self)
+
+    def wait(self, timeout_seconds: float | None = 30) -> bool:
+        """Whether all bundles are reserved within that time. Raises when they never will be."""
+        backend = _connected()
+        ref = backend.group_ready(self)
+        if not backend.wait([ref], 1, timeout_seconds)[0]:
+            return False
+        backend.get([ref], None)
+        return True
+
+    def __repr__(self) -> str:
+        return f"PlacementGroup({self.name or self.id}, {self.strategy}, {self.bundle_specs})"
+
+
+def placement_group(
+    bundles: Sequence[dict[str, float]],
+    strategy: str = "PACK",
+    name: str = "",
+    lifetime: str | None = None,
+) -> PlacementGroup:
+    """Reserve bundles of resources, all or none. Returns at once; `ready()` or `wait()` say when it is done.
+
+    strategy: "PACK" (few nodes), "SPREAD" (different nodes where possible), "STRICT_PACK" (one node), "STRICT_SPREAD".
+    lifetime: "detached" groups outlive the actor that created them; every group ends with the cluster.
+    """
+    if strategy not in STRATEGIES:
+        raise ConfigError(
+            f"placement_group: strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}"
+        )
+    if lifetime not in (None, "detached"):
+        raise ConfigError(f"placement_group: lifetime must be None or 'detached', not {lifetime!r}")
+    made = tuple(_bundle(number, bundle) for number, bundle in enumerate(bundles))
+    if not made:
+        raise ConfigError("placement_group needs at least one bundle, e.g. [{'CPU': 1}]")
+    return _connected().create_group(made, strategy, name, lifetime == "detached")
+
+
+def _bundle(number: int, bundle: Any) -> tuple[tuple[str, float], ...]:
+    if not isinstance(bundle, dict):
+        raise ConfigError(
+            f"placement_group: bundle {number} must be a dict like {{'CPU': 1}}, not {bundle!r}"
+        )
+    for name, amount in bundle.items():
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount >= 0:
+            raise ConfigError(f"placement_group: bundle {number} has {name}={amount!r}: not an amount")
+    kept = tuple(sorted((name, float(amount)) for name, amount in bundle.items() if amount))
+    if not kept:
+        raise ConfigError(f"placement_group: bundle {number} is empty, and reserves nothing")
+    return kept
+
+
+def remove_placement_group(group: PlacementGroup) -> None:
+    """Give back what it reserved. Tasks and actors that run in it are killed; what waits for it fails."""
+    _connected().remove_group(group)
+
+
+def get_placement_group(name: str) -> PlacementGroup:
+    """The group that was created with this name."""
+    states = _connected().cluster().groups
+    for state in states:
+        if state.name == name and state.state != "REMOVED":
+            bundles = tuple(tuple(sorted(bundle.items())) for bundle in state.bundles)
+            return PlacementGroup(state.group, bundles, state.strategy, name)
+    names = ", ".join(repr(state.name) for state in states if state.name and state.state != "REMOVED")
+    raise ConfigError(f"there is no placement group named {name!r} (named groups: {names or 'none'})")
+
+
+def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
+    """What the node knows of one group, or of all (by id): state, strategy, bundles, and the node of each bundle."""
+    rows = {
+        state.group: {
+            "placement_group_id": state.group,
+            "name": state.name,
+            "bundles": dict(enumerate(state.bundles)),
+            "bundles_to_node_id": dict(enumerate(state.nodes)),
+            "strategy": state.strategy,
+            "state": state.state,
+        }
+        for state in _connected().cluster().groups
+    }
+    return rows if group is None else rows.get(group.id, {})
+
+
+def get_current_placement_group() -> PlacementGroup | None:
+    """The group whose resources this task or actor uses."""
+    cluster = _connected().cluster()
+    for state in cluster.groups:
+        if state.group == cluster.here.shape.group:
+            bundles = tuple(tuple(sorted(bundle.items())) for bundle in state.bundles)
+            return PlacementGroup(state.group, bundles, state.strategy, state.name)
+    return None
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Every machine of the cluster, in Ray's form."""
+    host = os.uname().nodename
+    return [
+        {
+            "NodeID": state.node,
+            "Alive": state.is_alive,
+            "alive": state.is_alive,
+            "NodeManagerHostname": host,
+            "NodeManagerAddress": "127.0.0.1",
+            "NodeName": state.node,
+            "Resources": {name: amount for name, amount in state.total.items() if amount},
+            "Available": {name: amount for name, amount in state.available.items() if state.total.get(name)},
+            "Labels": {},
+        }
+        for state in _connected().cluster().nodes
+    ]
+
+
+# ---------------------------------------------------------------- strategies
+
+
+@dataclass(frozen=True)
+class PlacementGroupSchedulingStrategy:
+    """`.options(scheduling_strategy=...)`: the same as `placement_group=` and `placement_group_bundle_index=`."""
+
+    placement_group: PlacementGroup
+    placement_group_bundle_index: int = -1
+    placement_group_capture_child_tasks: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.placement_group_capture_child_tasks:
+            raise ConfigError(
+                "placement_group_capture_child_tasks=True is not supported: pass placement_group="
+                "rlplat.get_current_placement_group() to what the task submits"
+            )
+
+
+@dataclass(frozen=True)
+class NodeAffinitySchedulingStrategy:
+    """`.options(scheduling_strategy=...)`: on this node; with `soft`, elsewhere when it has no room now."""
+
+    node_id: str
+    soft: bool = False
+
+
+def shape_of(options: Options, default_cpus: float, total: Resources, who: str, env: str = "") -> Shape:
+    """What a task or an actor with these options needs. Raises for what could never be met."""
+    demand = options.demand(default_cpus)
+    group, bundle, strategy = _placement(options, who)
+    if group is None:
+        check_feasible(demand, total, who)
+    else:
+        _check_bundle(demand, group, bundle, who)
+    return Shape(
+        tuple(sorted((name, float(amount)) for name, amount in demand.items())),
+        options.memory,
+        env,
+        "" if group is None else group.id,
+        bundle,
+        strategy,
+        can_retry=options.max_retries != 0,
+    )
+
+
+def _placement(options: Options, who: str) -> tuple[PlacementGroup | None, int, str]:
+    """(group, bundle, strategy) that the options ask for."""
+    wanted: Any = options.scheduling_strategy
+    group, bundle = options.placement_group, options.placement_group_bundle_index
+    if isinstance(wanted, PlacementGroupSchedulingStrategy):
+        if group is not None:
+            raise ConfigError(f"{who}: give the placement group once, as placement_group= or in the strategy")
+        group, bundle, wanted = wanted.placement_group, wanted.placement_group_bundle_index, None
+    if group == "default":  # as Ray spells None
+        group = None
+    if group is not None:
+        if not isinstance(group, PlacementGroup):
+            raise ConfigError(f"{who}: placement_group must be a PlacementGroup, not {group!r}")
+        if wanted not in (None, "DEFAULT"):
+            raise ConfigError(
+                f"{who}: a placement group says where it runs: no scheduling_strategy={wanted!r}"
+            )
+        if isinstance(bundle, bool) or not isinstance(bundle, int) or not -1 <= bundle < group.bundle_count:
+            raise ConfigError(
+                f"{who}: placement_group_bundle_index must be -1 (any) or one of its {group.bundle_count} bundles, "
+                f"not {bundle!r}"
+            )
+        return group, bundle, ""
+    if bundle != -1:
+        raise ConfigError(f"{who}: placement_group_bundle_index={bundle!r} without a placement_group")
+    if wanted is None or wanted == "DEFAULT":
+        return None, -1, ""
+    if wanted == "SPREAD":
+        return None, -1, "SPREAD"
+    if isinstance(wanted, NodeAffinitySchedulingStrategy):
+        return None, -1, f"node{'?' if wanted.soft else ''}:{wanted.node_id}"
+    raise ConfigError(
+        f"{who}: scheduling_strategy must be 'DEFAULT', 'SPREAD', a PlacementGroupSchedulingStrategy or a "
+        f"NodeAffinitySchedulingStrategy, not {wanted!r}"
+    )
+
+
+def _check_bundle(demand: Resources, group: PlacementGroup, bundle: int, who: str) -> None:
+    specs = group.bundle_specs if bundle < 0 else [group.bundle_specs[bundle]]
+    if not any(all(spec.get(name, 0) >= amount - _EPS for name, amount in demand.items()) for spec in specs):
+        which = "none of its bundles has" if bundle < 0 else f"its bundle {bundle} has not"
+        raise InfeasibleResources(
+            f"{who} needs {demand} of {group!r}, and {which} that much: lower the demand (a task takes 1 CPU unless "
+            "told otherwise: .options(num_cpus=...)) or make the bundle larger"
+        )
+
+
+def most_leases(shape: Shape, group: PlacementGroup | None, total: Resources) -> int:
+    """How many leases of this shape there can be at once."""
+    if group is None:
+        pools = [total]
+    else:
+        pools = group.bundle_specs if shape.bundle < 0 else [group.bundle_specs[shape.bundle]]
+    if not shape.demand:
+        return max(1, int(total.get("CPU", 1)))
+    return max(
+        1, sum(min(int(pool.get(name, 0) / amount + _EPS) for name, amount in shape.demand) for pool in pools)
+    )
+
+
+def group_of(options: Options) -> PlacementGroup | None:
+    return _placement(options, "it")[0]
+
+
+# ---------------------------------------------------------------- a client's part (lock held)
+
+
+class GroupBook:
+    """Which refs of this process wait for which group."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[int, Value]] = {}
+
+    def wait_for(self, group: str, id: int, value: Value) -> messages.FindGroup | None:
+        """Object `id` has this value once the group is there; what to ask the node, unless that has been asked."""
+        waiting = self._waiting.setdefault(group, {})
+        waiting[id] = value
+        return messages.FindGroup(group) if len(waiting) == 1 else None
+
+    def on_news(self, news: messages.GroupNews) -> dict[int, Value]:
+        """The objects that wait no more."""
+        waiting = self._waiting.pop(news.group, {})
+        return waiting if news.error is None else {id: Value(error=news.error) for id in waiting}
+
+
+def _connected() -> Any:
+    from rlplat.runtime import api
+
+    return api._connected()
