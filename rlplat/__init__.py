@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from rlplat.runtime.api import (
         ActorHandle,
         ObjectRef,
+        ObjectRefGenerator,
         available_resources,
+        cancel,
         cluster_resources,
+        exit_actor,
         get,
         get_actor,
         get_runtime_context,
@@ -66,8 +69,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "rlplat.runtime.api": (
-        "ActorHandle ObjectRef available_resources cluster_resources get get_actor get_runtime_context init "
-        "is_initialized kill list_named_actors method put remote shutdown wait"
+        "ActorHandle ObjectRef ObjectRefGenerator available_resources cancel cluster_resources exit_actor get "
+        "get_actor get_runtime_context init is_initialized kill list_named_actors method put remote shutdown wait"
     ),
     "rlplat.runtime.bulk": "map",
     "rlplat.runtime.placement": (
@@ -84,10 +87,13 @@ __all__ = [
     "ActorHandle",
     "NodeAffinitySchedulingStrategy",
     "ObjectRef",
+    "ObjectRefGenerator",
     "PlacementGroup",
     "PlacementGroupSchedulingStrategy",
     "available_resources",
+    "cancel",
     "cluster_resources",
+    "exit_actor",
     "get",
     "get_actor",
     "get_current_placement_group",

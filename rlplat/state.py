@@ -41,6 +41,7 @@ __all__ = [
     "memory_report",
     "open_logs",
     "stacks",
+    "summarize_objects",
     "summarize_tasks",
     "timeline",
 ]
@@ -192,6 +193,27 @@ def memory_report(*, limit: int = 100, cluster: str | int | None = None) -> dict
         if report.totals["owned"] or report.totals["borrowed"] or client == "driver":
             owners.append({"owner": client, "pid": pids[client], **report.totals, "objects": rows})
     return {"owners": owners, "store": _store_usage(session, node.get("store_capacity", 0)), "silent": silent}
+
+
+def summarize_objects(*, cluster: str | int | None = None) -> Rows:
+    """{made_by, call_site, where, count, bytes}, most bytes first: every object, however many there are.
+
+    made_by: "put", the name of a task or call, an actor; of small results only with RLPLAT_RECORD_CALLSITES=1.
+    """
+    with _observer(cluster) as observer:
+        reports, silent = observer.ask_clients("objects", 0)
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for report in reports.values():
+        for made_by, site, where, count, num_bytes in report.totals["groups"]:
+            group = counts.setdefault((made_by, site, where), [0, 0])
+            group[0] += count
+            group[1] += num_bytes
+    rows = [
+        {"made_by": made_by, "call_site": site, "where": where, "count": count, "bytes": num_bytes}
+        for (made_by, site, where), (count, num_bytes) in counts.items()
+    ]
+    rows.sort(key=lambda row: (-row["bytes"], -row["count"]))
+    return _rows(rows, None, None, silent)
 
 
 def stacks(worker: str = "all", *, cluster: str | int | None = None, native: bool = False) -> Rows:

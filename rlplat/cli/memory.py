@@ -19,6 +19,7 @@ _EPILOG = """\
 examples:
   rlplat memory
   rlplat memory --limit 5 --json
+  rlplat memory --summary                        what makes most of them: for leaks
   RLPLAT_RECORD_CALLSITES=1 python train.py      then `rlplat memory` says where each object was made
 """
 
@@ -34,6 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", metavar="N", type=int, default=10, help="most objects of each owner (default: 10)"
     )
+    parser.add_argument(
+        "--summary", action="store_true", help="counts of all objects by what made them (and where)"
+    )
     add_cluster_options(parser)
     return parser
 
@@ -41,8 +45,16 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     check_limit(options.limit)
-    from rlplat.state import memory_report
+    from rlplat.state import memory_report, summarize_objects
 
+    if options.summary:
+        groups = summarize_objects(cluster=chosen(options))
+        if options.json:
+            print_json(groups)
+        else:
+            _print_groups(groups)
+            print_silent(groups.silent)
+        return 0
     report = memory_report(limit=options.limit, cluster=chosen(options))
     if options.json:
         print_json(report)
@@ -84,3 +96,19 @@ def _print_objects(rows: list[dict[str, Any]], has_sites: bool) -> None:
         for row in rows
     ]
     print_table(header, cells, indent="  ")
+
+
+def _print_groups(groups: list[dict[str, Any]]) -> None:
+    has_sites = any(group["call_site"] for group in groups)
+    header = ["count", "size", "where", "made by"] + ["call site"] * has_sites
+    cells = [
+        [
+            group["count"],
+            size_of(group["bytes"]),
+            group["where"],
+            group["made_by"],
+            *([group["call_site"]] if has_sites else []),
+        ]
+        for group in groups
+    ]
+    print_table(header, cells)

@@ -11,7 +11,7 @@ import msgspec
 from rlplat.errors import ActorDied, ConfigError
 from rlplat.runtime import codec, exactly_once, messages
 from rlplat.runtime.actor_calls import ActorCalls, Fail
-from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.api import ActorHandle, check_groups, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import TaskRecord
@@ -291,6 +291,7 @@ def _describe(code: RemoteCode, options: Options) -> ActorInfo:
     if options.exactly_once and not retries:
         retries = -1  # a call that may be repeated, and takes effect once, is what was asked for
     methods = methods_of(code.target)
+    check_groups(code.name, methods, options.concurrency_groups)
     if retries:
         methods = {
             name: each
@@ -298,7 +299,7 @@ def _describe(code: RemoteCode, options: Options) -> ActorInfo:
             else msgspec.structs.replace(each, max_task_retries=retries)
             for name, each in methods.items()
         }
-    return ActorInfo(code.name, methods, retries, options.exactly_once)
+    return ActorInfo(code.name, methods, retries, options.exactly_once, tuple(options.concurrency_groups))
 
 
 def _template(record: TaskRecord) -> TaskRecord:

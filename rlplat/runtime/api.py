@@ -24,6 +24,7 @@ from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
+from rlplat.runtime.streams import ObjectRefGenerator
 
 if TYPE_CHECKING:
     from rlplat.runtime.context import RuntimeContext
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorHandle",
     "ObjectRef",
+    "ObjectRefGenerator",
     "available_resources",
+    "cancel",
     "cluster_resources",
+    "exit_actor",
     "get",
     "get_actor",
     "get_runtime_context",
@@ -56,6 +60,9 @@ def init(
     backend: str = "zmq",
     preload: Sequence[str] = (),
     namespace: str = "",
+    object_store_memory: int | None = None,
+    spill_dir: str | None = None,
+    store_full_timeout_s: float = 10.0,
 ) -> None:
     """Start a private cluster on this machine.
 
@@ -64,6 +71,9 @@ def init(
     backend: "zmq" (worker processes) or "inproc" (everything in this process and thread, at once: for debuggers).
     namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
+    object_store_memory: bytes of shared memory that large objects may take; None: 30 % of RAM, as far as it is free.
+    spill_dir: where objects go that find no room there; None: the temp directory; "": nowhere.
+    store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`.
     """
     if connection.is_connected():
         raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
@@ -74,7 +84,18 @@ def init(
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
-        connection.set_backend(start_private_cluster(num_cpus, num_gpus, resources, preload, namespace))
+        connection.set_backend(
+            start_private_cluster(
+                num_cpus,
+                num_gpus,
+                resources,
+                preload,
+                namespace,
+                object_store_memory,
+                spill_dir,
+                store_full_timeout_s,
+            )
+        )
     else:
         raise ConfigError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
     atexit.register(shutdown)
@@ -121,6 +142,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     """Wait for the values of one ref or of a list of refs.
 
     Numpy arrays of 64 KiB and more are read-only views of shared memory (copy them to write); smaller ones are copies.
+    Large torch tensors are views too, of memory that is copied when written: changes stay in this value alone.
     timeout: seconds; then `GetTimeout`, which says what is being waited for.
     Raises what the task raised: an exception that is both `TaskError` and the user's own class.
     """
@@ -134,9 +156,16 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
 
 def wait(
-    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None
+    refs: Sequence[ObjectRef],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """(ready, not ready), both in the order of `refs`, once `num_returns` are ready or `timeout` seconds passed."""
+    """(ready, not ready), both in the order of `refs`, once `num_returns` are ready or `timeout` seconds passed.
+
+    fetch_local: as Ray's; on one machine everything is local, and it changes nothing.
+    """
     refs = list(refs)
     if any(not isinstance(ref, ObjectRef) for ref in refs):
         raise TypeError("rlplat.wait takes a list of ObjectRefs")
@@ -159,7 +188,7 @@ def remote(*args: Any, **options: Any) -> Any:
             "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
         )
     checked = _merge(Options(), options, "a task or actor")
-    return lambda target: _make_remote(target, checked)
+    return lambda target: _make_remote(target, checked, "num_returns" in options)
 
 
 def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -170,15 +199,29 @@ def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     checked = _merge(CallOptions(), options, "a method")
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__rlplat_options__ = checked  # type: ignore[attr-defined]
+        own = checked
+        if "num_returns" not in options and _is_generator(function):
+            own = msgspec.structs.replace(checked, num_returns=STREAMING)
+        function.__rlplat_options__ = own  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
-def _make_remote(target: Any, options: Options) -> Any:
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _make_remote(target: Any, options: Options, has_num_returns: bool = False) -> Any:
     if not callable(target):
         raise TypeError(f"rlplat.remote takes a function or a class, not {type(target).__name__}")
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        raise ValueError(
+            f"{target.__qualname__} is an 'async def' function and cannot be a task: make it a method of an actor, or "
+            "call asyncio.run(...) in a plain function"
+        )
+    if not has_num_returns and _is_generator(target):
+        options = replace(options, num_returns=STREAMING)
     name = getattr(target, "__qualname__", repr(target))
     code = RemoteCode(target, name)
     return RemoteClass(code, options) if inspect.isclass(target) else RemoteFunction(code, options)
@@ -278,7 +321,9 @@ class RemoteClass:
         raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")
 
     def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
-        raise TypeError(f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived")
+        raise TypeError(
+            f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived"
+        )
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -295,6 +340,8 @@ class ActorHandle:
         if options is None:
             close = difflib.get_close_matches(name, self._info.methods, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
+            if name in ("__ray_terminate__", "__rlplat_terminate__"):
+                return ActorMethod(self, TERMINATE, CallOptions(concurrency_group=TERMINATE))
             raise AttributeError(f"actor class {self._info.class_name} has no method {name!r}{hint}")
         return ActorMethod(self, name, options)
 
@@ -327,17 +374,36 @@ class ActorMethod:
         raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")
 
 
-_PLAIN_CALL = CallOptions()
+_PLAIN_CALL, _GENERATOR_CALL = CallOptions(), CallOptions(num_returns=STREAMING)
+TERMINATE = "__rlplat_terminate__"
+"""`handle.__rlplat_terminate__.remote()` (or `__ray_terminate__`): the actor ends after the calls made before it."""
 
 
 def methods_of(actor_class: Any) -> dict[str, CallOptions]:
     """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
     members = inspect.getmembers(actor_class, callable)
     return {
-        name: getattr(member, "__rlplat_options__", _PLAIN_CALL)
+        name: getattr(member, "__rlplat_options__", _GENERATOR_CALL if _is_generator(member) else _PLAIN_CALL)
         for name, member in members
         if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
     }
+
+
+def check_groups(class_name: str, methods: dict[str, CallOptions], groups: dict[str, int]) -> None:
+    """Every concurrency group that a method names must be one of the actor's."""
+    for name, size in groups.items():
+        if not name or not isinstance(name, str) or not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                f"concurrency_groups of {class_name}: a name and a whole number of at least 1 each, not "
+                f"{name!r}: {size!r}"
+            )
+    for method, options in methods.items():
+        if options.concurrency_group and options.concurrency_group not in groups:
+            known = ", ".join(map(repr, groups)) or "none"
+            raise ConfigError(
+                f"{class_name}.{method} is of the concurrency group {options.concurrency_group!r}, and the actor has "
+                f"these: {known}; name it in concurrency_groups={{{options.concurrency_group!r}: 2}}"
+            )
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
@@ -348,6 +414,27 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"rlplat.kill takes an actor handle, not {type(actor).__name__}")
     backend().kill(actor, no_restart)
+
+
+def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursive: bool = True) -> None:
+    """End the task or actor call that is to make `ref`; `get` of it then raises `TaskCancelled`.
+
+    One that waits is dropped; a running task gets a KeyboardInterrupt, and its process is killed 5 s later when it has
+    not ended (force=True: at once); a coroutine of an async actor is cancelled; other running calls of actors go on.
+    recursive: also what the task has submitted. One that has finished stays as it is.
+    """
+    if isinstance(ref, ObjectRefGenerator):
+        ref = ref.completed()
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(
+            f"rlplat.cancel takes an ObjectRef, not {type(ref).__name__} (for actors: rlplat.kill)"
+        )
+    backend().cancel(ref, force, recursive)
+
+
+def exit_actor() -> None:
+    """End the actor whose method calls this, for good. Its caller gets `ActorDied`; `atexit` handlers run."""
+    backend().exit_actor()
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -103,6 +103,16 @@ class Backend(Protocol):
     ) -> tuple[list[ObjectRef], list[ObjectRef]]: ...
 
     def future(self, ref: ObjectRef) -> Future[Any]: ...
+
+    def value_of(self, ref: ObjectRef) -> Coroutine[Any, Any, Any]:
+        """`await ref`: the value, without blocking the running event loop."""
+        ...
+
+    def cancel(self, ref: ObjectRef, force: bool, recursive: bool) -> None: ...
+
+    def exit_actor(self) -> None:
+        """End the actor whose call this is; does not return."""
+        ...
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         """A ref arrived inside a value: an `ObjectRef` that this process now accounts for."""

@@ -1,4 +1,4 @@
-"""Where in the user's code each object was made, when RLPLAT_RECORD_CALLSITES is set (docs/observability.md).
+"""What made each object, and where in the user's code, when RLPLAT_RECORD_CALLSITES is set (docs/observability.md).
 
 The verbs of one client are replaced by ones that note their caller: whoever does not set the variable pays nothing.
 """
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.refs import ObjectRef
 
 _HERE = os.path.dirname(__file__)
@@ -17,15 +18,15 @@ _SLACK = 10_000
 
 
 def record_call_sites(client: Any) -> None:
-    """From now on `client.call_sites` has id -> "file.py:12 in function" of the objects that it owns."""
-    sites: dict[int, str] = {}
+    """From now on `client.call_sites` has id -> (task, "file.py:12 in function") of the objects that it owns."""
+    sites: dict[int, tuple[str, str]] = {}
     client.call_sites = sites
 
-    def recording(verb: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(verb: Callable[..., Any], made_by: Callable[..., str]) -> Callable[..., Any]:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             out = verb(*args, **kwargs)
             refs = out if type(out) is list else [getattr(out, "_creation", out)]
-            site = _site()
+            site = made_by(*args), _site()
             for ref in refs:
                 if type(ref) is ObjectRef:
                     sites[ref.id] = site
@@ -36,10 +37,17 @@ def record_call_sites(client: Any) -> None:
 
         return recorded
 
-    for verb in ("submit_call", "create_actor", "put"):
-        setattr(client, verb, recording(getattr(client, verb)))
+    client.put = recording(client.put, lambda value: "put")
+    client.create_actor = recording(client.create_actor, lambda code, *_: f"actor {code.name}")
+    client.submit_call = recording(
+        client.submit_call, lambda handle, method, *_: f"{handle._info.class_name}.{method}"
+    )
     submitter = client.submitter
-    client.submitter = lambda code, options: recording(submitter(code, options))
+
+    def recording_submitter(code: RemoteCode, options: Options) -> Callable[..., Any]:
+        return recording(submitter(code, options), lambda *_: options.name or code.name)
+
+    client.submitter = recording_submitter
 
 
 def _site() -> str:

@@ -7,18 +7,19 @@ results, `io_loop` sends and receives. Calls to an actor go straight to its proc
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
+from rlplat.errors import ConfigError, GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec, inspection, messages
 from rlplat.runtime.actors import Actors
-from rlplat.runtime.api import ActorHandle
+from rlplat.runtime.api import TERMINATE, ActorHandle
+from rlplat.runtime.awaiting import Awaiting
 from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.cancelling import Cancels
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
@@ -26,6 +27,7 @@ from rlplat.runtime.messages import CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
+from rlplat.runtime.rebuilding import Rebuilder
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.retries import (
     History,
@@ -34,6 +36,7 @@ from rlplat.runtime.retries import (
     runs_again_after_death,
     runs_again_after_error,
 )
+from rlplat.runtime.streams import Streams
 from rlplat.runtime.transport import Transport
 
 NODE = "node"
@@ -68,8 +71,14 @@ class Client:
         self._lost_node: ErrorInfo | None = None
         self.failures: Counter[str] = Counter()
         """Calls that ended in an error, by name."""
+        self._streams = Streams(self)
+        self._cancels = Cancels(self)
+        self._awaiting = Awaiting(self)
         self._actors = Actors(self)
         self._objects.on_freed = self._actors.on_freed
+        self._objects.room.patience = lambda: self._patience(None)
+        self._objects.room.check = self._check_open
+        self._rebuilder = Rebuilder(self._objects, self._submit_again)
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
         self._loop.idle_tick_s = self._idle_tick_s
@@ -79,6 +88,7 @@ class Client:
             messages.DoneFull: lambda sender, m: self._finish(sender, m.task, m.values),
             messages.Pace: lambda _, m: self._pace.update({m.code: m.seconds}),
             messages.GaveBack: self._on_gave_back,
+            messages.Farewell: lambda sender, _: self._transport.post(sender, messages.FarewellHeard()),
             messages.Welcome: self._on_welcome,
             messages.Granted: self._on_granted,
             messages.Answer: lambda _, m: self._answers.update({m.request: m}),
@@ -118,6 +128,8 @@ class Client:
             record.lane = lane
             if options.retry_exceptions:
                 record.history = History(exception_names(options.retry_exceptions))
+            if options.num_returns < 0 or options.timeout_s is not None:
+                out = self._open_special(record, out, options)
             if deps and not self._resolve(record, deps):
                 return out
             self._queue(lane, record)
@@ -167,9 +179,16 @@ class Client:
     ) -> Any:
         num_returns = options.num_returns
         name = f"{handle._info.class_name}.{method}"
-        retries = options.max_task_retries  # None or 0 but for calls that asked for more
-        is_exactly_once = bool(retries) and handle._info.exactly_once
-        message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method, is_exactly_once)
+        retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
+        if group and group not in handle._info.groups and group != TERMINATE:
+            known = ", ".join(map(repr, handle._info.groups)) or "none"
+            raise ConfigError(
+                f"{name}: there is no concurrency group {group!r} in this actor (its groups: {known})"
+            )
+        # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
+        is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns > 0
+        is_full = is_exactly_once or bool(group)
+        message, deps, refs = self._make_call(args, kwargs, name, num_returns, "", method, is_full)
         if handle._creation is not None:
             refs.append(handle._creation)
         with self._lock:
@@ -179,6 +198,10 @@ class Client:
             record.target = handle._actor_id
             if retries:
                 record.retries_left = retries
+            if group:
+                message.group = group
+            if num_returns < 0 or options.timeout_s is not None:
+                out = self._open_special(record, out, options)
             if deps:
                 self._resolve(record, deps)
             if actor.gone is not None:
@@ -219,7 +242,7 @@ class Client:
             kwargs = {keyword: None if keyword in places else arg for keyword, arg in kwargs.items()}
         packed = codec.pack((args, kwargs), f"an argument of {name}")
         refs = packed.refs
-        if not (deps or refs or full or num_returns > 1 or packed.is_large()):
+        if not (deps or refs or full or num_returns != 1 or packed.is_large()):
             return (
                 (messages.Run(0, key, packed.data) if key else messages.Call(0, method, packed.data)),
                 [],
@@ -229,7 +252,7 @@ class Client:
         if value.segment is not None:
             # Large arguments are an object of ours that lives until the result is here, or as long as views of it do.
             with self._lock:
-                refs = [*refs, self._objects.own(value, packed.refs)]
+                refs = [*refs, self._objects.own(value, packed.refs, f"argument of {name}")]
         return (
             messages.RunFull(0, key, method, num_returns, value, []),
             deps,
@@ -249,9 +272,17 @@ class Client:
         record = self._tasks[ids[0]] = TaskRecord(ids[0], message, key, name, ids, refs)
         for id in ids:
             objects.book.add(id)
-        if num_returns == 1:
+        if num_returns == 1 or num_returns < 0:
             return record, objects.new_ref(ids[0])
         return record, [objects.new_ref(id) for id in ids]
+
+    def _open_special(self, record: TaskRecord, out: Any, options: Options | CallOptions) -> Any:
+        """The call of a generator, or one with a deadline: what its caller gets."""
+        if options.timeout_s is not None:
+            self._cancels.add_deadline(record, options.timeout_s)
+        if options.num_returns < 0:
+            out = self._streams.open(record, out, options.num_returns, options.generator_backpressure)
+        return out
 
     def _code_key(self, code: RemoteCode) -> str:
         if code.key is None or code.key not in self._codes:
@@ -305,6 +336,23 @@ class Client:
             else:
                 self._actors.advance(record.target)
 
+    def _submit_again(self, record: TaskRecord, deps: Deps) -> None:
+        """A call whose result was lost, once more, with the same ids."""
+        self._tasks[record.id] = record
+        if record.lane is not None:
+            if not deps or self._resolve(record, deps):
+                record.lane.ready.append(record)
+                self._dispatch(record.lane)
+            return
+        actor = self._actors.find(record.target)
+        if deps:
+            self._resolve(record, deps)
+        if actor is None or actor.gone is not None:
+            gone = ErrorInfo("ActorDied", f"the actor that made it ({record.name}) is gone")
+            self._fail(record, gone if actor is None or actor.gone is None else actor.gone)
+        else:
+            self._actors.send(actor, actor.queued(record, False))
+
     def _fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
         if type(record.message) is messages.CreateActor:
             self._transport.post(NODE, messages.EndActor(record.target, "an argument of its failed", True))
@@ -332,7 +380,7 @@ class Client:
             known_code.add(key)
             self._objects.hand_over(self._codes[key].refs, worker)
             self._transport.post(worker, self._codes[key])
-        for value in _values_of(record.message):
+        for value in values_of(record.message):
             self._objects.hand_over(value.keys(), worker)
         self._transport.post(worker, record.message)
 
@@ -385,6 +433,7 @@ class Client:
                 record.lane.again(record)
                 self._touched[record.lane] = True
                 return
+        values, inner = self._streams.finish(id, values)
         del self._tasks[id]
         if record.lane is not None:
             lease = record.lane.leases.get(sender)
@@ -394,7 +443,8 @@ class Client:
             self._touched[record.lane] = True
         else:
             values = self._actors.on_replied(record, values)
-        self._fill(record, values)
+        self._fill(record, values, inner)
+        self._rebuilder.remember(record, values)
 
     def _worker_of(self, record: TaskRecord) -> str | None:
         if record.lane is not None:
@@ -402,12 +452,16 @@ class Client:
         actor = self._actors.find(record.target)
         return None if actor is None else actor.worker
 
-    def _fill(self, record: TaskRecord, values: Sequence[Value]) -> None:
+    def _fill(
+        self, record: TaskRecord, values: Sequence[Value], inner: list[ObjectRef] | None = None
+    ) -> None:
         record.refs = None
         if values and values[0].error is not None:
             self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
+        if record.id in self._rebuilder.under_way:
+            values = self._rebuilder.finished(record, values)
         for id, value in zip(record.ids, values, strict=True):
-            self._objects.fill(id, value)
+            self._objects.fill(id, value, inner)
 
     def _fail(self, record: TaskRecord, error: ErrorInfo) -> None:
         self._tasks.pop(record.id, None)
@@ -422,20 +476,21 @@ class Client:
         for id in message.tasks:
             record = self._tasks.get(id)
             if record is not None:
-                for value in _values_of(record.message):
+                for value in values_of(record.message):
                     self._objects.hand_over(value.keys(), sender, -1)
         for lane in self._lanes.values():
             if sender in lane.leases:
                 lane.gave_back(sender, message.tasks)
                 self._touched[lane] = True
+        self._cancels.on_gave_back(message.tasks)
 
     # ---------------------------------------------------------------- news from the node (lock held)
 
     def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
         self._total.update(message.total)
         self.namespace = message.namespace
-        for worker in message.dead:
-            self._objects.dead.setdefault(worker, "it died before this process came")
+        for worker, reason in message.dead.items():
+            self._objects.dead.setdefault(worker, reason)
 
     def _on_granted(self, sender: str, message: messages.Granted) -> None:
         lane = self._lanes[message.shape]
@@ -465,6 +520,7 @@ class Client:
         if worker in self._objects.dead:
             return
         self._objects.peer_died(worker, reason)
+        self._cancels.on_worker_died(worker)
 
         def runs_again(record: TaskRecord, was_alone: bool) -> bool:
             return runs_again_after_death(record, was_alone, reason, message.kind)
@@ -493,6 +549,7 @@ class Client:
         self._loop.is_open = False
         for record in list(self._tasks.values()):
             self._fail(record, self._lost_node)
+        self._awaiting.fail(self._lost_node)
         self._loop.notify()
 
     # ---------------------------------------------------------------- waiting
@@ -522,7 +579,7 @@ class Client:
             if value.segment is None and value.error is None:
                 values.append(unpack(value.data))
             else:
-                values.append(self._objects.open_value(value, ref))
+                values.append(self._objects.open_value(value, ref, deadline))
         return values
 
     def _await_value(
@@ -591,23 +648,19 @@ class Client:
         return ready, rest
 
     def future(self, ref: ObjectRef) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
+        return self._awaiting.future_of(ref)
 
-        def open_it(value: Value) -> None:
-            try:
-                future.set_result(self._objects.open_value(value, ref))
-            except BaseException as error:
-                future.set_exception(error)
+    def value_of(self, ref: ObjectRef) -> Coroutine[Any, Any, Any]:
+        return self._awaiting.value_of(ref)
 
-        def settle(value: Value) -> None:
-            # The lock is held here, and opening a value takes it.
-            threading.Thread(target=open_it, args=(value,), daemon=True).start()
+    def _on_await_cancelled(self, ref: ObjectRef) -> None:
+        """Workers override: a cancelled call of an async actor cancels what it awaits."""
 
-        with self._lock:
-            self._objects.when_ready(ref, settle)
-            self._loop.send_now()
-        return future
+    def cancel(self, ref: ObjectRef, force: bool, recursive: bool) -> None:
+        self._cancels.cancel(ref, force, recursive)
+
+    def exit_actor(self) -> None:
+        raise TypeError("rlplat.exit_actor() is for the methods of an actor; this process is no actor")
 
     # ---------------------------------------------------------------- other verbs
 
@@ -693,12 +746,17 @@ class Client:
     def _idle_tick_s(self) -> float | None:
         """How soon to look after the house when nothing comes in: leases and dropped refs must not lie about."""
         if any(lane.leases for lane in self._lanes.values()):
-            return _IDLE_LEASE_S
-        return _IDLE_OBJECTS_S if self._objects.has_any() else None
+            tick_s: float | None = _IDLE_LEASE_S
+        else:
+            tick_s = _IDLE_OBJECTS_S if self._objects.has_any() else None
+        next_s = self._cancels.next_s()
+        return tick_s if next_s is None else min(next_s, tick_s or next_s)
 
     def _keep_house(self) -> None:
         """Every few milliseconds while there is life, else when an idle lease may be due."""
         self._objects.collect()
+        self._streams.collect()
+        self._cancels.tick()
         self._return_leases(_IDLE_LEASE_S, self._lanes.values())
 
     def _return_leases(self, idle_s: float, lanes: Iterable[Lane]) -> None:
@@ -709,6 +767,7 @@ class Client:
                 self._transport.post(NODE, messages.ReturnLease(lease.worker))
 
     def close(self) -> None:
+        self._awaiting.close()
         self._loop.close()
         with self._lock:
             self._objects.close()
@@ -716,7 +775,7 @@ class Client:
                 record.refs = None
 
 
-def _values_of(message: Any) -> list[Value]:
+def values_of(message: Any) -> list[Value]:
     """The values that travel with a call."""
     if type(message) is messages.Run or type(message) is messages.Call:
         return []

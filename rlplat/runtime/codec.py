@@ -8,10 +8,15 @@ stream, so that they can be copied once into shared memory and mapped from there
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import pickle
 import struct
+import sys
+import threading
 import traceback
+import warnings
+from collections import ChainMap
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +41,8 @@ class Packed:
     buffers: list[pickle.PickleBuffer]
     refs: list[ObjectRef]
     """Every ref that the value contains, once for each occurrence."""
+    has_tensors: bool = False
+    """Frameworks' tensors know no read-only memory: who reads the value gets memory that it may write."""
 
     def is_large(self) -> bool:
         """Whether it belongs into shared memory."""
@@ -84,7 +91,10 @@ def pack(value: Any, what: str = "the value") -> Packed:
         data = _pack_array(value)
         if data is not None:
             return Packed(data, [], [])
+    if (type(value) is bytes or type(value) is bytearray) and len(value) >= OUT_OF_BAND_BYTES:
+        value = _LargeBytes(value)
     buffers: list[pickle.PickleBuffer] = []
+    has_tensors = False
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         if buffer.raw().nbytes < OUT_OF_BAND_BYTES:
@@ -94,12 +104,14 @@ def pack(value: Any, what: str = "the value") -> Packed:
 
     with collecting_refs() as refs:
         try:
-            if _is_plain(value):
+            if type(value) is _LargeBytes or _is_plain(value):
                 data = pickle.dumps(value, protocol=5, buffer_callback=keep_in_band)
             else:
+                _tensors.were_packed = False
                 stream = io.BytesIO()
-                cloudpickle.Pickler(stream, protocol=5, buffer_callback=keep_in_band).dump(value)
+                _pickler_class()(stream, protocol=5, buffer_callback=keep_in_band).dump(value)
                 data = stream.getvalue()
+                has_tensors = _tensors.were_packed
         except RlplatError:
             raise
         except Exception as error:
@@ -107,7 +119,7 @@ def pack(value: Any, what: str = "the value") -> Packed:
                 f"{what} cannot be pickled: {_culprit(value)} ({type(error).__name__}: {error}). "
                 "Make it inside the task or actor, or leave it out with __getstate__."
             ) from error
-    return Packed(data, buffers, refs)
+    return Packed(data, buffers, refs, has_tensors)
 
 
 def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[ObjectRef]]:
@@ -164,6 +176,87 @@ def _unpack_array(data: bytes) -> Any:
         if len(_forms) < 10_000:
             _forms[header] = form
     return np.ndarray(form[1], form[0], bytearray(data), len(header))
+
+
+# ---------------------------------------------------------------- bytes and tensors, out of band
+
+
+class _LargeBytes:
+    """Pickled, it is bytes (or a bytearray) again, which are copied once on either side."""
+
+    def __init__(self, value: bytes | bytearray) -> None:
+        self._value = value
+
+    def __reduce__(self) -> Any:
+        return type(self._value), (pickle.PickleBuffer(self._value),)
+
+
+_tensors = threading.local()
+_torch_pickler: Any = None
+_has_torch_warned = False
+
+
+def _pickler_class() -> Any:
+    """cloudpickle's; where torch is imported, one that leaves large CPU tensors out of the stream as well."""
+    global _torch_pickler
+    torch = sys.modules.get("torch")
+    if _torch_pickler is None and getattr(torch, "Tensor", None) is not None:
+        table = {torch.Tensor: _reduce_tensor}  # type: ignore[union-attr]
+
+        class TorchPickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+            dispatch_table = ChainMap(table, *cloudpickle.Pickler.dispatch_table.maps)
+
+        _torch_pickler = TorchPickler
+    return _torch_pickler or cloudpickle.Pickler
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """A large dense tensor on the CPU, as numpy sees it; any other as torch would have it."""
+    torch = sys.modules["torch"]
+    num_bytes = tensor.numel() * tensor.element_size()
+    if (
+        num_bytes < OUT_OF_BAND_BYTES
+        or tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.untyped_storage().nbytes() < num_bytes  # expanded: it is smaller than it looks
+    ):
+        return tensor.__reduce_ex__(5)
+    plain, dtype = tensor.detach(), ""
+    try:
+        array = plain.numpy()
+    except TypeError:  # bfloat16 and such
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(plain.element_size())
+        if whole is None:
+            return tensor.__reduce_ex__(5)
+        array, dtype = plain.view(whole).numpy(), str(plain.dtype).removeprefix("torch.")
+    _tensors.were_packed = True
+    return _rebuild_tensor, (array, dtype, tensor.requires_grad)
+
+
+def _rebuild_tensor(array: Any, dtype: str, requires_grad: bool) -> Any:
+    import numpy as np
+    import torch
+
+    global _has_torch_warned
+    if not _has_torch_warned:
+        # It does so once per process, of any array that numpy calls read-only; memory below a tensor never is.
+        _has_torch_warned = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.from_numpy(np.frombuffer(bytes(8)))
+    tensor = torch.from_numpy(array)
+    if dtype:
+        tensor = tensor.view(getattr(torch, dtype))
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def buffers_here(packed: Packed) -> list[Any]:
+    """For unpacking in the process that packed: read-only, or copies where a tensor may be written."""
+    views = [memoryview(buffer) for buffer in packed.buffers]
+    return [bytearray(view) if packed.has_tensors else view.toreadonly() for view in views]
 
 
 def dump_code(code: RemoteCode) -> None:
@@ -249,7 +342,9 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
     # The first frame is the runtime's own call of the user's function: of no use to its author.
-    if len(frames.stack) > 1 and frames.stack[0].filename.endswith(("worker.py", "inproc.py")):
+    if len(frames.stack) > 1 and frames.stack[0].filename.endswith(
+        ("worker.py", "inproc.py", "execution.py")
+    ):
         del frames.stack[0]
     text = "".join(frames.format())
     message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
@@ -320,6 +415,8 @@ def _both_classes(user_class: type) -> type[TaskError]:
 
 def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
     """The values of a call with `num_returns` > 1."""
+    if inspect.isgenerator(value):
+        value = list(value)
     if not isinstance(value, (tuple, list)) or len(value) != num_returns:
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
         raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 from rlplat.runtime import stack_dump
 from rlplat.runtime.client import Client
+from rlplat.runtime.session import remove_session
 
 
 class Driver(Client):
@@ -28,4 +28,4 @@ class Driver(Client):
             self._node.kill()
             self._node.wait()
         self._node.stdout.close()
-        shutil.rmtree(self._session, ignore_errors=True)
+        remove_session(self._session)

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
-from rlplat.runtime import codec
+from rlplat.runtime import codec, exactly_once
 from rlplat.runtime.api import ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
@@ -346,6 +346,7 @@ class InprocBackend:
                 )
         what = f"actor {code.name}"
         codec.dump_code(code)
+        exactly_once.check(code, options)
         shape = shape_of(options, 0, self._resources.total, what)
         is_async = is_async_class(code.target)
         check_environment(options.runtime_env, what, is_async)

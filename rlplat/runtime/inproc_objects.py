@@ -160,8 +160,8 @@ class LocalObjects:
 
 
 def open_packed(packed: Packed) -> Any:
-    """Out-of-band buffers are handed out read-only, as shared memory would be."""
-    return codec.unpack(packed.data, [memoryview(buffer).toreadonly() for buffer in packed.buffers])
+    """Out-of-band buffers are handed out read-only, as shared memory would be (tensors get copies)."""
+    return codec.unpack(packed.data, codec.buffers_here(packed))
 
 
 def detached(packed: Packed) -> Packed:

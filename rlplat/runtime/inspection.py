@@ -8,6 +8,7 @@ client: it gets one report for one question and is forgotten, so it can neither 
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ ASKER = "cli-"
 """What the ids of askers begin with."""
 _MAX_RUNS = 1000
 _MAX_FRAMES = 200
+_MAX_GROUPS = 100
 _OURS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("inspection.py", "io_loop.py"))
 
 
@@ -203,57 +205,102 @@ def _finished(spans: list[tuple[str, float, float]]) -> dict[str, list[float]]:
 
 
 def _objects(client: Any, limit: int) -> Report:
-    """What this process owns and what it holds of others, biggest first."""
+    """What this process owns, biggest first, what it borrows, and all that it owns in groups."""
     objects = client._objects
-    report = objects.report() if hasattr(objects, "report") else _report(client)
-    totals: dict[str, Any] = {"owned": 0, "borrowed": 0, "pending": 0, "bytes": 0, "spare_bytes": 0}
-    totals["spare_bytes"] = getattr(objects._store, "_spare_bytes", 0)
-    for row in report:
-        if row["role"] == "owner":
-            totals["owned"] += 1
-            totals["pending"] += row["where"] == "pending"
-            totals["bytes"] += row["size"]
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    sized: list[tuple[int, Any, str, str]] = []
+    num_pending = num_bytes = 0
+    makers = _Makers(client)
+    for entry in objects.book.values():
+        value = entry.value
+        if value is None:
+            size, where = 0, "pending"
+            num_pending += 1
         else:
-            totals["borrowed"] += 1
-    if len(report) > limit:
-        rows = heapq.nlargest(limit, report, key=itemgetter("size"))
-    else:
-        rows = sorted(report, key=itemgetter("size"), reverse=True)
-    sites = getattr(client, "call_sites", {})
-    for row in rows:
-        if row["role"] == "owner":
-            id = int(row["id"].rsplit(":", 1)[1])
-            row["call_site"] = row.get("call_site") or sites.get(id, "")
-            record, actor = client._tasks.get(id), _actor_books(client).get(row["id"])
-            if actor is not None:
-                row["made_by"] = f"actor {actor.class_name}"
-            elif record is not None:
-                row["made_by"] = record.name
+            size, where = _size(value), _where(objects, value)
+            num_bytes += size
+        made_by, site = makers.of(entry)
+        group = groups.setdefault((made_by, site, where), [0, 0])
+        group[0] += 1
+        group[1] += size
+        sized.append((size, entry, made_by, site))
+    biggest = heapq.nlargest(limit, sized, key=itemgetter(0))
+    rows = [_owner_row(objects, *each) for each in biggest] + _borrower_rows(objects, limit)
+    largest = heapq.nlargest(_MAX_GROUPS, groups.items(), key=lambda group: (group[1][1], group[1][0]))
+    totals = {
+        "owned": len(sized),
+        "borrowed": len(objects._borrows),
+        "pending": num_pending,
+        "bytes": num_bytes,
+        "spare_bytes": getattr(objects._store, "_spare_bytes", 0),
+        "groups": [[*key, *counts] for key, counts in largest],
+    }
     return Report(0, rows, totals)
 
 
-def _report(client: Any) -> list[dict[str, Any]]:
-    rows = [_owner_row(client.client_id, entry) for entry in client._objects.book.values()]
-    for (owner, id), borrow in client._objects._borrows.items():
-        size = 0 if borrow.value is None else _size(borrow.value)
-        rows.append({"id": f"{owner}:{id}", "role": "borrower", "size": size, "refs": borrow.num_refs})
-    return rows
+class _Makers:
+    """What made an object, as far as it is known: (task, actor or "put"; call site)."""
+
+    def __init__(self, client: Any) -> None:
+        self._tasks, self._actors, self._me = client._tasks, _actor_books(client), client.client_id
+        self._sites = getattr(client, "call_sites", {})
+
+    def of(self, entry: Any) -> tuple[str, str]:
+        made_by, site = self._sites.get(entry.id, ("", ""))
+        if not made_by:
+            record = self._tasks.get(entry.id)
+            if record is not None:
+                made_by = record.name
+            else:
+                made_by = getattr(entry, "made_by", "") or self._guess(entry)
+        return made_by, site
+
+    def _guess(self, entry: Any) -> str:
+        actor = self._actors.get(f"{self._me}:{entry.id}")
+        if actor is not None:
+            return f"actor {actor.class_name}"
+        segment = None if entry.value is None else entry.value.segment
+        return "put" if segment is not None and segment.creator == self._me else ""
 
 
 def _size(value: Any) -> int:
     return len(value.data) if value.segment is None else sum(value.segment.sizes)
 
 
-def _owner_row(owner: str, entry: Any) -> dict[str, Any]:
+def _where(objects: Any, value: Any) -> str:
+    if value.error is not None:
+        return "error"
+    if value.segment is None:
+        return "inline"
+    place = getattr(objects._store, "place", None)
+    return "shm" if place is None else str(place(value.segment))
+
+
+def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> dict[str, Any]:
     value = entry.value
-    row = {"id": f"{owner}:{entry.id}", "role": "owner", "size": 0, "where": "pending", "creator": ""}
-    row |= {"refs": entry.num_refs, "borrowers": dict(entry.borrowers or {}), "made_by": ""}
-    if value is not None:
-        row |= {"size": _size(value), "where": "inline" if value.error is None else "error"}
-        if value.segment is not None:
-            creator = value.segment.creator
-            row |= {"where": "shm", "creator": creator, "made_by": "put" if creator == owner else ""}
-    return row
+    return {
+        "id": f"{objects.client_id}:{entry.id}",
+        "role": "owner",
+        "size": size,
+        "where": "pending" if value is None else _where(objects, value),
+        "creator": "" if value is None or value.segment is None else value.segment.creator,
+        "refs": entry.num_refs,
+        "borrowers": dict(entry.borrowers or {}),
+        "made_by": made_by,
+        "call_site": site,
+    }
+
+
+def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{owner}:{id}",
+            "role": "borrower",
+            "size": 0 if borrow.value is None else _size(borrow.value),
+            "refs": borrow.num_refs,
+        }
+        for (owner, id), borrow in itertools.islice(objects._borrows.items(), limit)
+    ]
 
 
 # ---------------------------------------------------------------- time and stacks

@@ -27,6 +27,7 @@ _TICK_S = 0.005
 _STANDBY_S = 0.02
 _FRAME_MESSAGES = 64
 _LONG_WAIT_S = 0.002
+_AWAIT_S = 0.1
 
 
 class Patience(Protocol):
@@ -67,6 +68,7 @@ class IoLoop:
         self._has_leader = False
         self._num_users = 0
         self._last_use = 0.0
+        self._awaits_until = 0.0
         self._background_leads = False
         self._background_sleeps = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -86,9 +88,10 @@ class IoLoop:
 
     # ---------------------------------------------------------------- sending (lock held)
 
-    def send_now(self) -> None:
+    def send_now(self) -> bool:
+        """Whether that has brought input."""
         self.transport.flush()
-        self._drain_if_unread()
+        return self._drain_if_unread()
 
     def send_soon(self, num_under_way: int) -> None:
         """Send at once when little is under way, else let messages gather."""
@@ -114,10 +117,20 @@ class IoLoop:
             self._background_sleeps = False
             self._background_wakes.notify()
 
-    def _drain_if_unread(self) -> None:
+    def _drain_if_unread(self) -> bool:
         """ZeroMQ signals new input on its descriptor once only, and a send may swallow the signal."""
-        if self._has_leader and self.transport.has_input():
-            self.drain()
+        if self._has_leader and self.transport.has_input() and self.drain():
+            self.wake()  # the leader sleeps on the descriptor still, and what has come may be for it
+            return True
+        return False
+
+    def await_replies(self) -> None:
+        """An event loop waits for something: its thread cannot read the socket, so the background thread does."""
+        self._awaits_until = time.monotonic() + _AWAIT_S
+
+    def wake(self) -> None:
+        """Whoever waits for input is to look at the clock again."""
+        os.eventfd_write(self._wake_fd, 1)
 
     def notify(self) -> None:
         """Something that a waiting thread may wait for has changed."""
@@ -188,7 +201,8 @@ class IoLoop:
     def pump(self, timeout_s: float | None, spin_s: float = 0.0) -> None:
         """One step of waiting for input."""
         transport = self.transport
-        transport.flush()
+        if self.send_now():
+            return
         if self._has_leader:
             self._changed.wait(0.1 if timeout_s is None else min(timeout_s, 0.1))
             return
@@ -254,7 +268,7 @@ class IoLoop:
                 self._background_sleeps = True
                 self._background_wakes.wait()
                 self._background_sleeps = False
-            elif self._num_users or time.monotonic() < self._last_use + _STANDBY_S:
+            elif self._num_users or self._awaits_until < time.monotonic() < self._last_use + _STANDBY_S:
                 self.lock.release()
                 time.sleep(_TICK_S)
                 self.lock.acquire()
@@ -268,10 +282,10 @@ class IoLoop:
                 self.notify()
             if not self.is_closed:
                 self.on_tick()
-                self.transport.flush()
+                self.send_now()
 
-    def close(self) -> None:
-        """End the background thread, then the sockets."""
+    def close(self, linger_s: float = 0) -> None:
+        """End the background thread, then the sockets; `linger_s`: how long what was sent may take to leave."""
         with self.lock:
             self.is_closed, self.is_open = True, False
             os.eventfd_write(self._wake_fd, 1)
@@ -280,5 +294,5 @@ class IoLoop:
         if self._background.is_alive():
             self._background.join(5)
         with self.lock:
-            self.transport.close()
+            self.transport.close(linger_s)
             os.close(self._wake_fd)

@@ -22,6 +22,8 @@ class Segment(msgspec.Struct, array_like=True, frozen=True):
     creator: str
     name: str
     sizes: list[int]
+    is_writable: bool = False
+    """It holds tensors: each reader maps it for itself, copy on write."""
 
 
 class Value(msgspec.Struct, array_like=True, gc=False):
@@ -62,6 +64,8 @@ class ActorInfo(msgspec.Struct, array_like=True, frozen=True):
     methods: dict[str, CallOptions]
     max_task_retries: int = 0
     exactly_once: bool = False
+    groups: tuple[str, ...] = ()
+    """Its concurrency groups."""
 
 
 class Shape(msgspec.Struct, array_like=True, frozen=True):
@@ -211,6 +215,8 @@ class FreeSegments(Message, tag=24):
     """The owner is done with these: their creator may reuse them."""
 
     names: list[str]
+    are_lost: bool = False
+    """The bytes are gone: their creator must not reuse them."""
 
 
 # ---------------------------------------------------------------- client <-> node
@@ -223,7 +229,7 @@ class Hello(Message, tag=30):
 class Welcome(Message, tag=31):
     total: dict[str, float]
     namespace: str = ""
-    dead: list[str] = []
+    dead: dict[str, str] = {}
     """Workers that died before the client came: refs to what they owned may still reach it."""
 
 
@@ -484,6 +490,69 @@ class Report(Message, tag=96):
     """Why there is no report."""
 
 
+# ---------------------------------------------------------------- streams and cancelling
+
+
+class Item(Message, tag=50):
+    """Worker -> owner: value number `index` (from 0) of a generator."""
+
+    task: int
+    index: int
+    value: Value
+
+
+class ItemsTaken(Message, tag=51):
+    """Owner -> worker: the consumer has taken `count` values of the generator in all."""
+
+    task: int
+    count: int
+
+
+class CancelTask(Message, tag=52):
+    """Owner -> worker: drop it, interrupt it, or cancel its coroutine."""
+
+    task: int
+    recursive: bool
+    is_close: bool = False
+    """Only stop a generator at its next value: nobody reads it any more."""
+
+
+class Farewell(Message, tag=54):
+    """Worker -> owner: an actor that ends by itself has sent all its results."""
+
+
+class FarewellHeard(Message, tag=55):
+    """The answer: they are here."""
+
+
+class CancelObject(Message, tag=53):
+    """Borrower -> owner: cancel the task that is to make this object."""
+
+    id: int
+    force: bool
+    recursive: bool
+
+
+# ---------------------------------------------------------------- objects in trouble
+
+
+class MakeRoom(Message, tag=75):
+    """The store is full: give up spares and mappings that nobody needs, and spill so many bytes; then `RoomMade`."""
+
+    to_spill: int
+
+
+class RoomMade(Message, tag=76):
+    pass
+
+
+class BytesLost(Message, tag=77):
+    """To an object's owner: the segment is gone. It makes the value again, or says why not, by `Fetched`."""
+
+    id: int
+    segment: str
+
+
 AnyMessage = (
     Code | Run | Call | RunFull | CreateActor | GiveBack | Done | DoneFull | Pace | GaveBack | Fetch | Fetched
     | Lent | Returned | FreeSegments | Hello | Welcome | RequestLeases | Granted | ReturnLease | PlaceActor
@@ -493,6 +562,8 @@ AnyMessage = (
     | NameTaken
     | Inspect | Report
     | AskNames | WhoMakes | Makes
+    | Item | ItemsTaken | CancelTask | CancelObject | Farewell | FarewellHeard
+    | MakeRoom | RoomMade | BytesLost
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

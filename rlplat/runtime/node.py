@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -22,12 +21,13 @@ from typing import Any
 import msgspec
 
 from rlplat.runtime import inspection, messages, stack_dump, wait_graph
+from rlplat.runtime.capacity import remove_files_of
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.messages import Answer
 from rlplat.runtime.resources import visible_gpus
 from rlplat.runtime.scheduler import Scheduler
 from rlplat.runtime.scheduling import events
-from rlplat.runtime.session import MARK, adopt_orphans, kill_marked
+from rlplat.runtime.session import MARK, adopt_orphans, kill_marked, remove_session
 
 _LOG_LINES = 20
 _KEEP_FILES_S = 10.0
@@ -72,7 +72,7 @@ class Node:
         self._gpus = visible_gpus()
         self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
-        self._dead: list[str] = []
+        self._dead: dict[str, str] = {}
         """Who comes later must know of them: what they owned may still be referred to."""
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
@@ -227,7 +227,7 @@ class Node:
                     self._create(actor)
                 case events.TellDied(worker, reason):
                     self._clients.discard(worker)
-                    self._dead.append(worker)
+                    self._dead[worker] = reason.partition(";")[0]
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason))
                 case events.TellGroup(client, group, error):
@@ -379,15 +379,12 @@ class Node:
                 self._kill(process)
         while self._removals and self._removals[0][0] <= now:
             _, worker = self._removals.popleft()
-            for name in os.listdir(self._session):
-                if name == worker or name.startswith(f"s-{worker}-"):
-                    # Unlinked, not truncated: other processes may look at the pages still.
-                    os.unlink(os.path.join(self._session, name))
+            remove_files_of(self._session, worker)
 
     def close(self) -> None:
         self._orders.close()
         kill_marked(os.environ[MARK])
-        shutil.rmtree(self._session, ignore_errors=True)
+        remove_session(self._session)
 
 
 def _describe(status: int) -> str:

@@ -6,21 +6,26 @@ Everything here but `adopt`, `make_value` and `open_value` is called with the lo
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
-from rlplat.errors import NotInitialized
+from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull
 from rlplat.runtime import codec, messages
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.io_loop import IoLoop
 from rlplat.runtime.messages import Key, Segment, Value
 from rlplat.runtime.ownership import Book, Entry
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.store import Store
+from rlplat.runtime.spilling import Room
+from rlplat.runtime.store import BytesMissing, Store
 
+_READS = 8
+"""How often a value that was made again may be lost again before its reader gives up."""
 _ids = itertools.count(1)
 """Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
 
@@ -48,6 +53,12 @@ class Objects:
         self._loop = loop
         self._transport = loop.transport
         self._store = Store(session, client_id)
+        self.room = Room(client_id, self._store, loop, self.dead)
+        self.room.collect = self.collect
+        self.on_bytes_freed: Callable[[int], None] = lambda id: None
+        """An object with a segment is freed."""
+        self.on_lost: Callable[[int, str], None] = lambda id, segment: None
+        """The segment of an object of ours is missing."""
         self._borrows: dict[Key, Borrow] = {}
         self._dropped: deque[int | Key] = deque()
         self.drop = self._dropped.append
@@ -56,7 +67,10 @@ class Objects:
             messages.Fetched: self._on_fetched,
             messages.Lent: self._on_lent,
             messages.Returned: self._on_returned,
-            messages.FreeSegments: lambda _, m: self._store.free(*m.names),
+            messages.BytesLost: self._on_bytes_lost,
+            messages.FreeSegments: lambda _, m: (self._store.lose if m.are_lost else self._store.free)(
+                *m.names
+            ),
         }
 
     # ---------------------------------------------------------------- refs
@@ -98,6 +112,8 @@ class Objects:
 
     def hand_over(self, keys: Sequence[Key], peer: str, count: int = 1) -> None:
         """Refs are about to travel to `peer` inside a value (-1: they came back unopened)."""
+        if peer in self.dead:
+            return  # it has no copy to give back any more
         for owner, id in keys:
             if owner == self.client_id:
                 self.book.lend(id, peer, count)
@@ -135,7 +151,9 @@ class Objects:
             entry = book.freed.popleft()
             entry.inner = None
             if entry.value.segment is not None:
+                self._store.account.owned(-sum(entry.value.segment.sizes), -1)
                 self.free_segment(entry.value.segment)
+                self.on_bytes_freed(entry.id)
             self.on_freed(entry)
 
     def free_segment(self, segment: Segment) -> None:
@@ -152,15 +170,19 @@ class Objects:
         if not packed.is_large():
             return Value(packed.data, None, keys)
         with self._loop.lock:
-            return Value(b"", self._store.write(packed, owner), keys)
+            try:
+                return Value(b"", self._store.write(packed, owner), keys)
+            except ObjectStoreFull as error:
+                full = error
+        return Value(b"", self.room.write(packed, owner, full), keys)
 
-    def open_value(self, value: Value, ref: ObjectRef) -> Any:
+    def open_value(self, value: Value, ref: ObjectRef, deadline: float | None = None) -> Any:
         """Unpickle, or raise the error in its place. Views of shared memory keep a ref of their own."""
         if value.error is not None:
             raise codec.to_exception(value.error)
         if value.segment is None:
             return codec.unpack(value.data)
-        return self._store.read(value.segment, self.adopt(ref.owner, ref.id))
+        return self._read(value, ref.owner, ref.id, self.adopt(ref.owner, ref.id), deadline)
 
     def open_argument(self, value: Value) -> Any:
         """A value that came with a call; views of shared memory borrow the object that holds it."""
@@ -169,18 +191,93 @@ class Objects:
         if value.segment is None:
             return codec.unpack(value.data)
         assert lent is not None
-        return self._store.read(value.segment, lent[-1])
+        return self._read(value, lent[-1].owner, lent[-1].id, lent[-1], None)
 
-    def own(self, value: Value, inner: list[ObjectRef]) -> ObjectRef:
+    def _read(self, value: Value, owner: str, id: int, ref: ObjectRef, deadline: float | None) -> Any:
+        """Read shared memory, or what the owner has instead when the bytes are missing there (waits for that)."""
+        for _ in range(_READS):
+            assert value.segment is not None
+            try:
+                return self._store.read(value.segment, ref)
+            except BytesMissing:  # not kept: its traceback would hold this frame, and with it `ref`
+                pass
+            value = self._recover(owner, id, value.segment.name, deadline)
+            if value.error is not None:
+                raise codec.to_exception(value.error)
+            if value.segment is None:
+                return codec.unpack(value.data)
+        raise ObjectLost(f"the bytes of object {owner}:{id} were lost {_READS} times in a row")
+
+    def _recover(self, owner: str, id: int, segment: str, deadline: float | None) -> Value:
+        with self._loop.lock:
+            holder: Entry | Borrow | None
+            if owner == self.client_id:
+                holder = self.book.find(id)
+                self.on_lost(id, segment)
+            else:
+                holder = self._borrows.get((owner, id))
+                if holder is not None:
+                    known = holder.value
+                    if known is not None and known.segment is not None and known.segment.name == segment:
+                        holder.value, holder.was_asked = None, False
+                    if holder.value is None and owner not in self.dead:
+                        holder.was_asked = True
+                        self._transport.post(owner, messages.BytesLost(id, segment))
+                    self._ask_owner(owner, id, holder)
+            if holder is None:
+                raise NotInitialized(f"object {owner}:{id} belongs to a cluster that was shut down")
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._loop.wait_until(
+                lambda: holder.value is not None,
+                left_s,
+                f"object {owner}:{id}, which was lost and is made again",
+                self.room.check,
+                self.room.patience(),
+            )
+            value: Value = holder.value
+            return value
+
+    def is_there(self, id: int) -> bool:
+        """Whether an object of ours has its value, or will have."""
+        entry = self.book.find(id)
+        if entry is None:
+            return False
+        value = entry.value
+        return value is None or value.segment is None or self._store.place(value.segment) != "lost"
+
+    def holds(self, key: Key) -> bool:
+        """Whether a ref of another process's object is here (of ours it does not matter: they can be made again)."""
+        return key[0] == self.client_id or key in self._borrows
+
+    def forget_bytes(self, id: int) -> None:
+        """The segment of an object of ours is lost: it has no value until it is filled again."""
+        entry = self.book.find(id)
+        assert entry is not None
+        segment = entry.value.segment
+        entry.value = entry.inner = None
+        self._store.account.owned(-sum(segment.sizes), -1)
+        if segment.creator == self.client_id:
+            self._store.lose(segment.name)
+        elif segment.creator not in self.dead:
+            self._transport.post(segment.creator, messages.FreeSegments([segment.name], True))
+
+    def own(self, value: Value, inner: list[ObjectRef], made_by: str = "put") -> ObjectRef:
         """A new object of this process that has its value already."""
         entry = self.book.add(next(self.ids))
-        entry.value, entry.inner = value, inner
+        entry.value, entry.inner, entry.made_by = value, inner, made_by
+        if value.segment is not None:
+            self._store.account.owned(sum(value.segment.sizes), 1)
         value.holder = (self.client_id, entry.id)
         return self.new_ref(entry.id)
 
-    def fill(self, id: int, value: Value) -> None:
-        """The value of one of our entries has come."""
-        entry = self.book.fill(id, value, self.receive(value.refs))
+    def fill(self, id: int, value: Value, inner: list[ObjectRef] | None = None) -> None:
+        """The value of one of our entries has come. `inner`: refs in it, when this process has made it itself."""
+        entry = self.book.fill(id, value, self.receive(value.refs) if inner is None else inner)
+        if value.segment is not None:
+            if entry is None:  # it has failed meanwhile, or was made once more for another output of the same task
+                self.free_segment(value.segment)
+            else:
+                self._store.account.owned(sum(value.segment.sizes), 1)
         if entry is not None and entry.callbacks:
             callbacks, entry.callbacks = entry.callbacks, None
             for callback in callbacks:
@@ -241,6 +338,10 @@ class Objects:
         else:
             self.when_ready(ObjectRef(self.client_id, id, _ignore, id), answer)
 
+    def _on_bytes_lost(self, sender: str, message: messages.BytesLost) -> None:
+        self.on_lost(message.id, message.segment)
+        self._on_fetch(sender, messages.Fetch(message.id))
+
     def _on_fetched(self, sender: str, message: messages.Fetched) -> None:
         inner = self.receive(message.value.refs)
         borrow = self._borrows.get((sender, message.id))
@@ -269,6 +370,49 @@ class Objects:
         for (owner, id), borrow in list(self._borrows.items()):
             if owner == peer and borrow.value is None:
                 self._settle(borrow, Value(error=_owner_died(owner, id, reason)))
+
+    # ---------------------------------------------------------------- seeing
+
+    def report(self) -> list[dict[str, Any]]:
+        """Every object that this process owns or borrows, for `rlplat memory` (lock held)."""
+        out = []
+        for entry in self.book.values():
+            out.append(
+                self._describe(self.client_id, entry.id, "owner", entry.value)
+                | {"refs": entry.num_refs, "borrowers": dict(entry.borrowers or {}), "made_by": entry.made_by}
+            )
+        for (owner, id), borrow in self._borrows.items():
+            out.append(
+                self._describe(owner, id, "borrower", borrow.value)
+                | {"refs": borrow.num_refs, "borrowers": {}, "made_by": ""}
+            )
+        return out
+
+    def _describe(self, owner: str, id: int, role: str, value: Value | None) -> dict[str, Any]:
+        size, where, is_mapped, creator = 0, "pending" if role == "owner" else "unknown", False, ""
+        if value is not None and value.error is not None:
+            where = "error"
+        elif value is not None and value.segment is not None:
+            size, creator = sum(value.segment.sizes), value.segment.creator
+            where, is_mapped = self._store.place(value.segment), self._store.is_mapped(value.segment)
+        elif value is not None:
+            size, where = len(value.data), "inline"
+        return {
+            "id": f"{owner}:{id}", "role": role, "size": size, "where": where, "mapped": is_mapped,
+            "creator": creator,
+        }  # fmt: skip
+
+    def usage(self) -> dict[str, Any]:
+        """The node's object store: its limit, what is taken, and by whom (lock held)."""
+        account = self._store.account
+        holdings = [asdict(holding) for holding in account.holdings()]
+        used, spilled = sum(h["used"] for h in holdings), sum(h["spilled"] for h in holdings)
+        return {"limit": account.limit, "used": used, "spilled": spilled, "owners": holdings}
+
+    def drop_spares(self) -> None:
+        """This process makes no more objects (those that it made belong to others, and stay)."""
+        with self._loop.lock:
+            self._store.drop_spares(1 << 62)
 
     def close(self) -> None:
         self._store.close()

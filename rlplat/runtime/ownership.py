@@ -29,6 +29,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """Refs inside the value: they live as long as it does."""
     callbacks: list[Any] | None = None
     """Called with the value once it is here (by Fetch, futures)."""
+    made_by: str = ""
+    """"put", or what made it is called (large results only)."""
 
 
 class Book:

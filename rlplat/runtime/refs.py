@@ -62,9 +62,7 @@ class ObjectRef(msgspec.Struct, eq=False, gc=False):
         return backend().future(self)
 
     def __await__(self) -> Any:
-        import asyncio
-
-        return asyncio.wrap_future(self.future()).__await__()
+        return backend().value_of(self).__await__()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What a cluster leaves in the machine while it lives: a private folder in shared memory, and a mark on its processes.
 
-The folder (mode 0700, named after the driver's pid and start time) holds sockets and segments. The node removes it when
-the driver ends, the zygote when both are gone, and the next `init()` on this machine when all three were killed.
+The folder (mode 0700, named after the driver's pid and start time) holds sockets and segments, and a link to another
+one on disk for segments that were spilled. The node removes both when the driver ends, the zygote when both are gone,
+and the next `init()` on this machine when all three were killed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import signal
 import tempfile
 import time
 
-from rlplat.errors import ObjectStoreFull
+from rlplat.errors import ConfigError, ObjectStoreFull
+from rlplat.runtime.capacity import SPILL_LINK
 
 MARK = "RLPLAT_SESSION"
 """Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
@@ -28,6 +30,38 @@ def make_session() -> str:
     root = shared_memory_root()
     remove_dead_sessions(root)
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=root)
+
+
+def make_spill_folder(session: str, parent: str | None) -> None:
+    """A private folder on disk for segments that shared memory has no room for; "" for none.
+
+    It is in the temp directory unless told otherwise, named like the session, and reached through a link in that.
+    """
+    if parent == "":
+        return
+    parent = parent or tempfile.gettempdir()
+    try:
+        remove_dead_sessions(
+            parent
+        )  # after a reboot the sessions are gone, and their folders on disk are not
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=parent)
+    except OSError as error:
+        raise ConfigError(
+            f"spill_dir: no folder can be made in {parent!r} ({error.strerror}): name a folder of a disk with room, "
+            'or spill_dir="" for a store that never spills'
+        ) from None
+    os.symlink(os.path.abspath(folder), os.path.join(session, SPILL_LINK))
+
+
+def remove_session(session: str) -> None:
+    """The session's folder, and what was spilled from it."""
+    try:
+        spilled = os.readlink(os.path.join(session, SPILL_LINK))
+    except OSError:  # it never had any, or somebody else is at it
+        spilled = ""
+    if os.path.basename(spilled).startswith(_PREFIX):
+        shutil.rmtree(spilled, ignore_errors=True)
+    shutil.rmtree(session, ignore_errors=True)
 
 
 def adopt_orphans() -> None:
@@ -140,6 +174,6 @@ def remove_dead_sessions(root: str) -> None:
             except FileNotFoundError:
                 pass
             if time.time() - os.stat(path).st_mtime > 10:  # its node may still be busy removing it
-                shutil.rmtree(path, ignore_errors=True)
+                remove_session(path)
         except (ValueError, OSError):
             continue

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.errors import NodeLost
-from rlplat.runtime import stack_dump
+from rlplat.runtime import capacity, stack_dump
 from rlplat.runtime.resources import machine_resources, raise_file_limit
-from rlplat.runtime.session import MARK, make_session
+from rlplat.runtime.session import MARK, make_session, make_spill_folder, remove_session
 
 if TYPE_CHECKING:
     from rlplat.runtime.driver import Driver
@@ -31,10 +30,20 @@ def start_private_cluster(
     resources: dict[str, float] | None,
     preload: Sequence[str],
     namespace: str = "",
+    object_store_memory: int | None = None,
+    spill_dir: str | None = None,
+    store_full_timeout_s: float = capacity.FULL_TIMEOUT_S,
 ) -> Driver:
     total = machine_resources(num_cpus, num_gpus, resources)
     raise_file_limit()  # the node and its workers inherit it
     session = make_session()
+    try:
+        limit = capacity.budget(object_store_memory, session)
+        capacity.create_account(session, limit, store_full_timeout_s)
+        make_spill_folder(session, spill_dir)
+    except BaseException:
+        remove_session(session)
+        raise
     config = {
         "session": session,
         "total": total,
@@ -63,7 +72,7 @@ def start_private_cluster(
     except BaseException:
         node.kill()
         node.wait()
-        shutil.rmtree(session, ignore_errors=True)
+        remove_session(session)
         raise
     return driver
 

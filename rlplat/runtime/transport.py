@@ -117,6 +117,10 @@ class Transport:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
 
+    def peers(self) -> list[str]:
+        """Those that something was sent to."""
+        return list(self._labels)
+
     def has_input(self) -> bool:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 

@@ -6,21 +6,35 @@ it reads the socket itself; while it runs user code the background thread does.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from rlplat.errors import Deadlock, RuntimeFault, SerializationError, UsageError
+from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import codec, messages, refs, stack_dump
-from rlplat.runtime.client import NODE, Client
+from rlplat.runtime.api import TERMINATE
+from rlplat.runtime.client import NODE, Client, values_of
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.exactly_once import ExactlyOnce, Kept, checkpoint_path
+from rlplat.runtime.execution import (
+    EXITED,
+    TERMINATED,
+    ActorExit,
+    EndOfActor,
+    LoopRunner,
+    Outflow,
+    Runner,
+    make_runner,
+    stream,
+)
+from rlplat.runtime.interrupts import Interrupts
 from rlplat.runtime.io_loop import Patience
 from rlplat.runtime.messages import Value
 from rlplat.runtime.refs import ObjectRef
@@ -29,6 +43,7 @@ _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
 _BLOCKED_AFTER_S = 0.002
 _SPANS = 10_000
+_FAREWELL_S, _END_S = 2.0, 10.0
 
 
 class Worker(Client):
@@ -45,9 +60,18 @@ class Worker(Client):
         self._actor_name = ""
         self._held_calls: list[tuple[str, Any]] = []
         """Calls of others that came ahead of the constructor's message."""
+        self._runner: Runner | None = None
+        """Of an actor whose calls do not run in the main thread."""
         self._actor_id = ""
         self._once: ExactlyOnce | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._is_ending = False
+        """The actor ends by its own will."""
+        self._farewells: set[str] = set()
+        """Callers that have not answered our farewell."""
+        self._flows: dict[tuple[str, int], Outflow] = {}
+        self._interrupts = Interrupts(Worker._execute.__code__, (stream.__code__,))
+        self._first_child = 0
+        """Tasks of this process from this id on were submitted by the task that runs."""
         self._is_blocked = False
         self._pace_owner = ""
         self._told_pace: dict[str, float] = {}
@@ -64,6 +88,9 @@ class Worker(Client):
             messages.CreateActor: self._on_work,
             messages.GiveBack: lambda sender, _: self._give_back(),
             messages.Exit: self._on_exit,
+            messages.CancelTask: self._on_cancel,
+            messages.ItemsTaken: self._on_items_taken,
+            messages.FarewellHeard: lambda sender, _: self._farewells.discard(sender),
         }
 
     # ---------------------------------------------------------------- messages
@@ -96,7 +123,9 @@ class Worker(Client):
 
     def _on_exit(self, sender: str, message: messages.Exit) -> None:
         self._exits = True
-        if self._is_actor and self._running:  # its handles are all gone, so nobody waits for this call
+        if (
+            self._is_actor and self._running and not self._is_ending
+        ):  # its handles are all gone, so nobody waits for this call
             os._exit(0)
 
     def _give_back(self) -> None:
@@ -133,6 +162,8 @@ class Worker(Client):
                     self._loop.send_now()
                 num_results, flushed_at = 0, now
             self._running = ""
+            if self._tasks:
+                self._first_child = next(self._objects.ids)
 
     def _await_work(self) -> bool:
         """Send what there is and wait; False: this process may end."""
@@ -186,7 +217,10 @@ class Worker(Client):
                 args, kwargs = self._open_args(owner, message)
                 result = self._target(message.code)(*args, **kwargs)
                 del args, kwargs
-                self._reply(owner, message.task, name, message.num_returns, result)
+                if message.num_returns < 0:
+                    stream(self, owner, message, name, result)
+                else:
+                    self._reply(owner, message.task, name, message.num_returns, result)
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
             ended = time.perf_counter()
@@ -194,8 +228,8 @@ class Worker(Client):
             self._tell_pace(owner, message.code, ended - began)
         elif not self._actor_name:
             self._held_calls.append((owner, message))
-        elif self._pool is not None:
-            self._pool.submit(self._call, owner, message)
+        elif self._runner is not None:
+            self._runner.submit(owner, message)
         else:
             self._call(owner, message)
 
@@ -225,20 +259,26 @@ class Worker(Client):
             method, num_returns = message.method, 1
         else:
             method, num_returns = message.name, message.num_returns
+            if method == TERMINATE:
+                self.end_actor(TERMINATED)
         what = f"{self._actor_name}.{method}"
         began = time.perf_counter()
         try:
-            if type(message) is messages.Call:
-                args, kwargs = codec.unpack(message.args)
-            else:
-                args, kwargs = self._open_args(owner, message)
+            args, kwargs = self._open_call(owner, message)
             result = getattr(self._instance, method)(*args, **kwargs)
             del args, kwargs
-            self._reply(owner, message.task, what, num_returns, result)
+            if num_returns < 0:
+                stream(self, owner, message, what, result)
+            else:
+                self._reply(owner, message.task, what, num_returns, result)
+        except ActorExit:
+            if self._runner is None:
+                self.end_actor(EXITED)
+            self.request_end(EXITED)
         except BaseException as error:
             self._reply_error(owner, message.task, what, num_returns, error)
         self._spans.append((what, began, time.perf_counter()))
-        if self._pool is not None:
+        if self._runner is not None:
             with self._lock:
                 self._loop.send_now()
 
@@ -303,6 +343,12 @@ class Worker(Client):
         if self._once is not None and self._once.is_due(time.monotonic()):
             self._once.commit()
 
+    def _open_call(self, owner: str, message: Any) -> tuple[tuple, dict]:
+        if type(message) is messages.Call:
+            args, kwargs = codec.unpack(message.args)
+            return args, kwargs
+        return self._open_args(owner, message)
+
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
         self._actor_id = message.actor
@@ -320,9 +366,8 @@ class Worker(Client):
             self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
             return
         self._spans.append((f"{name}.__init__", began, time.perf_counter()))
+        self._runner = make_runner(self, self._target(message.code), message)
         self._actor_name = name
-        if message.max_concurrency > 1:  # 0 and 1: one call after the other
-            self._pool = ThreadPoolExecutor(message.max_concurrency, thread_name_prefix=name)
         with self._lock:
             self._transport.post_result(owner, message.task, codec.NONE)
             self._work.extendleft(reversed(self._held_calls))
@@ -349,9 +394,13 @@ class Worker(Client):
                 self._transport.post(owner, messages.DoneFull(task, values))
 
     def _reply_error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._interrupts.has_struck((owner, task)):
+            with self._lock:
+                self.reply_cancelled((owner, task), num_returns, what)
+            return
         info = self._describe_error(what, error)
         with self._lock:
-            self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * num_returns))
+            self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * max(1, num_returns)))
 
     def _describe_error(self, what: str, error: BaseException) -> ErrorInfo:
         where = f"{what} (worker {self.client_id}, pid {os.getpid()})"
@@ -384,16 +433,116 @@ class Worker(Client):
             "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
         )
 
+    # ---------------------------------------------------------------- calls that are cancelled
+
+    def _on_cancel(self, sender: str, message: messages.CancelTask) -> None:
+        key = (sender, message.task)
+        flow = self._flows.get(key)
+        if message.is_close and flow is not None:
+            flow.is_closed = True
+            flow.wake(None)
+            return
+        for queue in (self._work, self._held_calls):
+            for call in list(queue):
+                if call[0] == sender and call[1].task == message.task:
+                    try:
+                        queue.remove(call)
+                    except ValueError:  # the main thread has taken it just now
+                        break
+                    self.drop_arguments(call[1])
+                    self.reply_cancelled(key, getattr(call[1], "num_returns", 1))
+                    self._transport.flush()
+                    return
+        if message.is_close:
+            return
+        if self._runner is not None:
+            self._runner.cancel(key, message.recursive)
+        elif not self._is_actor:  # a plain actor's running call goes on
+            self._interrupts.interrupt(key)
+            if message.recursive:
+                for record in [each for each in self._tasks.values() if each.id > self._first_child]:
+                    self._cancels.stop(record, force=False, recursive=True)
+
+    def drop_arguments(self, message: Any) -> None:
+        """A call that will not be executed: give back what came with it (lock held)."""
+        for value in values_of(message):
+            self._objects.receive(value.keys())
+
+    def reply_cancelled(self, task: tuple[str, int], num_returns: int = 1, what: str = "the call") -> None:
+        """(Lock held.)"""
+        owner, id = task
+        info = ErrorInfo("TaskCancelled", f"{what} was cancelled (worker {self.client_id})")
+        self._transport.post(owner, messages.DoneFull(id, [Value(error=info)] * max(1, num_returns)))
+
+    def _on_await_cancelled(self, ref: ObjectRef) -> None:
+        if isinstance(self._runner, LoopRunner) and self._runner.awaits_for_cancelled():
+            self._cancels.cancel(ref, force=False, recursive=True)
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        self._interrupts.check()
+
+    # ---------------------------------------------------------------- generators
+
+    def open_flow(self, owner: str, message: messages.RunFull, what: str) -> Outflow:
+        flow = self._flows[(owner, message.task)] = Outflow(self, owner, message, what)
+        return flow
+
+    def close_flow(self, owner: str, task: int) -> None:
+        del self._flows[(owner, task)]
+
+    def _on_items_taken(self, sender: str, message: messages.ItemsTaken) -> None:
+        flow = self._flows.get((sender, message.task))
+        if flow is not None:
+            flow.num_taken = max(flow.num_taken, message.count)
+            flow.wake(None)
+
+    # ---------------------------------------------------------------- the end of an actor
+
+    def exit_actor(self) -> None:
+        if not self._actor_name:
+            super().exit_actor()
+        raise ActorExit
+
+    def request_end(self, reason: str) -> None:
+        """A call in a thread or coroutine wants the actor to end: the main thread sees to it, ahead of all calls."""
+        self._work.appendleft((self.client_id, EndOfActor(reason)))
+        self._loop.wake()
+
+    def end_actor(self, reason: str) -> NoReturn:
+        """End this process in order (main thread): calls that were not begun fail, `atexit` handlers run."""
+        with self._lock:
+            self._is_ending = True
+            # The news of our death comes from the node, and must not overtake our results.
+            self._farewells.update(set(self._transport.peers()) - {NODE, self.client_id})
+            for peer in self._farewells:
+                self._transport.post(peer, messages.Farewell())
+            self._wait_for(lambda: self._farewells <= self._objects.dead.keys(), _FAREWELL_S)
+            self._transport.post(NODE, messages.EndActor(self._actor_id, reason, False))
+            self._wait_for(lambda: self._exits, _END_S)
+        leave(self)
+
+    def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            self._loop.wait_until(is_done, timeout_s, "")
+        except GetTimeout:
+            pass
+
     # ---------------------------------------------------------------- waiting for others
 
     def _patience(self, ref: ObjectRef | None) -> Patience | None:
+        runner = self._runner
+        if isinstance(runner, LoopRunner) and threading.current_thread() is runner.thread:
+            runner.warn_of_blocking()
         if self._running and threading.current_thread() is self._main_thread:
             return _BlockedNotice(self, ref)
         return None
 
     def _refuse_self_call(self, ref: ObjectRef) -> None:
         """Lock held."""
-        name = self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._pool is None else None
+        name = (
+            self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._runner is None else None
+        )
         if name is not None:
             raise Deadlock(
                 f"actor {self._actor_name} waits in one of its calls for the result of {name}, which it can only run "
@@ -437,11 +586,22 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
     """The life of a worker process (already forked, with its log as stdout and stderr)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
+    atexit._clear()  # what the zygote has imported registered its handlers for the zygote
     refs.set_backend(worker)
     stack_dump.arm()
+    worker._interrupts.install()
     worker.start()
     worker.run()
+    leave(worker)
+
+
+def leave(worker: Worker) -> NoReturn:
+    """End this process in order: what it has sent gets its time to leave."""
     worker._instance = None
+    if worker._is_actor:
+        atexit._run_exitfuncs()
+    worker._objects.drop_spares()
+    worker._loop.close(linger_s=1)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

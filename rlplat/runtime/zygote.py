@@ -10,7 +10,6 @@ import ctypes
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime.session import MARK, adopt_orphans, kill_marked
+from rlplat.runtime.session import MARK, adopt_orphans, kill_marked, remove_session
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,7 +63,7 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
         except (BrokenPipeError, ConnectionResetError):
             break
     kill_marked(os.environ[MARK])
-    shutil.rmtree(session, ignore_errors=True)
+    remove_session(session)
     os._exit(0)
 
 

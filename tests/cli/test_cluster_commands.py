@@ -110,6 +110,9 @@ def test_memory_says_who_holds_what(busy: Any, capsys: Any) -> None:
     said = rlplat_command("memory", "--limit", "1")
     assert f"driver (pid {os.getpid()}) owns " in said and "4.0 MB" in said and "put" in said
     assert f"driver:{busy.id}" in said
+    assert main(["memory", "--summary", "--pid", str(os.getpid())]) == 0
+    header, first, *_ = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["count", "size", "where", "made", "by"] and first == ["1", "4.0", "MB", "shm", "put"]
     assert main(["memory", "--json", "--pid", str(os.getpid())]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["owners"][0]["pid"] == os.getpid()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError, TaskCancelled, TaskError
+from rlplat.errors import ConfigError, InfeasibleResources, TaskCancelled, TaskError
 
 
 def raising(make: Any) -> Any:
@@ -143,3 +143,15 @@ def test_cancel_of_actor_calls_that_wait(cluster: None, tmp_path: Any) -> None:
     with pytest.raises(TaskCancelled):
         rlplat.get(cancelled, timeout=60)
     assert rlplat.get(kept) == [2]
+
+
+@pytest.mark.parametrize(
+    ("bundles", "strategy"),
+    [([{"CPU": 2}, {"CPU": 1}], "PACK"), ([{"CPU": 1}] * 2, "STRICT_SPREAD")],
+    ids=str,
+)
+def test_a_placement_group_that_can_never_be_is_an_error(backend: str, bundles: list, strategy: str) -> None:
+    """Ray: `ready()` waits for ever."""
+    group = rlplat.placement_group(bundles, strategy)
+    with pytest.raises(InfeasibleResources):
+        rlplat.get(group.ready(), timeout=30)

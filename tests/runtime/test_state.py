@@ -206,8 +206,23 @@ def test_call_sites_are_recorded_on_request(monkeypatch: pytest.MonkeyPatch) -> 
             assert f"{Path(__file__).name}:" in rows[f"driver:{each.id}"]
             assert "test_call_sites" in rows[f"driver:{each.id}"]
         rlplat.get(task)
+        groups = {row["made_by"]: row for row in state.summarize_objects()}
+        assert groups["plus_one"]["where"] == "inline" and groups["put"]["count"] == 1
+        assert "test_call_sites" in groups["plus_one"]["call_site"]
     finally:
         rlplat.shutdown()
+
+
+def test_every_object_is_counted_by_what_made_it(cluster: None, tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+    kept = [rlplat.put(np.zeros(20_000)) for _ in range(3)]
+    tasks = [wait_for.remote(go) for _ in range(5_000)]
+    (first, second, *_) = state.summarize_objects()
+    assert (first["made_by"], first["where"], first["count"]) == ("put", "shm", len(kept))
+    assert first["bytes"] > 3 * 160_000
+    assert (second["made_by"], second["where"], second["count"]) == ("wait_for", "pending", len(tasks))
+    Path(go).touch()
+    rlplat.get(tasks)
 
 
 def test_state_from_inside_a_task(cluster: None) -> None:

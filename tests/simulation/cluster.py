@@ -82,7 +82,7 @@ def simulated(world: World) -> Iterator[None]:
         (transport, "zmq", sim_zmq),
         (worker, "os", sim_os),
         (node_module, "select", sim_select),
-        (node_module, "visible_gpus", lambda: []),
+        (node_module, "visible_gpus", list),
     ]
     for name, module in list(sys.modules.items()):
         if name.startswith("rlplat.runtime.") and getattr(module, "time", None) is sys.modules["time"]:

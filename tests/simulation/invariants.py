@@ -9,7 +9,7 @@ from typing import Any
 from rlplat.runtime import messages
 from rlplat.runtime.dispatch import MAX_AHEAD
 from tests.simulation.cluster import Cluster
-from tests.simulation.workload import History
+from tests.simulation.workload import RETRIED, History
 from tests.simulation.world import Violation, World
 
 _MAX_QUEUE = 2_000
@@ -52,6 +52,8 @@ class Invariants:
                 if record.id in client._tasks:
                     continue
                 key = (client.client_id, record.id)
+                if type(record.message) is messages.CreateActor:
+                    key = (f"{client.client_id} for {sender}", record.id)  # each incarnation is created once
                 what = f"{record.name} {key} was committed"
                 if key in self._committed:
                     raise Violation(f"{what} twice: by {self._committed[key]} and {sender}")
@@ -79,7 +81,8 @@ class Invariants:
 
         def watched(entry: Any) -> None:
             key = (client.client_id, entry.id)
-            if self.world.processes[client.client_id].is_alive:
+            is_found = f"{client.client_id}:{entry.id}" in self.history.found_by_name
+            if self.world.processes[client.client_id].is_alive and not is_found:
                 for other in self.cluster.clients():
                     borrow = other._objects._borrows.get(key)
                     if borrow is not None and borrow.num_refs:
@@ -181,7 +184,18 @@ class Invariants:
         demands, in_use = node.scheduler.view()["demands"], node.scheduler.in_use()
         if demands or in_use:
             raise Violation(f"the head still has demands: {demands} or workers in use: {in_use}")
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        """Each incarnation of an actor ran the calls of each caller in order; without retries no call ran twice."""
+        once: set[tuple[str, str, int]] = set()
         for (actor, caller), seqs in self.history.calls.items():
+            account = actor.partition("@")[0]
+            if not account.endswith(RETRIED):
+                again = [seq for seq in seqs if (account, caller, seq) in once]
+                if again:
+                    raise Violation(f"{account} ran the calls {again} of {caller} in two incarnations")
+                once.update((account, caller, seq) for seq in seqs)
             if any(later <= earlier for earlier, later in itertools.pairwise(seqs)):
                 raise Violation(f"{actor} ran the calls of {caller} in the order {seqs}")
 

@@ -19,6 +19,8 @@ from rlplat.runtime.refs import ObjectRef
 from tests.simulation.world import Violation, current
 
 _MODULUS = 1_000_003
+RETRIED = "-retried"
+"""At the end of an actor's name: its calls may run again after a restart."""
 FUNCTION_KINDS = ("leaf", "leaf", "leaf", "spawn", "spawn", "spawn_refs", "fail", "put", "actor", "hand_on")
 
 
@@ -34,6 +36,8 @@ class History:
     errors: list[str] = field(default_factory=list)
     crashes_asked: int = 0
     kills: int = 0
+    found_by_name: dict[str, None] = field(default_factory=dict)
+    """Actors that somebody looked up: nobody lent them the handle."""
     num_lost_with_actors: int = 0
     """Objects that a worker owned since before it became an actor, and that were lost when the actor ended."""
 
@@ -168,6 +172,21 @@ def use_actor(number: int, account: Any, num_calls: int) -> int:
     return number
 
 
+def _find(name: str) -> Any:
+    """A handle by name; its actor may be on its way out, with nobody who keeps it."""
+    account = rlplat.get_actor(name)
+    _history().found_by_name[account._actor_id] = None
+    return account
+
+
+@rlplat.remote
+def call_named(number: int, name: str) -> int:
+    """Finds an actor by its name."""
+    account = _find(name)
+    rlplat.get(account.add.remote(_new_caller(), 0, 1))
+    return number
+
+
 @rlplat.remote
 def pair(number: int) -> Any:
     return number % _MODULUS, [rlplat.put(number % _MODULUS)]
@@ -225,6 +244,7 @@ class Driver:
         self.num_errors = 0
         self._refs: list[tuple[Any, int | Failure | None]] = []
         self._actors: list[Any] = []
+        self._named_actors: dict[str, Any] = {}
         self._seq = 0
         self._cpus_for_actors = random.randint(0, 1) if num_cpus > 1 else 0
         """Kept free by tasks: an actor that holds a CPU would else starve for ever the task that needs all."""
@@ -232,7 +252,7 @@ class Driver:
         self._kinds: list[Any] = [
             self._submit, self._submit, self._submit, self._submit, self._submit_nested, self._fetch, self._drop,
             self._put, self._create, self._call, self._call, self._share, self._keep, self._wait, self._pause,
-            self._burst, self._pair, self._end_actor, self._try_fetch,
+            self._burst, self._pair, self._end_actor, self._try_fetch, self._group, self._spread, self._named,
         ]  # fmt: skip
 
     def __call__(self) -> None:
@@ -242,6 +262,8 @@ class Driver:
         while self._refs:
             self._check(*self._refs.pop())
         self._actors.clear()
+        for name in list(self._named_actors):
+            self._end_named(name)
         self.is_done = True
 
     # -- steps
@@ -324,7 +346,35 @@ class Driver:
             )
             options["num_cpus"] = 1
         refs, _ = self._some() if self.random.random() < 0.3 else ([], [])
+        options["max_restarts"] = self.random.choice((0, 0, 1, 3, -1))
+        if self.random.random() < 0.4:
+            options["max_task_retries"] = self.random.choice((1, 3, -1))
+            name += RETRIED
         self._actors.append(Account.options(**options).remote(name, *refs))
+
+    def _named(self) -> None:
+        """Several places make, or find, the actor of one name; tasks look it up."""
+        name = f"named{self.random.randint(1, 2)}"
+        options: dict[str, Any] = {"name": name, "get_if_exists": True, "max_restarts": 2}
+        if self.random.random() < 0.3:
+            options["lifetime"] = "detached"
+        if name in self._named_actors:
+            try:
+                account = _find(name)
+            except ActorDied:
+                return
+        else:
+            account = self._named_actors[name] = Account.options(**options).remote(f"account{self._number()}")
+        self._seq += 1
+        self._refs.append((account.add.remote("driver", self._seq, 1), None))
+        number = self._number()
+        self._refs.append((call_named.remote(number, name), None))
+        if self.random.random() < 0.3:
+            self._end_named(name)
+
+    def _end_named(self, name: str) -> None:
+        _history().kills += 1
+        rlplat.kill(self._named_actors.pop(name))
 
     def _call(self) -> None:
         if not self._actors:
@@ -372,6 +422,43 @@ class Driver:
             self._refs.append(
                 (poison.options(max_retries=self.random.randint(0, 2)).remote(self._number()), Failure())
             )
+
+    def _group(self) -> None:
+        """Tasks and an actor in a placement group, which is removed at the end or while they run."""
+        if self._actor_cpus >= self._cpus_for_actors:
+            return
+        bundles: list[dict[str, float]] = self.random.choice(([{"CPU": 1}], [{"CPU": 0.5}, {"CPU": 0.5}]))
+        strategy = self.random.choice(("PACK", "SPREAD", "STRICT_PACK"))
+        group = rlplat.placement_group(bundles, strategy=strategy)
+        cpus = bundles[0]["CPU"]
+        refs = []
+        for _ in range(self.random.randint(1, 4)):
+            number = self._number()
+            ref = task.options(num_cpus=cpus, placement_group=group).remote(number, 0)
+            refs.append((ref, expected(number, 0)))
+        if self.random.random() < 0.3:
+            account = Account.options(placement_group=group).remote(f"account{self._number()}")
+            refs.append((account.add.remote("driver", 1, 1), None))
+            del account
+        if self.random.random() < 0.5:
+            rlplat.get(group.ready())
+        if self.random.random() < 0.6:
+            while refs:
+                self._check(*refs.pop())
+        _history().kills += 1
+        rlplat.remove_placement_group(group)
+        for ref, _ in refs:  # they may have been in time
+            try:
+                absorb(ref)
+            except (RlplatError, ValueError):
+                pass
+        del ref
+        refs.clear()
+
+    def _spread(self) -> None:
+        number = self._number()
+        spread = task.options(scheduling_strategy="SPREAD", num_cpus=0.5)
+        self._refs.append((spread.remote(number, 0), expected(number, 0)))
 
     # -- checks
 
@@ -427,6 +514,6 @@ def _target_of(name: str) -> Any:
     return globals()[name]._code.target
 
 
-for _name in ("task", "poison", "use_actor", "pair", "Account"):
+for _name in ("task", "poison", "use_actor", "call_named", "pair", "Account"):
     _code = globals()[_name]._code
     _code.key, _code.blob = _name, pickle.dumps(_ByName(_name))

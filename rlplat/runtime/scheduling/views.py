@@ -42,8 +42,8 @@ def place_of(placing: Placing, client: str) -> Place:
     """Where a client runs, and with what."""
     worker = placing.workers.get(client)
     if worker is None or worker.placement is None:
-        node = placing.node_of(client)
-        return Place("" if node is None else node.name)
+        home = placing.node_of(client)
+        return Place("" if home is None else home.name)
     placement = worker.placement
     group = placement.pool.group
     bundle = group.pools.index(placement.pool) if group is not None and placement.pool in group.pools else -1

@@ -1,0 +1,237 @@
+"""`timeout_s`: a call that is not done in time fails then, and is ended behind its caller's back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlplat
+from rlplat.errors import ActorDied, DeadlineExceeded
+
+
+def soon(condition: Callable[[], bool], within_s: float = 20) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def write(path: Path, line: Any) -> None:
+    with open(path, "a") as file:
+        file.write(f"{line}\n")
+
+
+@rlplat.remote
+def one() -> int:
+    return 1
+
+
+def warm_up() -> None:
+    """Two workers are there: the deadlines of the test are not about their start."""
+    rlplat.get([one.options(num_cpus=1).remote() for _ in range(20)], timeout=60)
+
+
+def test_a_sleeping_task_ends_at_its_deadline(cluster: None, tmp_path: Path) -> None:
+    """P4: time.sleep(1000) in a call with a deadline must end at the deadline + 2 s."""
+    log = tmp_path / "log"
+
+    @rlplat.remote(timeout_s=1)
+    def sleeper() -> None:
+        write(log, "began")
+        try:
+            time.sleep(1000)
+        finally:
+            write(log, "ended")
+
+    warm_up()
+    began = time.monotonic()
+    ref = sleeper.remote()
+    with pytest.raises(DeadlineExceeded, match=r"sleeper did not finish within its timeout_s=1"):
+        rlplat.get(ref, timeout=60)
+    assert soon(lambda: lines(log) == ["began", "ended"])
+    assert time.monotonic() - began < 1 + 2
+    with pytest.raises(TimeoutError):
+        rlplat.get(ref)
+    assert rlplat.get(one.remote(), timeout=60) == 1
+
+
+def test_a_task_that_will_not_end_is_killed(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote(timeout_s=1)
+    def stubborn() -> None:
+        write(log, os.getpid())
+        while True:
+            try:
+                time.sleep(1000)
+            except KeyboardInterrupt:
+                pass
+
+    warm_up()
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(stubborn.remote(), timeout=60)
+    assert soon(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"))
+    assert time.monotonic() - began < 1 + 2
+    assert rlplat.get(one.remote(), timeout=60) == 1
+    assert len(lines(log)) == 1
+
+
+def test_a_call_in_time_is_not_touched(cluster: None) -> None:
+    class Actor:
+        @rlplat.method(timeout_s=60)
+        def f(self, x: int) -> int:
+            return x
+
+    actor = rlplat.remote(Actor).remote()
+    assert rlplat.get([one.options(timeout_s=60).remote() for _ in range(100)], timeout=60) == [1] * 100
+    assert rlplat.get([actor.f.remote(i) for i in range(100)], timeout=60) == list(range(100))
+
+
+def test_waiting_counts(cluster: None, tmp_path: Path) -> None:
+    """For a worker, for an argument, behind another call of the actor: from submission on."""
+    log, gate = tmp_path / "log", tmp_path / "gate"
+
+    @rlplat.remote(num_cpus=2)
+    def holds_the_cpus() -> int:
+        while not gate.exists():
+            time.sleep(0.005)
+        return 1
+
+    @rlplat.remote
+    def task(x: int) -> None:
+        write(log, x)
+
+    class Actor:
+        def hold(self) -> int:
+            while not gate.exists():
+                time.sleep(0.005)
+            return 2
+
+        def add(self, x: int) -> None:
+            write(log, x)
+
+    holder, actor = holds_the_cpus.remote(), rlplat.remote(Actor).remote()
+    held = actor.hold.remote()
+    late = [
+        task.options(timeout_s=0.2).remote(0),
+        task.options(timeout_s=0.2).remote(holder),
+        actor.add.options(timeout_s=0.2).remote(1),
+        actor.add.options(timeout_s=0.2).remote(holder),
+    ]
+    for ref in late:
+        with pytest.raises(DeadlineExceeded):
+            rlplat.get(ref, timeout=60)
+    gate.touch()
+    assert rlplat.get([holder, held, actor.add.remote(7)], timeout=60) == [1, 2, None]
+    assert lines(log) == ["7"]
+
+
+def test_a_result_that_comes_too_late_changes_nothing(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def late(large: bool) -> Any:
+        try:
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            write(log, "late")
+        return bytes(1_000_000) if large else 5
+
+    warm_up()
+    task = rlplat.remote(late).options(timeout_s=1)
+    refs = [task.remote(False), task.remote(True)]
+    for ref in refs:
+        with pytest.raises(DeadlineExceeded):
+            rlplat.get(ref, timeout=60)
+    assert soon(lambda: len(lines(log)) == 2)
+    assert rlplat.get([one.remote() for _ in range(10)], timeout=60) == [1] * 10  # the workers are free again
+    for ref in refs:
+        with pytest.raises(DeadlineExceeded):
+            rlplat.get(ref, timeout=60)
+
+
+def test_an_actor_whose_sync_call_does_not_end_is_killed(cluster: None) -> None:
+    class Actor:
+        def hang(self) -> None:
+            time.sleep(1000)
+
+        def ping(self) -> str:
+            return "pong"
+
+    actor = rlplat.remote(Actor).remote()
+    rlplat.get(actor.ping.remote(), timeout=60)
+    began = time.monotonic()
+    hanging = actor.hang.options(timeout_s=0.3).remote()
+    behind = actor.ping.remote()
+    with pytest.raises(DeadlineExceeded, match=r"Actor\.hang"):
+        rlplat.get(hanging, timeout=60)
+    with pytest.raises(ActorDied, match=r"timeout_s=0\.3"):
+        rlplat.get(behind, timeout=60)
+    assert time.monotonic() - began < 0.3 + 2
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(hanging)
+
+
+def test_a_coroutine_is_cancelled_and_its_actor_lives(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    class Actor:
+        async def hang(self) -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                write(log, "ended")
+
+        async def ping(self) -> str:
+            return "pong"
+
+    actor = rlplat.remote(Actor).remote()
+    rlplat.get(actor.ping.remote(), timeout=60)
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(actor.hang.options(timeout_s=0.2).remote(), timeout=60)
+    assert soon(lambda: lines(log) == ["ended"])
+    time.sleep(1.2)  # past the second that it had to end in
+    assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
+
+
+def test_a_stream_has_a_deadline_as_a_whole(cluster: None) -> None:
+    @rlplat.remote(timeout_s=1)
+    def slow() -> Iterator[int]:
+        yield 0
+        time.sleep(1000)
+
+    warm_up()
+    refs = list(slow.remote())
+    assert rlplat.get(refs[0]) == 0
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(refs[1])
+    assert len(refs) == 2
+
+
+def test_deadlines_count_while_nobody_looks(cluster: None) -> None:
+    """The process that made the call is busy with something else."""
+
+    @rlplat.remote(timeout_s=0.3)
+    def sleeper() -> None:
+        time.sleep(1000)
+
+    from rlplat.runtime.refs import backend
+
+    warm_up()
+    ref = sleeper.remote()
+    entry = backend()._objects.book.find(ref.id)  # type: ignore[attr-defined]
+    assert soon(lambda: entry.value is not None)
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(ref)

@@ -1,0 +1,120 @@
+"""Workers that die in the middle of a stream: the retry skips what the owner has, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat.errors import ActorDied, WorkerCrashed
+from tests.faults.programs import eventually
+
+
+def write(path: Path, line: Any) -> None:
+    with open(path, "a") as file:
+        file.write(f"{line}\n")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def generator(log: Path, die_at: tuple[int, ...], large: bool = False) -> Any:
+    """0, 1, 2, ...: attempt k dies when it is asked for value die_at[k]."""
+
+    def numbers(n: int) -> Iterator[Any]:
+        attempt = len(lines(log))
+        write(log, os.getpid())
+        for i in range(n):
+            if attempt < len(die_at) and i == die_at[attempt]:
+                time.sleep(0.01)  # what was yielded just now is on its way, or is not: both must be right
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield np.full(20_000, i) if large else i
+
+    return numbers
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 64])
+def test_a_generator_whose_worker_dies_goes_on_where_its_owner_is(
+    cluster: None, tmp_path: Path, window: int
+) -> None:
+    log = tmp_path / "log"
+    task = rlplat.remote(generator(log, (5, 0, 17, 5))).options(max_retries=4, generator_backpressure=window)
+    values = [rlplat.get(ref, timeout=60) for ref in task.remote(30)]
+    assert values == list(range(30))
+    assert len(lines(log)) == 5
+
+
+def test_large_values_of_a_dead_attempt_stay(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    task = rlplat.remote(generator(log, (7,), large=True)).options(generator_backpressure=0)
+    refs = list(task.remote(10))
+    assert [int(rlplat.get(ref, timeout=60)[-1]) for ref in refs] == list(range(10))
+    assert len(lines(log)) == 2
+
+
+def test_a_generator_that_always_dies_gives_what_has_come_and_then_the_error(
+    cluster: None, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    task = rlplat.remote(generator(log, (3, 3, 3))).options(max_retries=2)
+    stream = task.remote(10)
+    refs = list(stream)
+    assert rlplat.get(refs[:-1]) == [0, 1, 2][: len(refs) - 1]
+    for ref in (refs[-1], stream.completed()):
+        with pytest.raises(WorkerCrashed, match=r"(?s)numbers.*no retries are left.*SIGKILL"):
+            rlplat.get(ref, timeout=60)
+    assert len(lines(log)) == 3
+
+
+def test_a_dynamic_generator_is_whole_after_a_death(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    task = rlplat.remote(generator(log, (4, 6))).options(num_returns="dynamic")
+    assert rlplat.get(list(rlplat.get(task.remote(9), timeout=60))) == list(range(9))
+    assert len(lines(log)) == 3
+
+
+def test_a_consumer_that_dies_closes_the_generator(cluster: None, tmp_path: Path) -> None:
+    """Its owner is gone, so its worker is of no use to anybody."""
+    log, made = tmp_path / "log", tmp_path / "made"
+
+    def endless() -> Iterator[int]:
+        write(log, os.getpid())
+        i = 0
+        while True:
+            write(made, i)
+            yield i
+            i += 1
+
+    class Consumer:
+        def start(self) -> int:
+            self.stream = rlplat.remote(endless).remote()
+            next(self.stream)
+            return os.getpid()
+
+    consumer = rlplat.remote(Consumer).remote()
+    pid = rlplat.get(consumer.start.remote(), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"), 20)
+
+
+def test_an_actor_killed_in_a_stream_ends_it_behind_what_has_come(cluster: None) -> None:
+    class Actor:
+        def run(self, n: int) -> Iterator[int]:
+            for i in range(n):
+                if i == 4:
+                    time.sleep(0.05)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield i
+
+    refs = list(rlplat.remote(Actor).remote().run.remote(10))
+    assert rlplat.get(refs[:-1]) == list(range(4))[: len(refs) - 1]
+    with pytest.raises(ActorDied, match="SIGKILL"):
+        rlplat.get(refs[-1], timeout=60)
