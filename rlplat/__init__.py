@@ -55,17 +55,6 @@ if TYPE_CHECKING:
         remove_placement_group,
     )
     from rlplat.state import timeline
-    from rlplat.runtime.placement import (
-        NodeAffinitySchedulingStrategy,
-        PlacementGroup,
-        PlacementGroupSchedulingStrategy,
-        get_current_placement_group,
-        get_placement_group,
-        nodes,
-        placement_group,
-        placement_group_table,
-        remove_placement_group,
-    )
 
 _HOMES = {
     "rlplat.runtime.api": (

@@ -59,6 +59,11 @@ def init(
     resources: dict[str, float] | None = None,
     backend: str = "zmq",
     preload: Sequence[str] = (),
+    runtime_env: dict[str, Any] | None = None,
+    hang_timeout_s: float = 10.0,
+    memory_usage_threshold: float = 0.9,
+    log_dir: str | None = None,
+    log_to_driver: bool = True,
     namespace: str = "",
     object_store_memory: int | None = None,
     spill_dir: str | None = None,
@@ -74,6 +79,11 @@ def init(
     object_store_memory: bytes of shared memory that large objects may take; None: 30 % of RAM, as far as it is free.
     spill_dir: where objects go that find no room there; None: the temp directory; "": nowhere.
     store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`.
+    runtime_env: for every task and actor: `env_vars`, `working_dir`, `py_modules`, `pip` or `uv` (docs/runtime.md).
+    hang_timeout_s: a worker in use that neither answers nor uses CPU time for so long is killed, and counts as dead.
+    memory_usage_threshold: share of the machine's (or cgroup's) memory above which workers are killed, one at a time.
+    log_dir: where folders with the output of workers are kept; None: $RLPLAT_LOG_DIR, or a temporary directory.
+    log_to_driver: whether the output of workers is shown on this process's stderr as well.
     """
     if connection.is_connected():
         raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
@@ -94,6 +104,11 @@ def init(
                 object_store_memory,
                 spill_dir,
                 store_full_timeout_s,
+                runtime_env=runtime_env,
+                hang_timeout_s=hang_timeout_s,
+                memory_usage_threshold=memory_usage_threshold,
+                log_dir=log_dir,
+                log_to_driver=log_to_driver,
             )
         )
     else:
@@ -258,6 +273,10 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
                 raise ConfigError(f"{key} must be at least {least}, not {value!r}")
         elif key == "retry_exceptions" and not isinstance(value, bool):
             changes = changes | {key: _exception_classes(value)}
+        elif key == "runtime_env":
+            from rlplat.runtime.runtime_env import checked
+
+            changes = changes | {key: checked(value or {})}
         elif key == "lifetime" and value not in (None, "detached"):
             raise ConfigError(f"lifetime must be None or 'detached', not {value!r}")
     return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)

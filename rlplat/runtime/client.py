@@ -20,6 +20,7 @@ from rlplat.runtime.api import TERMINATE, ActorHandle
 from rlplat.runtime.awaiting import Awaiting
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.cancelling import Cancels
+from rlplat.runtime.client_envs import ClientEnvs
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
@@ -74,6 +75,7 @@ class Client:
         self._streams = Streams(self)
         self._cancels = Cancels(self)
         self._awaiting = Awaiting(self)
+        self._envs = ClientEnvs(self._define_env)
         self._actors = Actors(self)
         self._objects.on_freed = self._actors.on_freed
         self._objects.room.patience = lambda: self._patience(None)
@@ -95,6 +97,7 @@ class Client:
             messages.WorkerDied: self._on_worker_died,
             messages.WhoMakes: self._on_who_makes,
             messages.Inspect: lambda sender, m: inspection.answer(self, sender, m),
+            messages.EnvFailed: self._on_env_failed,
             messages.LeasesRefused: self._on_leases_refused,
             messages.GroupNews: self._on_group_news,
             messages.Cluster: lambda _, m: self._clusters.update({m.request: m}),
@@ -110,6 +113,10 @@ class Client:
             self._transport.post(NODE, messages.Hello(self.client_id))
             self._wait_until(lambda: bool(self._total), 30, "the node's welcome")
         self._loop.start()
+
+    def use_runtime_env(self, env: dict[str, Any], snapshots: str) -> None:
+        """What this process runs in, which what it submits inherits."""
+        self._envs.own, self._envs.folder = env, snapshots
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
         return self._objects.adopt(owner, id)
@@ -302,7 +309,7 @@ class Client:
 
     def _shape(self, options: Options, default_cpus: float, who: str) -> Shape:
         """What a task or an actor needs; raises for what could never be met."""
-        return shape_of(options, default_cpus, self._total, who)
+        return shape_of(options, default_cpus, self._total, who, self._envs.key(options))
 
     # ---------------------------------------------------------------- arguments that are not there yet (lock held)
 
@@ -369,6 +376,9 @@ class Client:
             for lease, record in lane.assign(self._pace):
                 self._send_call(lease.worker, lease.known_code, record)
         if lane.ready:
+            if lane.shape.env in self._envs.failed:
+                self._fail_lane(lane, self._envs.failed[lane.shape.env])
+                return
             count = lane.leases_to_request()
             if count:
                 self._return_leases(0.0, [other for other in self._lanes.values() if other is not lane])
@@ -530,6 +540,22 @@ class Client:
             for record in lane.lose(worker, runs_again):
                 self._fail(record, death_error(record, worker, reason, message.kind))
         self._loop.notify()
+
+    def _define_env(self, key: str, spec: str) -> None:
+        with self._lock:
+            self._transport.post(NODE, messages.DefineEnv(key, spec))
+
+    def _on_env_failed(self, sender: str, message: messages.EnvFailed) -> None:
+        self._envs.failed[message.key] = message.error
+        for lane in self._lanes.values():
+            if lane.shape.env == message.key:
+                lane.num_requested = 0
+                self._fail_lane(lane, message.error)
+
+    def _fail_lane(self, lane: Lane, error: ErrorInfo) -> None:
+        """What waits for a worker that there will never be."""
+        while lane.ready:
+            self._fail(lane.ready.popleft(), error)
 
     def _on_who_makes(self, sender: str, message: messages.WhoMakes) -> None:
         """The node looks for circles of processes that wait for each other."""

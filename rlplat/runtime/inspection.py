@@ -60,7 +60,7 @@ def _reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Rep
 def _node(node: Any) -> Report:
     totals = {
         "clients": sorted(node._clients),
-        "pids": {worker: process.pid for worker, process in node._processes.items()},
+        "pids": node._processes.pids(),
         "zygote_pid": getattr(node, "zygote_pid", 0),
         "uptime_s": time.monotonic() - node.started_at,
         "session": node._session,

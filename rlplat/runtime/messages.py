@@ -333,11 +333,33 @@ class WorkerDied(Message, tag=45):
     worker: str
     reason: str
     kind: str = "WorkerCrashed"
-    """The class of the error that a lost task fails with: also "OutOfMemory", which has a count of retries of its own."""
+    """The class of the error that a lost task fails with: also "OutOfMemory", whose retries are counted apart."""
 
 
 class Exit(Message, tag=46):
     """Close yourself: let the actor go, flush, end."""
+
+
+class DefineEnv(Message, tag=85):
+    """Ahead of the first `Shape` with this `env`: what the key stands for (JSON, as `runtime_env.prepare` made it)."""
+
+    key: str
+    spec: str
+
+
+class EnvFailed(Message, tag=86):
+    """It cannot be set up: what waits for a worker of this environment fails with the error."""
+
+    key: str
+    error: ErrorInfo
+
+
+class Ping(Message, tag=87):
+    """Node to a worker in use; its I/O thread answers, whatever its main thread does."""
+
+
+class Pong(Message, tag=88):
+    pass
 
 
 class KillWorker(Message, tag=48):
@@ -561,6 +583,7 @@ AnyMessage = (
     | LeasesRefused | CreateGroup | RemoveGroup | FindGroup | GroupNews | AskCluster | Cluster | KeepCreation
     | NameTaken
     | Inspect | Report
+    | DefineEnv | EnvFailed | Ping | Pong
     | AskNames | WhoMakes | Makes
     | Item | ItemsTaken | CancelTask | CancelObject | Farewell | FarewellHeard
     | MakeRoom | RoomMade | BytesLost

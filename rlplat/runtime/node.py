@@ -1,4 +1,4 @@
-"""The node process: the shell around `scheduler`. It forks the zygote, watches workers, forwards their output.
+"""The node process: the shell around `scheduler`. It forks the zygote; the workers are kept by `processes`.
 
     python -m rlplat.runtime.node CONFIG      (started by `start`; stdin is a pipe whose end means "the driver is gone")
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -23,40 +24,26 @@ import msgspec
 from rlplat.runtime import inspection, messages, stack_dump, wait_graph
 from rlplat.runtime.capacity import remove_files_of
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import Answer
+from rlplat.runtime.processes import Processes
 from rlplat.runtime.resources import visible_gpus
 from rlplat.runtime.scheduler import Scheduler
 from rlplat.runtime.scheduling import events
 from rlplat.runtime.session import MARK, adopt_orphans, kill_marked, remove_session
+from rlplat.runtime.watch import Watch
 
-_LOG_LINES = 20
 _KEEP_FILES_S = 10.0
-_CLOSE_S = 5.0
-
-
-class _Process:
-    """A worker process, as the node sees it."""
-
-    def __init__(self, log: int) -> None:
-        self.pid = 0
-        self.log = log
-        self.lines: deque[str] = deque(maxlen=_LOG_LINES)
-        self.rest = b""
-        self.kill_at: float | None = None
-        self.kill_reason = ""
-        """Why somebody wanted it killed."""
-        self.is_ended = False
 
 
 class Node:
-    def __init__(
-        self, session: str, total: dict[str, float], orders: socket.socket, namespace: str = ""
-    ) -> None:
+    def __init__(self, config: dict[str, Any], orders: socket.socket) -> None:
         from rlplat.runtime.transport import Transport
 
-        self._session, self._total, self._namespace = session, total, namespace
+        session, total = config["session"], config["total"]
+        self._session, self._total, self._folder = session, total, config["folder"]
+        self._namespace = config.get("namespace", "")
         self.started_at = time.monotonic()
-        self._orders = orders
         self._transport = Transport(session, "node")
         spares = max(1, min(4, int(total["CPU"])))
         self._num_spares = spares
@@ -69,16 +56,33 @@ class Node:
         """Actors by number of the creation that we have sent."""
         self._num_created = 0
         self._waits = wait_graph.WaitGraph(self._scheduler.who)
-        self._gpus = visible_gpus()
-        self._processes: dict[str, _Process] = {}
         self._clients: set[str] = set()
         self._dead: dict[str, str] = {}
         """Who comes later must know of them: what they owned may still be referred to."""
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
-        for descriptor in (0, orders.fileno(), self._transport.fd):
+        for descriptor in (0, self._transport.fd):
             self._poller.register(descriptor, select.POLLIN)
-        self._worker_by_log: dict[int, str] = {}
+        self._processes = Processes(
+            orders,
+            self._poller,
+            visible_gpus(),
+            self._folder,
+            config["log_to_driver"],
+            who=self._scheduler.who,
+            is_ready=self._clients.__contains__,
+            ask_to_exit=lambda worker: self._post(worker, messages.Exit()),
+            on_lost=self._on_process_lost,
+            on_env_settled=self._on_env_settled,
+        )
+        self.log_folder = self._processes.log_folder
+        self._worker_watch = Watch(
+            self._processes,
+            self._scheduler.in_use,
+            lambda worker: self._post(worker, messages.Ping()),
+            config["hang_timeout_s"],
+            config["memory_usage_threshold"],
+        )
 
     def run(self) -> None:
         """Serve until the driver is gone."""
@@ -87,19 +91,18 @@ class Node:
         while True:
             self._transport.flush()
             self._receive()
+            self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
             self._transport.flush()
-            if self._transport.has_input():
+            if (
+                self._transport.has_input()
+            ):  # the last look before the poll: sending may swallow the signal of it
                 continue
             for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
                 if descriptor == 0:
                     if not os.read(0, 4096):
                         return
-                elif descriptor == self._orders.fileno():
-                    if not self._hear_zygote():
-                        return
-                elif descriptor in self._worker_by_log:
-                    self._read_log(self._worker_by_log[descriptor])
-            self._keep_house()
+                elif descriptor != self._transport.fd and not self._processes.hear(descriptor):
+                    return
 
     # -- messages
 
@@ -114,6 +117,7 @@ class Node:
             return  # its last words: what they ask for nobody would ever give back
         if kind is messages.Hello:
             self._clients.add(sender)
+            self._processes.on_ready(sender)
             self._post(sender, messages.Welcome(self._total, self._namespace, dead=self._dead))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
@@ -159,10 +163,12 @@ class Node:
         elif kind is messages.Inspect:
             inspection.answer_as_node(self, sender, message)
         elif kind is messages.KillWorker:
-            process = self._processes.get(message.worker)
-            if process is not None and not process.is_ended:
-                process.kill_reason = message.reason
-                self._kill(process)
+            self._processes.kill(message.worker, message.reason)
+        elif kind is messages.Pong:
+            self._worker_watch.answered(sender, time.monotonic())
+        elif kind is messages.DefineEnv:
+            self._processes.envs.define(message.key, message.spec)
+            self._tell_env_failed([sender], message.key)
         elif kind is messages.CreateGroup:
             m = message
             bundles = tuple(m.bundles)
@@ -206,10 +212,10 @@ class Node:
     def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.StartWorker(worker, gpu_ids):
-                    self._start(worker, gpu_ids)
+                case events.StartWorker(worker, gpu_ids, _, env):
+                    self._processes.start(worker, gpu_ids, env)
                 case events.StopWorker(worker, at_once, is_surplus, reason):
-                    self._stop(worker, at_once, is_surplus, reason)
+                    self._processes.stop(worker, at_once, is_surplus, reason)
                 case events.GrantLease(client, shape, worker):
                     self._post(client, messages.Granted(shape, worker))
                 case events.RefuseLeases(client, shape, error):
@@ -225,17 +231,17 @@ class Node:
                     self._post(client, messages.NameTaken(actor, existing, info, is_detached))
                 case events.CreateDetached(_, actor):
                     self._create(actor)
-                case events.TellDied(worker, reason):
+                case events.TellDied(worker, reason, kind):
                     self._clients.discard(worker)
                     self._dead[worker] = reason.partition(";")[0]
                     for client in self._clients:
-                        self._post(client, messages.WorkerDied(worker, reason))
+                        self._post(client, messages.WorkerDied(worker, reason, kind))
                 case events.TellGroup(client, group, error):
                     self._post(client, messages.GroupNews(group, error))
                 case events.WakeAt(at):
                     self._wake_at = at
                 case events.Warn(text):
-                    print(f"rlplat: {text}", file=sys.stderr, flush=True)
+                    self._processes.console.write(f"rlplat: {text}\n")
 
     # -- detached actors: no client may be there to create their next incarnation
 
@@ -276,96 +282,39 @@ class Node:
                 case wait_graph.Ask(owner, ids):
                     self._post(owner, messages.WhoMakes(ids))
                 case wait_graph.Warn(text):
-                    print(f"rlplat: {text}", file=sys.stderr, flush=True)
+                    self._processes.console.write(f"rlplat: {text}\n")
 
     # -- processes
 
-    def _start(self, worker: str, gpu_ids: tuple[int, ...]) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read, False)
-        cuda = ",".join(self._gpus[g] if g < len(self._gpus) else str(g) for g in gpu_ids)
-        order = {"worker": worker, "gpu_ids": gpu_ids, "cuda": cuda}
-        socket.send_fds(self._orders, [msgspec.msgpack.encode(order)], [write])
-        os.close(write)
-        self._processes[worker] = _Process(read)
-        self._worker_by_log[read] = worker
-        self._poller.register(read, select.POLLIN)
-
-    def _stop(self, worker: str, at_once: bool, is_surplus: bool, reason: str) -> None:
-        process = self._processes.get(worker)
-        if process is None or process.is_ended:
-            return
-        if at_once:
-            process.kill_reason = process.kill_reason or (reason and f"was killed: {reason}")
-            self._kill(process)
-        else:
-            self._post(worker, messages.Exit())
-            if not is_surplus:
-                process.kill_at = time.monotonic() + _CLOSE_S
-
-    def _kill(self, process: _Process) -> None:
-        process.kill_at = 0.0
-        if process.pid:
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-
-    def _hear_zygote(self) -> bool:
-        data = self._orders.recv(65536)
-        if not data:
-            return False
-        news = msgspec.msgpack.decode(data)
-        if "started" in news:
-            process = self._processes[news["started"]]
-            process.pid = news["pid"]
-            if process.kill_at is not None and process.kill_at <= time.monotonic():
-                self._kill(process)
-        else:
-            self._on_ended(news["ended"], news["status"])
-        return True
-
-    def _on_ended(self, worker: str, status: int) -> None:
-        process = self._processes.pop(worker)
-        self._read_log(worker, process)
-        process.is_ended = True
-        self._poller.unregister(process.log)
-        del self._worker_by_log[process.log]
-        os.close(process.log)
-        reason = f"pid {process.pid} {process.kill_reason or _describe(status)}"
-        if process.lines and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
-            reason += "; last lines of its output:\n  " + "\n  ".join(process.lines)
+    def _on_process_lost(self, worker: str, reason: str, kind: str) -> None:
         self._transport.forget(worker)
         self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
         self._waits.unblocked(worker)
-        self._event(events.WorkerLost(worker, reason))
+        self._event(events.WorkerLost(worker, reason, kind))
 
-    def _read_log(self, worker: str, process: _Process | None = None) -> None:
-        """Forward what a worker printed, each line under its name."""
-        process = process or self._processes[worker]
-        try:
-            data = os.read(process.log, 65536)
-        except BlockingIOError:
-            return
-        if not data and process.log in self._worker_by_log and not process.is_ended:
-            return
-        *lines, process.rest = (process.rest + data).split(b"\n")
-        if len(process.rest) > 65536:
-            lines, process.rest = [*lines, process.rest], b""
-        who = self._scheduler.who(worker)
-        for line in lines:
-            text = line.decode(errors="replace")
-            process.lines.append(text)
-            print(f"({who} pid={process.pid}) {text}", file=sys.stderr, flush=True)
+    def _on_env_settled(self, key: str) -> None:
+        error = self._processes.envs.error(key)
+        if error is not None:
+            self._tell_env_failed(list(self._clients), key)
+            self._event(events.EnvFailed(key, error))
+
+    def _tell_env_failed(self, clients: list[str], key: str) -> None:
+        error = self._processes.envs.error(key)
+        if error is not None:
+            for client in clients:
+                self._post(client, messages.EnvFailed(key, error))
 
     # -- time
 
     def _next_deadline_ms(self) -> float | None:
-        times = [p.kill_at for p in self._processes.values() if p.kill_at]
-        times += [self._removals[0][0]] if self._removals else []
+        times = [self._removals[0][0]] if self._removals else []
         times += [self._wake_at] if self._wake_at is not None else []
-        deadline = self._waits.deadline()
-        times += [deadline] if deadline is not None else []
+        for deadline in (
+            self._waits.deadline(),
+            self._processes.next_deadline(),
+            self._worker_watch.next_deadline(),
+        ):
+            times += [deadline] if deadline is not None else []
         return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
 
     def _keep_house(self) -> None:
@@ -374,26 +323,18 @@ class Node:
             self._wake_at = None
             self._event(events.Tick())
         self._watch(self._waits.ticked(now))
-        for process in self._processes.values():
-            if process.kill_at and process.kill_at <= now:
-                self._kill(process)
+        self._processes.keep_house(now)
+        self._worker_watch.keep_house(now)
         while self._removals and self._removals[0][0] <= now:
             _, worker = self._removals.popleft()
             remove_files_of(self._session, worker)
 
     def close(self) -> None:
-        self._orders.close()
+        # The zygote first: with its orders closed it would take the node for dead, and kill it before it is done here.
         kill_marked(os.environ[MARK])
+        self._processes.close()
+        shutil.rmtree(os.path.join(self._folder, SNAPSHOTS), ignore_errors=True)
         remove_session(self._session)
-
-
-def _describe(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        name = signal.Signals(number).name
-        hint = ": it was killed from outside, or the kernel ran out of memory" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
-    return f"exited with code {os.WEXITSTATUS(status)}"
 
 
 def main() -> None:
@@ -418,10 +359,10 @@ def main() -> None:
         os.dup2(2, 1)
         if os.getppid() != parent:
             os._exit(1)
-        zygote.run(theirs, config["session"], config["preload"])
+        zygote.run(theirs, config["session"], config["folder"], config["preload"])
     theirs.close()
     stack_dump.arm()
-    node = Node(config["session"], config["total"], ours, config["namespace"])
+    node = Node(config, ours)
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why

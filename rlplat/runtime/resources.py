@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 from rlplat.errors import ConfigError, InfeasibleResources
 
@@ -20,6 +21,22 @@ def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Reso
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),
     }
     return found | (custom or {})
+
+
+def check_at_least(name: str, value: Any, least: float, at_most: float = float("inf")) -> None:
+    """ConfigError unless a number argument of `rlplat.init` is within its bounds."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not least <= value <= at_most
+        or not value
+    ):
+        bounds = (
+            f"at least {least:g}"
+            if at_most == float("inf")
+            else f"more than {least:g} and at most {at_most:g}"
+        )
+        raise ConfigError(f"rlplat.init: {name} must be a number of {bounds}, not {value!r}")
 
 
 def visible_gpus() -> list[str]:

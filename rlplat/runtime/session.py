@@ -19,6 +19,10 @@ from rlplat.runtime.capacity import SPILL_LINK
 
 MARK = "RLPLAT_SESSION"
 """Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
+WORKER_MARK = "RLPLAT_WORKER"
+"""Environment variable with the id of the worker that a process belongs to (itself, or a descendant of its)."""
+NO_WORKER = "-" * 15
+"""Its value elsewhere: room for an id, see `mark_as_worker`."""
 _PREFIX = "rlplat-"
 _MIN_STORE_BYTES = 32 << 20
 _KILL_S = 2.0
@@ -89,13 +93,58 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.003)
 
 
-def _marked(needle: bytes) -> set[int]:
+def mark_as_worker(worker: str) -> None:
+    """Make this fork of the zygote, and whatever it forks or executes, recognisable as the worker's.
+
+    /proc/<pid>/environ shows the memory in which the process was given its environment, not what `putenv` makes of it;
+    a fork has a copy of that memory. So the id is written into it, over the value of `WORKER_MARK`.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    place = libc.getenv(WORKER_MARK.encode())
+    if place and ctypes.string_at(place) == NO_WORKER.encode():
+        ctypes.memmove(place, worker.encode()[: len(NO_WORKER)].ljust(len(NO_WORKER), b"\0"), len(NO_WORKER))
+    os.environ[WORKER_MARK] = worker
+
+
+def kill_family(mark: str, worker: str, known_children: set[int]) -> None:
+    """SIGKILL what a dead worker has left: its descendants, which are this sub-reaper's children now, and theirs."""
+    needles = {f"{MARK}={mark}".encode(), f"{WORKER_MARK}={worker}".encode()}
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        orphans = _children() - known_children
+        if not orphans:
+            return
+        found = _marked(*needles)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not found and not any(_is_being_executed(pid) for pid in orphans):
+            return
+        time.sleep(0.003)
+
+
+def _is_being_executed(pid: int) -> bool:
+    """Its environment reads as empty, and it is no zombie."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if file.read(1):
+                return False
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _marked(*needles: bytes) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
-                    if needle in file.read().split(b"\0"):
+                    if {*needles} <= {*file.read().split(b"\0")}:
                         found.add(int(name))
             except OSError:
                 continue
@@ -158,6 +207,15 @@ def driver_pid(session: str) -> int:
     return int(os.path.basename(session).split("-", 3)[1])
 
 
+def is_session_alive(name: str) -> bool:
+    """Whether the driver of the session of that name lives; ValueError when that is no session's name."""
+    _, pid, started, _ = name.split("-", 3)
+    try:
+        return _start_time(int(pid)) == started
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def remove_dead_sessions(root: str) -> None:
     """Folders of drivers that are gone, whose node was killed as well (pid and start time prove it)."""
     for name in os.listdir(root):
@@ -165,14 +223,8 @@ def remove_dead_sessions(root: str) -> None:
             continue
         path = os.path.join(root, name)
         try:
-            _, pid, started, _ = name.split("-", 3)
-            if os.stat(path).st_uid != os.getuid():
+            if os.stat(path).st_uid != os.getuid() or is_session_alive(name):
                 continue
-            try:
-                if _start_time(int(pid)) == started:
-                    continue
-            except FileNotFoundError:
-                pass
             if time.time() - os.stat(path).st_mtime > 10:  # its node may still be busy removing it
                 remove_session(path)
         except (ValueError, OSError):

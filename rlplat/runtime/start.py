@@ -11,12 +11,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NodeLost
 from rlplat.runtime import capacity, stack_dump
-from rlplat.runtime.resources import machine_resources, raise_file_limit
-from rlplat.runtime.session import MARK, make_session, make_spill_folder, remove_session
+from rlplat.runtime.log_files import SNAPSHOTS, make_session_folder
+from rlplat.runtime.resources import check_at_least, machine_resources, raise_file_limit
+from rlplat.runtime.runtime_env import checked
+from rlplat.runtime.session import (
+    MARK,
+    NO_WORKER,
+    WORKER_MARK,
+    make_session,
+    make_spill_folder,
+    remove_session,
+)
 
 if TYPE_CHECKING:
     from rlplat.runtime.driver import Driver
@@ -33,7 +42,16 @@ def start_private_cluster(
     object_store_memory: int | None = None,
     spill_dir: str | None = None,
     store_full_timeout_s: float = capacity.FULL_TIMEOUT_S,
+    *,
+    runtime_env: dict[str, Any] | None = None,
+    hang_timeout_s: float = 10.0,
+    memory_usage_threshold: float = 0.9,
+    log_dir: str | None = None,
+    log_to_driver: bool = True,
 ) -> Driver:
+    env = {} if runtime_env is None else checked(runtime_env)
+    check_at_least("hang_timeout_s", hang_timeout_s, 0.5)
+    check_at_least("memory_usage_threshold", memory_usage_threshold, 0, at_most=1)
     total = machine_resources(num_cpus, num_gpus, resources)
     raise_file_limit()  # the node and its workers inherit it
     session = make_session()
@@ -41,15 +59,20 @@ def start_private_cluster(
         limit = capacity.budget(object_store_memory, session)
         capacity.create_account(session, limit, store_full_timeout_s)
         make_spill_folder(session, spill_dir)
+        folder = str(make_session_folder(os.path.basename(session), log_dir))
     except BaseException:
         remove_session(session)
         raise
     config = {
         "session": session,
+        "folder": folder,
         "total": total,
         "preload": list(preload),
         "sys_path": sys.path,
         "namespace": namespace,
+        "hang_timeout_s": hang_timeout_s,
+        "memory_usage_threshold": memory_usage_threshold,
+        "log_to_driver": log_to_driver,
     }
     node = subprocess.Popen(
         [sys.executable, "-c", _NODE_CODE, json.dumps(config)],
@@ -67,6 +90,7 @@ def start_private_cluster(
                 f"the node process could not start (exit code {node.wait()}); see its message above"
             )
         driver = Driver(session, node)
+        driver.use_runtime_env(env, os.path.join(folder, SNAPSHOTS))
         driver.start()
         stack_dump.arm()
     except BaseException:
@@ -81,4 +105,5 @@ def _environment(session: str) -> dict[str, str]:
     here = str(Path(__file__).parents[2])
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Worker processes are many: numpy's own threads would only fight over the cores. torch has its own setting.
-    return {**os.environ, MARK: os.path.basename(session), "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
+    marks = {MARK: os.path.basename(session), WORKER_MARK: NO_WORKER}
+    return {**os.environ, **marks, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}

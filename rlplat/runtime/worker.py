@@ -36,6 +36,7 @@ from rlplat.runtime.execution import (
 )
 from rlplat.runtime.interrupts import Interrupts
 from rlplat.runtime.io_loop import Patience
+from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import Value
 from rlplat.runtime.refs import ObjectRef
 
@@ -91,6 +92,7 @@ class Worker(Client):
             messages.CancelTask: self._on_cancel,
             messages.ItemsTaken: self._on_items_taken,
             messages.FarewellHeard: lambda sender, _: self._farewells.discard(sender),
+            messages.Ping: lambda sender, _: self._transport.post(NODE, messages.Pong()),
         }
 
     # ---------------------------------------------------------------- messages
@@ -582,11 +584,14 @@ class _BlockedNotice:
             self._worker._transport.post(NODE, messages.Unblocked())
 
 
-def main(session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
+def main(
+    session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: dict[str, Any], folder: str
+) -> None:
     """The life of a worker process (already forked, with its log as stdout and stderr)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
     atexit._clear()  # what the zygote has imported registered its handlers for the zygote
+    worker.use_runtime_env(runtime_env, os.path.join(folder, SNAPSHOTS))
     refs.set_backend(worker)
     stack_dump.arm()
     worker._interrupts.install()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -17,8 +19,20 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime.session import MARK, adopt_orphans, kill_marked, remove_session
+from rlplat.runtime import runtime_env
+from rlplat.runtime.crash_points import crash_point
+from rlplat.runtime.log_files import SNAPSHOTS
+from rlplat.runtime.session import (
+    MARK,
+    WORKER_MARK,
+    adopt_orphans,
+    kill_family,
+    kill_marked,
+    mark_as_worker,
+    remove_session,
+)
 
+_LIFE_CODE = "from rlplat.runtime.zygote import live_in_own_python; live_in_own_python()"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,7 +43,7 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def run(orders: socket.socket, session: str, preload: list[str]) -> None:
+def run(orders: socket.socket, session: str, folder: str, preload: list[str]) -> None:
     """Serve orders until the node closes its end. Never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -55,14 +69,15 @@ def run(orders: socket.socket, session: str, preload: list[str]) -> None:
                 os.read(wake_read, 4096)
                 _report_dead(orders, children)
             if orders.fileno() in readable:
-                data, fds, _, _ = socket.recv_fds(orders, 65536, 1)
+                data, fds, _, _ = socket.recv_fds(orders, 1 << 18, 1)
                 if not data:
                     break
                 order = msgspec.msgpack.decode(data)
-                _fork(orders, wake_read, wake_write, session, order, fds[0], children)
+                _fork(orders, wake_read, wake_write, session, folder, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):
             break
     kill_marked(os.environ[MARK])
+    shutil.rmtree(os.path.join(folder, SNAPSHOTS), ignore_errors=True)
     remove_session(session)
     os._exit(0)
 
@@ -72,12 +87,18 @@ def _fork(
     wake_read: int,
     wake_write: int,
     session: str,
+    folder: str,
     order: Any,
     log: int,
     children: dict[int, str],
 ) -> None:
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:  # limits of processes or memory: the node tries again later
+        os.close(log)
+        orders.send(msgspec.msgpack.encode({"refused": order["worker"], "errno": error.errno}))
+        return
     if pid:
         os.close(log)
         children[pid] = order["worker"]
@@ -93,23 +114,57 @@ def _fork(
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.environ["CUDA_VISIBLE_DEVICES"] = order["cuda"]
-        import faulthandler
-
-        faulthandler.enable()
-        import random
-
-        random.seed()
-        from rlplat.runtime import worker
-
-        worker.main(session, order["worker"], tuple(order["gpu_ids"]))
+        life = {
+            "session": session,
+            "folder": folder,
+            "worker": order["worker"],
+            "gpu_ids": order["gpu_ids"],
+            "env": json.loads(order["env"] or "{}"),
+        }
+        if order["python"]:
+            _execute(order["python"], life)
+        mark_as_worker(order["worker"])
+        _live(life)
     except BaseException:
         import traceback
 
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _execute(python: str, life: dict[str, Any]) -> None:
+    """Become a new process of an environment's own python."""
+    own = {**os.environ, WORKER_MARK: life["worker"]}
+    venv = os.path.dirname(os.path.dirname(python))
+    if os.path.exists(os.path.join(venv, "pyvenv.cfg")):
+        path = os.pathsep.join([os.path.dirname(python), own.get("PATH", os.defpath)])
+        own |= {"VIRTUAL_ENV": venv, "PATH": path}
+    own = runtime_env.environment(life["env"], own)
+    os.execve(python, [python, "-c", _LIFE_CODE, json.dumps({**life, "sys_path": sys.path})], own)
+
+
+def live_in_own_python() -> None:
+    """The main program of an executed worker."""
+    life = json.loads(sys.argv.pop())
+    # The driver's path goes first, as far as this python has not found it by itself.
+    sys.path[:0] = [path for path in life["sys_path"] if path not in sys.path]
+    _live(life, has_variables=True)
+
+
+def _live(life: dict[str, Any], has_variables: bool = False) -> None:
+    import faulthandler
+    import random
+
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    random.seed()
+    runtime_env.apply(life["env"], has_variables)
+    crash_point("worker_before_hello")
+    from rlplat.runtime import worker
+
+    worker.main(life["session"], life["worker"], tuple(life["gpu_ids"]), life["env"], life["folder"])
 
 
 def _report_dead(orders: socket.socket, children: dict[int, str]) -> None:
@@ -122,4 +177,5 @@ def _report_dead(orders: socket.socket, children: dict[int, str]) -> None:
             return
         worker = children.pop(pid, None)
         if worker is not None:
+            kill_family(os.environ[MARK], worker, {*children})
             orders.send(msgspec.msgpack.encode({"ended": worker, "status": status}))

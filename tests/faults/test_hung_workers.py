@@ -1,0 +1,131 @@
+"""Workers that hang: a stopped one is dead, a busy one is not, and a pause of everything is nobody's fault."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlplat
+from rlplat.errors import ActorDied, WorkerCrashed
+from tests.faults.programs import eventually, program
+from tests.leak_meter import MARK, marked_processes
+
+
+@pytest.fixture
+def watchful_cluster() -> Iterator[None]:
+    rlplat.init(num_cpus=2, num_gpus=0, hang_timeout_s=1)
+    yield
+    rlplat.shutdown()
+
+
+def test_a_stopped_worker_is_killed_and_its_task_runs_again(watchful_cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote
+    def task() -> int:
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        if len(log.read_text().splitlines()) == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return os.getpid()
+
+    second = rlplat.get(task.remote(), timeout=30)
+    first, again = map(int, log.read_text().split())
+    assert again == second != first
+    assert not os.path.exists(f"/proc/{first}")
+
+
+def test_a_stopped_actor_is_dead_and_says_why(watchful_cluster: None) -> None:
+    @rlplat.remote
+    class Actor:
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor, other = Actor.remote(), Actor.remote()
+    os.kill(rlplat.get(actor.pid.remote()), signal.SIGSTOP)
+    with pytest.raises(
+        ActorDied, match=r"hung for 1 s and was killed: it was stopped \(SIGSTOP\).*hang_timeout_s=1"
+    ):
+        rlplat.get(actor.pid.remote(), timeout=30)
+    assert rlplat.get(other.pid.remote())
+
+
+def test_native_code_that_holds_the_gil_and_waits_is_hung(watchful_cluster: None) -> None:
+    @rlplat.remote(max_retries=0)
+    def wait() -> None:
+        ctypes.PyDLL(None).sleep(600)
+
+    with pytest.raises(WorkerCrashed, match="neither answered nor used any CPU time"):
+        rlplat.get(wait.remote(), timeout=30)
+
+
+def test_native_code_that_holds_the_gil_and_computes_lives(watchful_cluster: None) -> None:
+    @rlplat.remote(max_retries=0)
+    def compute() -> float:
+        began = time.monotonic()
+        assert sum(range(120_000_000))  # seconds in C, without a look at the GIL
+        return time.monotonic() - began
+
+    assert rlplat.get(compute.remote(), timeout=60) > 1, "too quick to show anything"
+
+
+def test_one_that_sleeps_answers_and_lives(watchful_cluster: None) -> None:
+    @rlplat.remote(max_retries=0)
+    def sleep() -> int:
+        time.sleep(2.5)
+        return 1
+
+    @rlplat.remote
+    def waits(refs: list) -> int:
+        return rlplat.get(refs[0])
+
+    asleep = sleep.remote()
+    assert rlplat.get([asleep, waits.remote([asleep])], timeout=30) == [1, 1]
+
+
+def test_a_pause_of_every_process_kills_nobody() -> None:
+    script = """
+import os, time, rlplat
+rlplat.init(num_cpus=2, num_gpus=0, hang_timeout_s=1)
+
+@rlplat.remote
+class Actor:
+    def pid(self):
+        return os.getpid()
+
+@rlplat.remote(max_retries=0)
+def task():
+    time.sleep(3)
+    return os.getpid()
+
+actors = [Actor.remote() for _ in range(2)]
+pids = rlplat.get([actor.pid.remote() for actor in actors])
+ref = task.remote()
+print("running", flush=True)
+assert rlplat.get(ref, timeout=60)
+assert rlplat.get([actor.pid.remote() for actor in actors], timeout=60) == pids
+print("alive")
+rlplat.shutdown()
+"""
+    with program(script) as driver:
+        everybody = marked_processes(os.environ[MARK])
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.5)  # the fault itself: longer than twice the limit
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        code, out, errors = driver.finish()
+        assert (code, out) == (0, "alive\n"), errors
+        assert eventually(lambda: not driver.left_behind(), 5)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", True, None])
+def test_the_limit_is_checked(value: object) -> None:
+    with pytest.raises(rlplat.errors.ConfigError, match=r"hang_timeout_s must be a number of at least 0\.5"):
+        rlplat.init(hang_timeout_s=value)  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""Processes that cannot be made, and processes that a dead worker leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import rlplat
+from rlplat.errors import ActorDied
+from tests.faults.programs import eventually, program
+
+NODE_THAT_CANNOT_FORK = """
+import os, subprocess, time
+import rlplat.runtime.start
+popen = subprocess.Popen
+
+def limited(command, **options):
+    # A node whose zygote gets EAGAIN from fork while the file GATE exists.
+    code = '''
+import errno, os
+import rlplat.runtime.node as node, rlplat.runtime.processes as processes, rlplat.runtime.zygote as zygote
+processes._WARN_AFTER_S = 0.3
+class limited_os:
+    def __getattr__(self, name): return getattr(os, name)
+    def fork(self):
+        if os.path.exists(%r): raise OSError(errno.%s, "no")
+        return os.fork()
+zygote.os = limited_os()
+node.main()
+''' % (GATE, ERRNO)
+    return popen([*command[:2], code, *command[3:]], **options)
+
+subprocess.Popen = limited
+import rlplat
+rlplat.init(num_cpus=2, num_gpus=0)
+
+@rlplat.remote
+def f(x):
+    return x + 1
+
+@rlplat.remote
+class Actor:
+    def f(self):
+        return 7
+
+refs = [f.remote(1), Actor.remote().f.remote()]
+print("running", flush=True)
+print(len(rlplat.wait(refs, num_returns=2, timeout=1.2)[0]), flush=True)
+os.unlink(GATE)
+print(rlplat.get(refs, timeout=60))
+rlplat.shutdown()
+"""
+
+
+@pytest.mark.parametrize(("name", "words"), [("EAGAIN", "ulimit -u"), ("ENOMEM", "vm.overcommit_memory")])
+def test_a_fork_that_fails_leaves_tasks_queued(tmp_path: Path, name: str, words: str) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    script = f"GATE, ERRNO = {str(gate)!r}, {name!r}\n" + NODE_THAT_CANNOT_FORK
+    with program(script) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out) == (0, "0\n[2, 7]\n"), errors
+    assert "rlplat: no worker process could be started for" in errors
+    assert "stays queued: fork: " in errors
+    assert words in errors
+    assert errors.count("could be started") == 1, "one warning, not one for each attempt"
+
+
+def test_out_of_descriptors_new_workers_wait_and_the_limit_is_named() -> None:
+    script = """
+import os, resource
+import rlplat
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+rlplat.init(num_cpus=2, num_gpus=0)
+
+@rlplat.remote
+class Actor:
+    def pid(self):
+        return os.getpid()
+
+actors = [Actor.remote() for _ in range(30)]
+refs = [actor.pid.remote() for actor in actors]
+print("running", flush=True)
+ready, rest = rlplat.wait(refs, num_returns=30, timeout=7)
+print(0 < len(ready) < 30)
+for ref, actor in list(zip(refs, actors)):
+    if ref in ready[:15]:
+        rlplat.kill(actor)
+print(len(rlplat.wait(rest, num_returns=len(rest), timeout=60)[1]))
+rlplat.shutdown()
+"""
+    with program(script) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out) == (0, "True\n0\n"), errors
+    assert "a process may have 64 open files" in errors
+    assert "ulimit -n" in errors
+
+
+class Parent:
+    """Starts descendants of each kind; all of them sleep."""
+
+    def start(self, folder: str) -> list[int]:
+        import subprocess
+        import sys
+        import time
+
+        plain = subprocess.Popen(["sleep", "600"])
+        session = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        forked = os.fork()
+        if not forked:
+            os.setsid()
+            time.sleep(600)
+            os._exit(0)
+        daemon = Path(folder, f"daemon-{os.getpid()}")
+        if not (middle := os.fork()):  # a double fork: the daemon's parent is gone at once
+            os.setsid()
+            if not os.fork():
+                daemon.with_suffix(".draft").write_text(str(os.getpid()))
+                daemon.with_suffix(".draft").rename(daemon)
+                time.sleep(600)
+            os._exit(0)
+        os.waitpid(middle, 0)
+        nested = subprocess.Popen(
+            [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"],
+            start_new_session=True,
+        )
+        assert eventually(daemon.exists, 20)
+        return [plain.pid, session.pid, forked, int(daemon.read_text()), nested.pid]
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "rlplat.kill", "out of scope"])
+def test_what_a_worker_has_started_ends_with_it(cluster: None, tmp_path: Path, how: str) -> None:
+    @rlplat.remote
+    class Actor(Parent):
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor, other = Actor.remote(), Actor.remote()
+    mine, others = rlplat.get([each.start.remote(str(tmp_path)) for each in (actor, other)], timeout=60)
+    assert len(alive(mine)) == len(alive(others)) == 5
+    if how == "SIGKILL":
+        os.kill(rlplat.get(actor.pid.remote()), signal.SIGKILL)
+    elif how == "rlplat.kill":
+        rlplat.kill(actor)
+    else:
+        del actor
+    assert eventually(lambda: not alive(mine), 4), alive(mine)
+    assert alive(others) == others, "those of another worker live on"
+    assert rlplat.get(other.pid.remote())
+
+
+def test_workers_that_cannot_start_are_not_started_in_a_storm(tmp_path: Path) -> None:
+    """Each start leaves a line; a worker that dies at once would otherwise be replaced thousands of times a second."""
+    log = tmp_path / "log"
+    script = f"""
+import os, subprocess, time
+import rlplat.runtime.start
+popen = subprocess.Popen
+
+def broken(command, **options):
+    code = '''
+import os
+import rlplat.runtime.node as node, rlplat.runtime.worker as worker
+def main(*args):
+    with open({str(log)!r}, "a") as file:
+        file.write("start")
+    os._exit(3)
+worker.main = main
+node.main()
+'''
+    return popen([*command[:2], code, *command[3:]], **options)
+
+subprocess.Popen = broken
+import rlplat
+rlplat.init(num_cpus=2, num_gpus=0)
+ref = rlplat.remote(os.getpid).remote()
+print("running", flush=True)
+rlplat.wait([ref], timeout=3)
+rlplat.shutdown()
+"""
+    with program(script) as driver:
+        code, _, errors = driver.finish()
+    assert code == 0, errors
+    assert 2 <= log.read_text().count("start") <= 40
+
+
+def test_an_actor_that_cannot_be_killed_twice_is_reported_once(cluster: None) -> None:
+    @rlplat.remote
+    class Actor:
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = Actor.remote()
+    pid = rlplat.get(actor.pid.remote())
+    rlplat.kill(actor)
+    rlplat.kill(actor)
+    with pytest.raises(ActorDied, match=r"rlplat\.kill"):
+        rlplat.get(actor.pid.remote())
+    assert eventually(lambda: not alive([pid]), 5)
