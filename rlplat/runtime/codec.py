@@ -203,7 +203,7 @@ def _pickler_class() -> Any:
     if _torch_pickler is None and getattr(torch, "Tensor", None) is not None:
         table = {torch.Tensor: _reduce_tensor}  # type: ignore[union-attr]
 
-        class TorchPickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+        class TorchPickler(cloudpickle.Pickler):
             dispatch_table = ChainMap(table, *cloudpickle.Pickler.dispatch_table.maps)
 
         _torch_pickler = TorchPickler
