@@ -213,7 +213,7 @@ class LoopRunner:
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )
-        what = f"{worker._actor_name}.{method}"
+        what, began = f"{worker._actor_name}.{method}", time.perf_counter()
         try:
             if key in self._cancelled:
                 raise asyncio.CancelledError
@@ -234,6 +234,7 @@ class LoopRunner:
                     worker.reply_cancelled(key, num_returns, what)
             else:
                 worker._reply_error(owner, message.task, what, num_returns, error)
+        worker._spans.append((what, began, time.perf_counter()))
         if not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
