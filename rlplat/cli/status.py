@@ -58,7 +58,6 @@ def _print(status: dict[str, Any]) -> None:
     print()
     rows = [[name, use["used"], use["total"]] for name, use in status["resources"].items()]
     print_table(["resource", "used", "total"], rows)
-    store = status["store"]
     print(f"object store: {store_text(status['store'])}")
     print()
     print(f"nodes    {len(status['nodes'])}")

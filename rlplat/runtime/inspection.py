@@ -328,7 +328,7 @@ def _stacks(client: Any, limit: int) -> Report:
             {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
         )
     for task in list(getattr(getattr(client, "_runner", None), "_tasks", {}).values()):
-        frames = [[f.f_code.co_filename, f.f_lineno, f.f_code.co_qualname] for f in task.get_stack()]
+        frames = _awaits(task.get_coro())
         rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
         if len(rows) >= _MAX_FRAMES:
             break
@@ -343,6 +343,17 @@ def _frames(frame: FrameType | None) -> list[list[Any]]:
         frames.append([code.co_filename, frame.f_lineno, code.co_qualname])
         frame = frame.f_back
     return frames[::-1]
+
+
+def _awaits(coroutine: Any) -> list[list[Any]]:
+    """Frames of a suspended coroutine and of what it awaits. (One that runs right now is in its thread's stack.)"""
+    frames: list[list[Any]] = []
+    while coroutine is not None and len(frames) < _MAX_FRAMES:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            frames.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname])
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return frames
 
 
 _ROOMS: dict[str, Callable[[Any, int], Report]] = {
