@@ -214,8 +214,7 @@ class LoopRunner:
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )
-        what = f"{worker._actor_name}.{method}"
-        began = time.perf_counter()
+        what, began = f"{worker._actor_name}.{method}", time.perf_counter()
         try:
             if key in self._cancelled:
                 raise asyncio.CancelledError
