@@ -39,6 +39,7 @@ from rlplat.runtime.inproc_calls import (
     environment,
     is_async_class,
     is_stream,
+    running_shape,
     running_task,
 )
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached
@@ -122,7 +123,8 @@ class InprocBackend:
 
     def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         what = f"task {options.name or code.name}"
-        self._resources.check(shape_of(options, 1, self._resources.total, f"task {code.name}"), what)
+        shape = shape_of(options, 1, self._resources.total, f"task {code.name}")
+        self._resources.check(shape, what)
         check_environment(options.runtime_env, what, is_async=False)
         codec.dump_code(code)
         call = self._call(
@@ -136,6 +138,7 @@ class InprocBackend:
             num_retries=options.max_retries,
             retry_exceptions=options.retry_exceptions,
             runtime_env=options.runtime_env,
+            shape=shape,
         )
         return self._submit(call)
 
@@ -180,6 +183,7 @@ class InprocBackend:
         if actor is not None:
             actor.enter(call.what)
         token, task_token = current_actor.set(actor), running_task.set(f"{self.client_id}:{call.out[0].id}")
+        shape_token = running_shape.set(call.shape)
         try:
             reason = self._reason_not_to_run(call)
             if reason is not None:
@@ -209,6 +213,7 @@ class InprocBackend:
         finally:
             current_actor.reset(token)
             running_task.reset(task_token)
+            running_shape.reset(shape_token)
             if actor is not None and (call.stream is None or not call.stream.is_begun):
                 actor.leave()
 
@@ -477,9 +482,9 @@ class InprocBackend:
         self._resources.remove(group)
 
     def cluster(self) -> Cluster:
-        """The one node, the placement groups, and the actor that runs this."""
-        actor = current_actor.get()
-        here = Place(NODE)
+        """The one node, the placement groups, and the task or actor that runs this."""
+        actor, shape = current_actor.get(), running_shape.get()
+        here = Place(NODE) if shape is None else Place(NODE, shape, bundle=shape.bundle)
         if actor is not None:
             name = actor.names[1] if actor.names else ""
             here = Place(

@@ -32,6 +32,8 @@ _THREAD_CLOSE_S = 5.0
 
 current_actor: contextvars.ContextVar[LocalActor | None] = contextvars.ContextVar("actor", default=None)
 running_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("task", default=None)
+running_shape: contextvars.ContextVar[Shape | None] = contextvars.ContextVar("shape", default=None)
+"""What the task that runs was submitted with; None in the driver and in actors, which have their own."""
 
 
 class ActorExit(BaseException):
@@ -57,6 +59,8 @@ class Call:
     num_retries: int = 0
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
     runtime_env: dict[str, Any] = field(default_factory=dict)
+    shape: Shape | None = None
+    """Of a task."""
     actor: LocalActor | None = None
     group: str = ""
     out: list[ObjectRef] = field(default_factory=list)
