@@ -13,6 +13,7 @@ at the restart. What a call does outside the state (files, other actors) is not 
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 from collections.abc import Callable
@@ -42,6 +43,17 @@ def check(code: RemoteCode, options: Options) -> None:
         raise ConfigError(
             f"actor {code.name}: exactly_once=True needs calls that run one after the other: leave max_concurrency "
             "and concurrency_groups out"
+        )
+    methods = inspect.getmembers(code.target, inspect.isfunction)
+    asynchronous = [
+        name
+        for name, method in methods
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+    ]
+    if asynchronous:
+        raise ConfigError(
+            f"actor {code.name}: exactly_once=True needs calls that run one after the other, and {asynchronous[0]} is "
+            "an async method"
         )
     has = [hasattr(code.target, name) for name in ("get_state", "set_state")]
     if any(has) and not all(has):

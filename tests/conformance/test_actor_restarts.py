@@ -260,6 +260,22 @@ def test_an_actor_that_always_dies_in_its_constructor_ends_with_an_error(
     assert len(log.read_text()) <= 4  # the restart intensity: 3 in 60 s
 
 
+def test_an_actor_that_crashes_too_often_ends_with_an_error_that_says_so(cluster: None) -> None:
+    actor = rlplat.remote(max_restarts=-1)(make_class()).remote()
+    pid = get(actor.pid.remote())
+    for _ in range(3):
+        die(pid)
+        pid = after_restart(actor, pid)
+    die(pid)
+
+    def is_final() -> bool:
+        with pytest.raises(ActorDied) as died:
+            get(actor.pid.remote())
+        return "crashed 4 times within 60 s" in str(died.value)
+
+    assert soon(is_final)
+
+
 def test_kill_ends_an_actor_for_good_and_kill_without_no_restart_does_not(cluster: None) -> None:
     actor = rlplat.remote(max_restarts=5)(make_class()).remote()
     pid = get(actor.pid.remote())
@@ -379,6 +395,12 @@ def test_exactly_once_needs_calls_one_after_the_other_and_both_halves_of_the_sta
     kind = make_class()
     with pytest.raises(ConfigError, match=r"one after the other.*max_concurrency"):
         rlplat.remote(exactly_once=True, max_concurrency=2)(kind).remote()
+
+    class Awaiting:
+        async def f(self) -> None: ...
+
+    with pytest.raises(ConfigError, match="f is an async method"):
+        rlplat.remote(exactly_once=True)(Awaiting).remote()
 
     class Half:
         def get_state(self) -> None: ...

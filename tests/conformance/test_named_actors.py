@@ -164,6 +164,28 @@ def test_a_detached_actor_restarts_without_its_creator(cluster: None) -> None:
     assert rlplat.get(actor.pid.remote()) != pid
 
 
+def test_a_name_stays_with_its_actor_over_a_restart(cluster: None) -> None:
+    actor = counter(name="x", max_restarts=1, max_task_retries=1).remote(5)
+    pid = rlplat.get(actor.pid.remote(), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    assert rlplat.get(rlplat.get_actor("x").add.remote(), timeout=60) == 6
+    assert rlplat.list_named_actors() == ["x"]
+    with pytest.raises(ConfigError, match="exists already"):
+        counter(name="x").remote()
+
+
+def test_get_if_exists_finds_a_detached_actor_of_a_dead_process(cluster: None) -> None:
+    make = counter(name="stays", lifetime="detached", get_if_exists=True)
+
+    @rlplat.remote
+    def create() -> int:
+        rlplat.get(make.remote(5).add.remote())
+        return os.getpid()
+
+    os.kill(rlplat.get(create.remote(), timeout=60), signal.SIGKILL)
+    assert rlplat.get(make.remote(99).add.remote(), timeout=60) == 7
+
+
 def test_a_detached_actor_whose_constructor_raises_says_so(cluster: None) -> None:
     class Broken:
         def __init__(self) -> None:
