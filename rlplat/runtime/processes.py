@@ -4,8 +4,8 @@ The node asks (`start`, `stop`, `kill`) and hears of each end once, through `on_
 run: that is the scheduler's judgement. What is decided here is when to try again:
 
 - a worker whose environment is being built waits for that; it is lost when the build fails;
-- when a process cannot be made (limits of processes, memory, descriptors), or ends before it was ready, the next start
-  waits 0.05 s, then twice as long, up to 2 s. What waits stays queued. After 5 s a warning says why, every 30 s.
+- when a process cannot be made (limits of processes, memory, descriptors) the next start waits 0.05 s, then twice as
+  long, up to 2 s. What waits stays queued. After 5 s a warning says why, every 30 s.
 """
 
 from __future__ import annotations
@@ -256,7 +256,6 @@ class Processes:
         if process.output.last_lines and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
             reason += "; last lines of its output:\n  " + "\n  ".join(process.output.last_lines)
         if process.kill_at is None and not self._is_ready(worker):
-            self._put_off(time.monotonic(), f"worker {worker} ended while it started: {reason}")
             self.envs.died_early(process.start.env, reason)
         self._on_lost(worker, reason, process.kind)
 
