@@ -69,8 +69,8 @@ class Liveness:
     def look(self, readings: Mapping[str, Reading], now: float) -> list[Verdict]:
         """Judge the workers in use; called every `period_s`."""
         if self._looked_at is None or now - self._looked_at > _GAP_PERIODS * self.period_s:
-            for watched in self._watched.values():
-                watched.sign_at = now
+            for known in self._watched.values():
+                known.sign_at = now
         self._looked_at = now
         for worker in self._watched.keys() - readings.keys():
             del self._watched[worker]

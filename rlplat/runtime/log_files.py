@@ -73,12 +73,18 @@ class LogFile:
     It is opened for each write: a node has many workers, and few descriptors to spare.
     """
 
-    def __init__(self, path: str, head: bytes = b"") -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self.num_lost_bytes = 0
         """Could not be written: the disk is full, or the folder is gone."""
-        self._head = head
+        self._head = b""
         self._size = 0
+
+    def add_to_head(self, line: str) -> None:
+        """A line that begins every part of the file, from now on."""
+        self._head += line.encode()
+        if self._size:
+            self.write(line.encode())
 
     def write(self, data: bytes) -> None:
         written = 0

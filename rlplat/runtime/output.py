@@ -68,14 +68,15 @@ class WorkerOutput:
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.report_at: float | None = None
         """When `report` is due: lines were dropped."""
-        self._console, self._file, self._forward = console, file, forward
+        self.file = file
+        self._console, self._forward = console, forward
         self._rest = b""
         self._second = 0.0
         self._num_lines = self._num_bytes = self._num_dropped = 0
 
     def take(self, data: bytes, name: str, now: float) -> None:
         """`name` goes before each line."""
-        self._file.write(data)
+        self.file.write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MOST_LINE_BYTES:
             lines, self._rest = [*lines, self._rest], b""
@@ -107,9 +108,9 @@ class WorkerOutput:
     def report(self, name: str) -> None:
         """Say how many lines were dropped, if any were."""
         if self._num_dropped:
-            lost = self._file.num_lost_bytes
+            lost = self.file.num_lost_bytes
             where = f", but for {lost:,} bytes that could not be written there" if lost else ""
             self._console.write(
-                f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self._file.path}{where}\n"
+                f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self.file.path}{where}\n"
             )
         self._num_dropped, self.report_at = 0, None

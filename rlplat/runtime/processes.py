@@ -4,8 +4,8 @@ The node asks (`start`, `stop`, `kill`) and hears of each end once, through `on_
 run: that is the scheduler's judgement. What is decided here is when to try again:
 
 - a worker whose environment is being built waits for that; it is lost when the build fails;
-- when a process cannot be made (limits of processes, memory, descriptors), or ends before it was ready, the next start
-  waits 0.05 s, then twice as long, up to 2 s. What waits stays queued. After 5 s a warning says why, every 30 s.
+- when a process cannot be made (limits of processes, memory, descriptors) the next start waits 0.05 s, then twice as
+  long, up to 2 s. What waits stays queued. After 5 s a warning says why, every 30 s.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Process:
         self.kill_reason = ""
         """Why somebody wanted it killed."""
         self.kind = "WorkerCrashed"
+        self.actor = ""
+        """The class of the actor that it is, as its log file was told."""
 
 
 class Processes:
@@ -98,8 +100,7 @@ class Processes:
 
     def start(self, worker: str, gpu_ids: tuple[int, ...], env: str = "") -> None:
         start = Start(worker, gpu_ids, env)
-        head = f"# {worker} of {os.path.basename(os.path.dirname(self.log_folder))}\n".encode()
-        file = LogFile(os.path.join(self.log_folder, f"{worker}.log"), head)
+        file = LogFile(os.path.join(self.log_folder, f"{worker}.log"))
         self._processes[worker] = Process(start, WorkerOutput(self.console, file, self._log_to_driver))
         self._waiting[worker] = start
         self._launch(time.monotonic())
@@ -226,6 +227,9 @@ class Processes:
         if "started" in news:
             process = self._processes[news["started"]]
             process.pid = news["pid"]
+            process.output.file.add_to_head(
+                f"# {news['started']} pid={process.pid} started={time.time():.0f}\n"
+            )
             if process.kill_at is not None and process.kill_at <= time.monotonic():
                 self._kill(news["started"], process)
         elif "refused" in news:
@@ -252,7 +256,6 @@ class Processes:
         if process.output.last_lines and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
             reason += "; last lines of its output:\n  " + "\n  ".join(process.output.last_lines)
         if process.kill_at is None and not self._is_ready(worker):
-            self._put_off(time.monotonic(), f"worker {worker} ended while it started: {reason}")
             self.envs.died_early(process.start.env, reason)
         self._on_lost(worker, reason, process.kind)
 
@@ -276,7 +279,11 @@ class Processes:
             process.log = None
 
     def _name(self, worker: str, process: Process) -> str:
-        return f"{self._who(worker)} pid={process.pid}"
+        who = self._who(worker)
+        if who not in (worker, process.actor):
+            process.actor = who
+            process.output.file.add_to_head(f"# Actor {who}\n")
+        return f"{who} pid={process.pid}"
 
     # -- time
 

@@ -273,6 +273,15 @@ def test_a_failed_build_fails_what_waits_with_pips_words(start: Callable[..., No
     assert rlplat.available_resources()["CPU"] >= 1
 
 
+def test_an_environment_in_which_no_worker_starts_is_an_error(start: Callable[..., None]) -> None:
+    start()
+    broken = rlplat.remote(runtime_env={"env_vars": {"PYTHONHOME": "/there/is/no/such"}})(variable)
+    message = r"(?s)three worker processes in a row ended while they started.*No module named 'encodings'"
+    with pytest.raises(RuntimeEnvFailed, match=message):
+        rlplat.get(broken.remote("A"), timeout=60)
+    assert rlplat.get(rlplat.remote(variable).remote("NO_SUCH")) is None
+
+
 def test_a_build_that_takes_too_long_is_ended(
     start: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,8 @@ def test_kill_of_the_driver_leaves_nothing() -> None:
         ("sys.exit(3)", 3),
         ("pass", 0),
         ("rlplat.shutdown()", 0),
-        ("os.kill(os.getpid(), 15)", -15),
+        ("os.kill(os.getpid(), 15)", -15),  # a shell calls it 143
+        ("os.kill(os.getpid(), 1)", -1),  # the terminal was closed
         ("os.abort()", -6),
     ],
 )

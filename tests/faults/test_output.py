@@ -133,7 +133,8 @@ def test_a_log_dir_that_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) 
 
 def test_a_log_file_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "MOST_BYTES", 1000)
-    file = LogFile(str(tmp_path / "w1.log"), b"# head\n")
+    file = LogFile(str(tmp_path / "w1.log"))
+    file.add_to_head("# head\n")
     for number in range(100):
         file.write(f"line {number:04d} {'x' * 89}\n".encode())
     new, old = (tmp_path / "w1.log").read_bytes(), (tmp_path / "w1.log.1").read_bytes()
@@ -175,3 +176,22 @@ def test_a_console_that_nobody_reads_drops_and_counts(monkeypatch: pytest.Monkey
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_log_file_says_whose_it_is(tmp_path: Path) -> None:
+    rlplat.init(num_cpus=1, num_gpus=0, log_dir=str(tmp_path), log_to_driver=False)
+    try:
+
+        @rlplat.remote
+        class Talker:
+            def pid(self) -> int:
+                print("hello")
+                return os.getpid()
+
+        talker = Talker.remote()
+        pid = rlplat.get(talker.pid.remote())
+        assert eventually(lambda: "hello" in text_of(tmp_path), 10)
+        head = rf"# w\d+ pid={pid} started=\d+\n# Actor .*Talker\nhello\n"
+        assert re.fullmatch(head, text_of(tmp_path)), text_of(tmp_path)
+    finally:
+        rlplat.shutdown()

@@ -30,6 +30,7 @@ _SAMPLES: dict[Any, Any] = {
     ),
     ErrorInfo: ErrorInfo("ActorDied", "why", b"e", ["builtins.ValueError"]),
     dict[str, float]: {"CPU": 1.0},
+    dict[str, str]: {"w1": "it was killed"},
     dict[str, int]: {"f": 2},
     Shape: Shape((("CPU", 1.0),), 2**30, "e", "g", 1),
     ActorInfo: ActorInfo("Class", {"f": CallOptions(2, "io", 1, 0.5, 8)}, 3, True),
