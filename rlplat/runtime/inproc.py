@@ -24,7 +24,7 @@ from typing import Any
 
 from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec, exactly_once
-from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.inproc_calls import (
@@ -49,7 +49,6 @@ from rlplat.runtime.resources import machine_resources
 from rlplat.runtime.runtime_env import checked, merged
 
 _ASYNC_CONCURRENCY = 1000
-TERMINATE = "__rlplat_terminate__"
 
 
 class InprocBackend:
@@ -358,7 +357,13 @@ class InprocBackend:
         check_environment(env, what, is_async)
         make = self._call(what, code.target, args, kwargs, runtime_env=env)
         give_back = self._resources.take(shape, what)
-        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
+        info = ActorInfo(
+            code.name,
+            methods_of(code.target),
+            options.max_task_retries,
+            options.exactly_once,
+            tuple(options.concurrency_groups),
+        )
         creation = self._objects.add(codec.pack(None))
         most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
         actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
