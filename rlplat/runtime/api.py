@@ -90,7 +90,7 @@ def init(
     if backend == "inproc":
         from rlplat.runtime.inproc import InprocBackend
 
-        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace))
+        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace, runtime_env))
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 

@@ -30,10 +30,7 @@ from rlplat.runtime.streams import DynamicRefs, ObjectRefGenerator, Stream
 
 _THREAD_CLOSE_S = 5.0
 
-current_actor: contextvars.ContextVar[LocalActor | None] = contextvars.ContextVar("actor", default=None)
-running_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("task", default=None)
-running_shape: contextvars.ContextVar[Shape | None] = contextvars.ContextVar("shape", default=None)
-"""What the task that runs was submitted with; None in the driver and in actors, which have their own."""
+current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
 
 
 class ActorExit(BaseException):
@@ -59,10 +56,10 @@ class Call:
     num_retries: int = 0
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
     runtime_env: dict[str, Any] = field(default_factory=dict)
-    shape: Shape | None = None
-    """Of a task."""
     actor: LocalActor | None = None
     group: str = ""
+    shape: Shape = field(default_factory=Shape)
+    """Tasks: what they are to hold."""
     out: list[ObjectRef] = field(default_factory=list)
     stream: LocalStream | None = None
     began_at: float = field(default_factory=time.monotonic)

@@ -32,6 +32,7 @@ from rlplat.runtime.execution import (
     Outflow,
     Runner,
     make_runner,
+    running_coroutine,
     stream,
 )
 from rlplat.runtime.interrupts import Interrupts
@@ -458,6 +459,17 @@ class Worker(Client):
         with self._lock:
             self._transport.post(owner, messages.Pace(code, told))
 
+    @property
+    def running_task(self) -> str | None:
+        """The task or call that asks: read from its own stack or coroutine, so that nobody has to write it down."""
+        key, frame = running_coroutine(), sys._getframe().f_back
+        while key is None and frame is not None:
+            message = frame.f_locals.get("message") if frame.f_code in _RUN_USER_CODE else None
+            if message is not None:
+                key = (frame.f_locals["owner"], message.task)
+            frame = frame.f_back
+        return None if key is None else f"{key[0]}:{key[1]}"
+
     def shutdown(self) -> None:
         raise UsageError(
             "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
@@ -610,6 +622,9 @@ class _BlockedNotice:
         if self._is_told:
             self._worker._is_blocked = False
             self._worker._transport.post(NODE, messages.Unblocked())
+
+
+_RUN_USER_CODE = frozenset({Worker._execute.__code__, Worker._call.__code__})
 
 
 def main(
