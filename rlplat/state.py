@@ -172,7 +172,7 @@ def cluster_status(*, cluster: str | int | None = None) -> dict[str, Any]:
         "actors": dict(actors),
         "tasks": dict(counts),
         "waiting": node["demands"],
-        "store": _store_usage(session, node.get("store_capacity", 0)),
+        "store": _store_usage(session),
         "silent": silent,
     }
 
@@ -182,7 +182,6 @@ def memory_report(*, limit: int = 100, cluster: str | int | None = None) -> dict
     from rlplat.runtime.observer import client_order
 
     with _observer(cluster) as observer:
-        node = observer.ask_node()
         reports, silent = observer.ask_clients("objects", limit)
         session = observer.session
         pids = {client: observer.pid_of(client) for client in reports}
@@ -192,7 +191,7 @@ def memory_report(*, limit: int = 100, cluster: str | int | None = None) -> dict
         rows = [row for row in report.rows if row["role"] == "owner"]
         if report.totals["owned"] or report.totals["borrowed"] or client == "driver":
             owners.append({"owner": client, "pid": pids[client], **report.totals, "objects": rows})
-    return {"owners": owners, "store": _store_usage(session, node.get("store_capacity", 0)), "silent": silent}
+    return {"owners": owners, "store": _store_usage(session), "silent": silent}
 
 
 def summarize_objects(*, cluster: str | int | None = None) -> Rows:
@@ -456,26 +455,19 @@ def _process_usage(pid: int) -> dict[str, Any]:
         return {"rss_bytes": 0, "cpu_s": 0.0}
 
 
-def _store_usage(session: str, capacity: int) -> dict[str, Any]:
-    """Bytes that the segments of a cluster take in shared memory (kept ones included), and who made them."""
-    by_creator: Counter[str] = Counter()
-    inodes = set()
-    with os.scandir(session) as entries:
-        for entry in entries:
-            if entry.name.startswith("s-"):
-                try:
-                    found = entry.stat()
-                except OSError:  # freed meanwhile
-                    continue
-                if found.st_ino not in inodes:  # two names of one file: taken over from a dead creator
-                    inodes.add(found.st_ino)
-                    by_creator[entry.name.split("-")[1]] += found.st_blocks * 512
-    usage = os.statvfs(session)
+def _store_usage(session: str) -> dict[str, Any]:
+    """From the account that all processes of the node share: no message is needed."""
+    from rlplat.runtime.capacity import Account
+
+    account = Account.open(session)
+    holdings, limit = account.holdings(), account.limit
+    account.close()
     return {
-        "bytes": by_creator.total(),
-        "by_creator": dict(by_creator),
-        "capacity_bytes": capacity or usage.f_blocks * usage.f_frsize,
-        "free_bytes": usage.f_bavail * usage.f_frsize,
+        "bytes": sum(holding.used for holding in holdings),
+        "limit_bytes": limit,
+        "spare_bytes": sum(holding.spare for holding in holdings),
+        "spilled_bytes": sum(holding.spilled for holding in holdings),
+        "by_creator": {holding.client: holding.used for holding in holdings if holding.used},
     }
 
 

@@ -107,6 +107,15 @@ def size_of(num_bytes: float) -> str:
     return f"{num_bytes:.2f} GB"
 
 
+def store_text(store: dict[str, Any]) -> str:
+    text = f"{size_of(store['bytes'])} of {size_of(store['limit_bytes'])} in shared memory"
+    if store["spare_bytes"]:
+        text += f" ({size_of(store['spare_bytes'])} of that kept for reuse)"
+    if store["spilled_bytes"]:
+        text += f", {size_of(store['spilled_bytes'])} spilled to disk"
+    return text
+
+
 def duration_of(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"

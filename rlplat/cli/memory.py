@@ -13,6 +13,7 @@ from rlplat.cli.cluster_view import (
     print_silent,
     print_table,
     size_of,
+    store_text,
 )
 
 _EPILOG = """\
@@ -70,11 +71,7 @@ def run(arguments: list[str]) -> int:
         print()
     store = report["store"]
     makers = ", ".join(f"{client} {size_of(size)}" for client, size in store["by_creator"].items())
-    spare = sum(owner["spare_bytes"] for owner in report["owners"])
-    print(
-        f"shared memory: {size_of(store['bytes'])} of {size_of(store['capacity_bytes'])}"
-        f" ({size_of(spare)} kept for reuse){f', written by {makers}' if makers else ''}"
-    )
+    print(f"object store: {store_text(store)}{f', written by {makers}' if makers else ''}")
     if not has_sites:
         print("(start the program with RLPLAT_RECORD_CALLSITES=1 to see where objects were made)")
     print_silent(report["silent"])

@@ -13,7 +13,7 @@ from rlplat.cli.cluster_view import (
     print_json,
     print_silent,
     print_table,
-    size_of,
+    store_text,
 )
 
 _EPILOG = """\
@@ -58,9 +58,7 @@ def _print(status: dict[str, Any]) -> None:
     print()
     rows = [[name, use["used"], use["total"]] for name, use in status["resources"].items()]
     print_table(["resource", "used", "total"], rows)
-    store = status["store"]
-    print(f"object store: {size_of(store['bytes'])} of {size_of(store['capacity_bytes'])}", end="")
-    print(f" in shared memory, {size_of(store['free_bytes'])} free on the machine")
+    print(f"object store: {store_text(status['store'])}")
     print()
     print(f"nodes    {len(status['nodes'])}")
     print(f"workers  {_counted(status['workers'])}")

@@ -81,6 +81,7 @@ class Client:
         self._objects.room.patience = lambda: self._patience(None)
         self._objects.room.check = self._check_open
         self._rebuilder = Rebuilder(self._objects, self._submit_again)
+        self._running_again = self._rebuilder.under_way
         self._loop.after_frame = self._after_frame
         self._loop.on_tick = self._keep_house
         self._loop.idle_tick_s = self._idle_tick_s
@@ -454,7 +455,8 @@ class Client:
         else:
             values = self._actors.on_replied(record, values)
         self._fill(record, values, inner)
-        self._rebuilder.remember(record, values)
+        if values and (len(values) > 1 or values[0].segment is not None):
+            self._rebuilder.remember(record, values)
 
     def _worker_of(self, record: TaskRecord) -> str | None:
         if record.lane is not None:
@@ -468,7 +470,7 @@ class Client:
         record.refs = None
         if values and values[0].error is not None:
             self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
-        if record.id in self._rebuilder.under_way:
+        if record.id in self._running_again:
             values = self._rebuilder.finished(record, values)
         for id, value in zip(record.ids, values, strict=True):
             self._objects.fill(id, value, inner)

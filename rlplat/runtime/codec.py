@@ -202,11 +202,8 @@ def _pickler_class() -> Any:
     torch = sys.modules.get("torch")
     if _torch_pickler is None and getattr(torch, "Tensor", None) is not None:
         table = {torch.Tensor: _reduce_tensor}  # type: ignore[union-attr]
-
-        class TorchPickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
-            dispatch_table = ChainMap(table, *cloudpickle.Pickler.dispatch_table.maps)
-
-        _torch_pickler = TorchPickler
+        maps = ChainMap(table, *cloudpickle.Pickler.dispatch_table.maps)
+        _torch_pickler = type("TorchPickler", (cloudpickle.Pickler,), {"dispatch_table": maps})
     return _torch_pickler or cloudpickle.Pickler
 
 
@@ -238,8 +235,8 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 def _rebuild_tensor(array: Any, dtype: str, requires_grad: bool) -> Any:
     import numpy as np
-    import torch
 
+    torch: Any = importlib.import_module("torch")
     global _has_torch_warned
     if not _has_torch_warned:
         # It does so once per process, of any array that numpy calls read-only; memory below a tensor never is.

@@ -27,6 +27,7 @@ import msgspec
 from rlplat.runtime import codec, messages
 from rlplat.runtime.api import TERMINATE, methods_of
 from rlplat.runtime.awaiting import LoopInbox
+from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.messages import Value
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class LoopRunner:
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )
-        what = f"{worker._actor_name}.{method}"
+        what, began = f"{worker._actor_name}.{method}", time.perf_counter()
         try:
             if key in self._cancelled:
                 raise asyncio.CancelledError
@@ -234,6 +235,7 @@ class LoopRunner:
                     worker.reply_cancelled(key, num_returns, what)
             else:
                 worker._reply_error(owner, message.task, what, num_returns, error)
+        worker._spans.append((what, began, time.perf_counter()))
         if not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
@@ -289,6 +291,7 @@ class Outflow:
         if index >= self._have:
             packed = codec.pack(value, f"value {index} of {self._what}")
             made = self._worker._objects.make_value(packed, self._owner)
+            crash_point("after_value_is_stored_before_it_leaves")
             self._post(made)
         self._num_made += 1
 
@@ -328,6 +331,7 @@ def stream(worker: Worker, owner: str, message: messages.RunFull, what: str, val
     finally:
         worker.close_flow(owner, message.task)
         _close(iterator)
+    crash_point("after_last_value_before_end_of_stream")
     worker._reply(owner, message.task, what, 1, None)
 
 

@@ -16,6 +16,7 @@ What differs from processes
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -180,9 +181,9 @@ class InprocBackend:
             actor.enter(call.what)
         token, task_token = current_actor.set(actor), running_task.set(f"{self.client_id}:{call.out[0].id}")
         try:
-            error = self._reason_not_to_run(call)
-            if error is not None:
-                self._fill(call, [error] * len(call.out))
+            reason = self._reason_not_to_run(call)
+            if reason is not None:
+                self._fill(call, [reason] * len(call.out))
                 return
             while True:
                 try:
@@ -285,9 +286,9 @@ class InprocBackend:
         await self._arrived(late)
         try:
             async with actor.semaphore(call.group):
-                error = self._reason_not_to_run(call)
-                if error is not None:
-                    self._fill(call, [error] * len(call.out))
+                reason = self._reason_not_to_run(call)
+                if reason is not None:
+                    self._fill(call, [reason] * len(call.out))
                     return
                 args, kwargs = call.arguments(self._objects)
                 value = call.target(*args, **kwargs)
@@ -313,16 +314,16 @@ class InprocBackend:
         loop = asyncio.get_running_loop()
         for ref in refs:
             arrived = asyncio.Event()
-            if self._objects.when_ready(ref, lambda e=arrived: loop.call_soon_threadsafe(e.set)):  # type: ignore[misc]
+            tell = functools.partial(_call_in, loop, arrived.set)
+            if self._objects.when_ready(ref, tell):
                 await arrived.wait()
 
     def cancel(self, ref: ObjectRef, force: bool = False, recursive: bool = True) -> None:
         """Ends coroutines and generators; every other call has finished, and nothing happens."""
         stream = self._streams.find(ref.id)
-        if stream is not None:
+        if stream is not None and stream.is_begun:
             self._streams.cancel(stream)
-            return
-        if self._objects.outcome(ref) is None:
+        elif self._objects.outcome(ref) is None:
             self._loop.call_soon(self._cancel_running, ref.id)
 
     def _cancel_running(self, id: int) -> None:
@@ -512,6 +513,12 @@ class InprocBackend:
 
 def _nothing() -> None:
     pass
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """From any thread; a loop that has ended needs no news."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback)
 
 
 def _exited(actor: LocalActor) -> ErrorInfo:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.errors import RuntimeEnvFailed, RuntimeFault
+from rlplat.errors import Deadlock, RuntimeEnvFailed, RuntimeFault
 from rlplat.runtime import codec
 from rlplat.runtime.codec import ErrorInfo, Packed
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached, open_packed
@@ -72,9 +72,10 @@ class Call:
         }
 
     def may_retry(self, error: Exception) -> bool:
-        if not self.num_retries or not self.retry_exceptions:
+        classes = self.retry_exceptions
+        if not self.num_retries or classes is False:
             return False
-        if self.retry_exceptions is not True and not isinstance(error, self.retry_exceptions):
+        if classes is not True and not isinstance(error, classes):
             return False
         self.num_retries -= 1  # below 0: for ever
         return True
@@ -129,13 +130,16 @@ class LocalActor:
         self._running = ""
         self._semaphores: dict[str, asyncio.Semaphore] = {}
 
+    def _may_overlap(self) -> bool:
+        return self.is_async or self.max_concurrency > 1 or bool(self.concurrency_groups)
+
     def enter(self, what: str) -> None:
         """Calls do not overlap, unless `max_concurrency` allows them to."""
-        if self.max_concurrency > 1 or self.concurrency_groups:
+        if self._may_overlap():
             return
         if not self._lock.acquire(blocking=False):
             if self._holder == threading.get_ident():
-                raise RuntimeFault(
+                raise Deadlock(
                     f"{what} was called while this actor runs {self._running}: with backend='inproc' a call runs "
                     "inside .remote(), so an actor cannot be called from its own call"
                 )
@@ -151,7 +155,7 @@ class LocalActor:
         self._holder = -1
 
     def leave(self) -> None:
-        if self.max_concurrency > 1 or self.concurrency_groups:
+        if self._may_overlap():
             return
         self._holder, self._running = 0, ""
         self._lock.release()
@@ -218,6 +222,8 @@ class LocalStream(Stream):
         self.iterator: Any = None
         """A sync generator that was begun and has not ended."""
         self.is_begun = False
+        self.is_dropped = False
+        """Nobody reads it; it ends as soon as it is begun."""
         self.pump: asyncio.Task[Any] | None = None
         self.room = asyncio.Event()
         """An async generator's leave to make another value."""
@@ -263,6 +269,10 @@ class LocalStreams:
     def advance(self, stream: LocalStream) -> None:
         """Run a sync generator as far ahead as it may be."""
         while stream.iterator is not None and not stream.is_ended and stream.has_room():
+            late = stream.call.deadline_error()
+            if late is not None or stream.is_dropped:
+                self.end(stream, late)
+                return
             try:
                 with environment(stream.call.runtime_env):
                     value = next(stream.iterator)
@@ -370,6 +380,7 @@ class LocalStreams:
         while self._dropped:
             stream = self._open.get(self._dropped.popleft())
             if stream is not None:
+                stream.is_dropped = True
                 self.cancel(stream)
 
     def cancel(self, stream: LocalStream) -> None:

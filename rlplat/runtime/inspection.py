@@ -61,11 +61,9 @@ def _node(node: Any) -> Report:
     totals = {
         "clients": sorted(node._clients),
         "pids": node._processes.pids(),
-        "zygote_pid": getattr(node, "zygote_pid", 0),
         "uptime_s": time.monotonic() - node.started_at,
         "session": node._session,
         "log_folder": getattr(node, "log_folder", ""),
-        "store_capacity": getattr(node, "store_capacity", 0),
     }
     return Report(0, totals=totals | node._scheduler.view())
 
@@ -187,7 +185,7 @@ def _queued_by_owner(client: Any) -> Counter[str]:
 
 
 def _actor_books(client: Any) -> dict[str, Any]:
-    books: dict[str, Any] = getattr(client._actors, "_books", client._actors)
+    books: dict[str, Any] = client._actors._books
     return books
 
 
@@ -232,7 +230,6 @@ def _objects(client: Any, limit: int) -> Report:
         "borrowed": len(objects._borrows),
         "pending": num_pending,
         "bytes": num_bytes,
-        "spare_bytes": getattr(objects._store, "_spare_bytes", 0),
         "groups": [[*key, *counts] for key, counts in largest],
     }
     return Report(0, rows, totals)
@@ -252,15 +249,12 @@ class _Makers:
             if record is not None:
                 made_by = record.name
             else:
-                made_by = getattr(entry, "made_by", "") or self._guess(entry)
+                made_by = entry.made_by or self._guess(entry)
         return made_by, site
 
     def _guess(self, entry: Any) -> str:
         actor = self._actors.get(f"{self._me}:{entry.id}")
-        if actor is not None:
-            return f"actor {actor.class_name}"
-        segment = None if entry.value is None else entry.value.segment
-        return "put" if segment is not None and segment.creator == self._me else ""
+        return "" if actor is None else f"actor {actor.class_name}"
 
 
 def _size(value: Any) -> int:
@@ -272,8 +266,7 @@ def _where(objects: Any, value: Any) -> str:
         return "error"
     if value.segment is None:
         return "inline"
-    place = getattr(objects._store, "place", None)
-    return "shm" if place is None else str(place(value.segment))
+    return str(objects._store.place(value.segment))
 
 
 def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> dict[str, Any]:
@@ -335,7 +328,7 @@ def _stacks(client: Any, limit: int) -> Report:
             {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
         )
     for task in list(getattr(getattr(client, "_runner", None), "_tasks", {}).values()):
-        frames = [[f.f_code.co_filename, f.f_lineno, f.f_code.co_qualname] for f in task.get_stack()]
+        frames = _awaits(task.get_coro())
         rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
         if len(rows) >= _MAX_FRAMES:
             break
@@ -350,6 +343,17 @@ def _frames(frame: FrameType | None) -> list[list[Any]]:
         frames.append([code.co_filename, frame.f_lineno, code.co_qualname])
         frame = frame.f_back
     return frames[::-1]
+
+
+def _awaits(coroutine: Any) -> list[list[Any]]:
+    """Frames of a suspended coroutine and of what it awaits. (One that runs right now is in its thread's stack.)"""
+    frames: list[list[Any]] = []
+    while coroutine is not None and len(frames) < _MAX_FRAMES:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            frames.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname])
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return frames
 
 
 _ROOMS: dict[str, Callable[[Any, int], Report]] = {

@@ -234,8 +234,8 @@ class Objects:
                 self.room.check,
                 self.room.patience(),
             )
-            value: Value = holder.value
-            return value
+            assert holder.value is not None
+            return holder.value
 
     def is_there(self, id: int) -> bool:
         """Whether an object of ours has its value, or will have."""

@@ -36,6 +36,8 @@ class Rebuilder:
     def remember(self, record: TaskRecord, values: Sequence[Value]) -> None:
         """A call has ended with these values: keep what it takes to make the large ones again."""
         message = record.message
+        if type(message) is messages.RunFull and (message.num_returns < 0 or message.seq):
+            return  # a generator's values come one by one; an exactly-once call would be answered from memory
         live = {id for id, value in zip(record.ids, values, strict=True) if value.segment is not None}
         if not live or type(message) not in (messages.Run, messages.Call, messages.RunFull):
             return
@@ -47,8 +49,6 @@ class Rebuilder:
                 entry.made_by = record.name
         if not live or (record.lane is None and not record.retries_left):
             return
-        if type(message) is messages.RunFull and (message.num_returns < 0 or message.seq):
-            return  # a generator's values come one by one; an exactly-once call would be answered from memory
         needs = tuple({id: None for owner, id in _keys(message) if owner == self._objects.client_id})
         num_bytes = _num_bytes(message)
         self.lineage.add(record.ids, record.name, needs, record, num_bytes, record.retries_left, live)

@@ -1,11 +1,13 @@
 """Spans of calls as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure: data in, data out.
 
 Format: the JSON object form of Chrome's trace events; a row ("thread") for each worker, complete events ("X") in µs.
-Events of one row must nest: calls that overlap otherwise (threads, coroutines) get rows of their own.
+Events of one row must nest. Waits nest in calls; calls that overlap (threads, coroutines) get rows of their own, for no
+call of a worker runs inside of another.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +22,7 @@ def to_trace(rows: dict[str, dict[str, Any]], process_name: str) -> dict[str, An
     events: list[dict[str, Any]] = [_name("process_name", process_name, 0)]
     tid = 0
     for title, row in rows.items():
-        calls = [(span[1], span[2], span[0], "call") for span in row["spans"]]
-        waits = [(span[1], span[2], span[0], "wait") for span in row["waits"]]
-        for number, track in enumerate(_tracks(calls + waits)):
+        for number, track in enumerate(_tracks(row["spans"], row["waits"])):
             tid += 1
             events.append(_name("thread_name", title if not number else f"{title} ({number + 1})", tid))
             events.append(
@@ -48,20 +48,40 @@ def _name(what: str, name: str, tid: int) -> dict[str, Any]:
     return {"ph": "M", "pid": 1, "tid": tid, "name": what, "args": {"name": name}}
 
 
-def _tracks(spans: list[tuple[float, float, str, str]]) -> list[list[tuple[float, float, str, str]]]:
-    """As few rows as needed, each with spans that nest or follow one another."""
-    tracks: list[list[tuple[float, float, str, str]]] = []
-    open_ends: list[list[float]] = []
-    for span in sorted(spans, key=lambda each: (each[0], -each[1])):
-        began, ended = span[0], span[1]
-        for ends in open_ends:
-            while ends and ends[-1] <= began:
-                ends.pop()
-        fitting = (number for number, ends in enumerate(open_ends) if not ends or ended <= ends[-1])
-        number = next(fitting, len(tracks))
-        if number == len(tracks):
-            tracks.append([])
-            open_ends.append([])
-        tracks[number].append(span)
-        open_ends[number].append(ended)
-    return tracks or [[]]
+def _tracks(calls: Sequence[Span], waits: Sequence[Span]) -> list[list[tuple[float, float, str, str]]]:
+    """As few rows as needed."""
+    rows: list[_Track] = []
+    for category, spans in (("call", calls), ("wait", waits)):
+        for name, began, ended in sorted(spans, key=lambda span: (span[1], span[2])):
+            row = next((row for row in rows if row.has_room(began, ended, category)), None)
+            if row is None:
+                rows.append(row := _Track())
+            row.add((began, ended, name, category))
+    return [row.spans for row in rows] or [[]]
+
+
+class _Track:
+    def __init__(self) -> None:
+        self.spans: list[tuple[float, float, str, str]] = []
+        self._calls: list[tuple[float, float]] = []
+        self._busy_until = {"call": 0.0, "wait": 0.0}
+
+    def add(self, span: tuple[float, float, str, str]) -> None:
+        began, ended, _, category = span
+        self.spans.append(span)
+        self._busy_until[category] = ended
+        if category == "call":
+            self._calls.append((began, ended))
+
+    def has_room(self, began: float, ended: float, category: str) -> bool:
+        """For a span that begins no earlier than those of its category that are here."""
+        if began < self._busy_until[category]:
+            return False
+        if category == "call":
+            return True
+        index = bisect.bisect_right(self._calls, began, key=lambda call: call[0])
+        is_inside = index > 0 and ended <= self._calls[index - 1][1]
+        is_between = (index == 0 or self._calls[index - 1][1] <= began) and (
+            index == len(self._calls) or ended <= self._calls[index][0]
+        )
+        return is_inside or is_between

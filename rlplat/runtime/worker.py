@@ -286,7 +286,7 @@ class Worker(Client):
 
     def _call_once(self, owner: str, message: messages.RunFull) -> None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
-        once, what = self._once, f"{self._actor_name}.{message.name}"
+        once, what, began = self._once, f"{self._actor_name}.{message.name}", time.perf_counter()
         assert once is not None
         packed: Any = None
         with self._lock:
@@ -319,6 +319,7 @@ class Worker(Client):
                 except BaseException as bad_state:
                     print(f"rlplat: {what} changed a state that cannot be kept: {bad_state}", file=sys.stderr)
                     state = None
+            self._spans.append((what, began, time.perf_counter()))
             with self._lock:
                 once.finished(owner, message.seq, kept, state)
         with self._lock:

@@ -184,6 +184,26 @@ def test_an_actor_whose_sync_call_does_not_end_is_killed(cluster: None) -> None:
         rlplat.get(hanging)
 
 
+def test_such_an_actor_starts_again_if_it_may_and_the_call_does_not(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    class Actor:
+        def hang(self) -> None:
+            write(log, "began")
+            time.sleep(1000)
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = rlplat.remote(Actor).options(max_restarts=1, max_task_retries=3).remote()
+    pid = rlplat.get(actor.pid.remote(), timeout=60)
+    hanging, behind = actor.hang.options(timeout_s=0.5).remote(), actor.pid.remote()
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(hanging, timeout=60)
+    assert rlplat.get(behind, timeout=60) != pid
+    assert len(lines(log)) == 1
+
+
 def test_a_coroutine_is_cancelled_and_its_actor_lives(cluster: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
 

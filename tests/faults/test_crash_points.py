@@ -52,6 +52,11 @@ def nested(x):
     time.sleep(0.004)
     return rlplat.get(square.remote(x))
 
+@rlplat.remote
+def values(n):
+    for i in range(n):
+        yield np.full(30_000, i)
+
 class Counter:
     def __init__(self, start):
         self.value = start
@@ -82,6 +87,7 @@ arrays = [array.remote(i) for i in range(20)]
 assert rlplat.get([total.remote(a) for a in arrays], **GET) == [30_000.0 * i for i in range(20)]
 assert rlplat.get([total.remote(np.ones(30_000)) for _ in range(5)], **GET) == [30_000.0] * 5
 assert rlplat.get([nested.remote(i) for i in range(20)], **GET) == [i * i for i in range(20)]
+assert [a[0] for a in rlplat.get(list(values.remote(10)), **GET)] == list(range(10))
 counter = rlplat.remote(max_restarts=2, max_task_retries=-1)(Counter).remote(rlplat.put(7))
 assert rlplat.get([counter.get.remote() for _ in range(20)], **GET) == [7] * 20
 assert [a[0] for a in rlplat.get([counter.array.remote(i) for i in range(5)], **GET)] == list(range(5))

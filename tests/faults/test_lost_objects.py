@@ -283,17 +283,27 @@ def test_refs_among_the_arguments_are_made_again_as_well(session: str) -> None:
 def test_results_of_actors_are_not_made_again_unless_asked_for(session: str) -> None:
     @rlplat.remote
     class Maker:
+        def __init__(self) -> None:
+            self.num_calls = 0
+
         def make(self) -> np.ndarray:
-            return array(1)
+            self.num_calls += 1
+            return array(self.num_calls)
 
     maker = Maker.remote()
     ref = maker.make.remote()
-    done(ref)
+    asked_for = maker.make.options(max_task_retries=1).remote()
+    done(ref, asked_for)
     lose_everything(session)
-    with pytest.raises(
-        ObjectLost, match=r"made by .*Maker.make\) are gone, .*actors without max_task_retries"
-    ):
+    with pytest.raises(ObjectLost, match=r"made by .*Maker.make\) are gone, .*actors without max_task_retries"):
         rlplat.get(ref, timeout=30)
+    assert rlplat.get(asked_for, timeout=30)[0] == 3  # the call runs again, on the state as it is now
+    late = maker.make.options(max_task_retries=1).remote()
+    done(late)
+    lose_everything(session)
+    rlplat.kill(maker)
+    with pytest.raises(ObjectRebuildFailed, match=r"Maker.make, which ran again .* killed by rlplat.kill"):
+        rlplat.get(late, timeout=30)
 
 
 def test_a_lost_spill_file_is_made_again() -> None:

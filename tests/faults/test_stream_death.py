@@ -118,3 +118,16 @@ def test_an_actor_killed_in_a_stream_ends_it_behind_what_has_come(cluster: None)
     assert rlplat.get(refs[:-1]) == list(range(4))[: len(refs) - 1]
     with pytest.raises(ActorDied, match="SIGKILL"):
         rlplat.get(refs[-1], timeout=60)
+
+
+def test_a_stream_of_an_actor_that_restarts_goes_on_where_its_owner_is(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    numbers = generator(log, (5, 3))
+
+    class Actor:
+        def run(self, n: int) -> Iterator[int]:
+            yield from numbers(n)
+
+    actor = rlplat.remote(Actor).options(max_restarts=2, max_task_retries=2).remote()
+    assert [rlplat.get(ref, timeout=60) for ref in actor.run.remote(20)] == list(range(20))
+    assert len(lines(log)) == 3

@@ -274,6 +274,51 @@ def test_a_generator_of_an_actor_holds_the_actor() -> None:
     assert rlplat.get(actor.f.remote()) == 7
 
 
+def test_a_generator_that_was_dropped_before_it_could_begin() -> None:
+    closed: list[str] = []
+
+    @rlplat.remote
+    class Actor:
+        @rlplat.method(num_returns="streaming", generator_backpressure=1)
+        def count(self, first: int) -> Iterator[int]:
+            try:
+                while True:
+                    yield first
+            finally:
+                closed.append("closed")
+
+        def f(self) -> int:
+            return 7
+
+    actor, door = Actor.remote(), Door.remote()
+    refs = actor.count.remote(door.pass_through.remote(1))
+    del refs
+    gc.collect()
+    seen = actor.f.remote()
+    door.open.remote()
+    assert rlplat.get(seen, timeout=10) == 7
+    refs = actor.count.remote(door.pass_through.remote(1))
+    assert rlplat.get(next(refs)) == 1
+    backend().cancel(refs.completed(), False, True)
+    assert closed == ["closed"]
+    assert isinstance(rlplat.get(next(refs)), int)
+    with pytest.raises(TaskCancelled):
+        rlplat.get(next(refs))
+
+
+def test_a_generator_has_a_deadline_too() -> None:
+    @rlplat.remote(num_returns="streaming", timeout_s=0.05)
+    def count() -> Iterator[int]:
+        yield 1
+        threading.Event().wait(0.06)
+        yield 2
+
+    refs = count.remote()
+    assert [rlplat.get(next(refs)), rlplat.get(next(refs))] == [1, 2]
+    with pytest.raises(DeadlineExceeded):
+        rlplat.get(next(refs))
+
+
 def test_async_generators() -> None:
     @rlplat.remote
     class Actor:

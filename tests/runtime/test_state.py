@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -149,6 +150,32 @@ def test_calls_to_an_actor_that_has_no_worker_yet(cluster: None, tmp_path: Path)
     assert demand["kind"] == "actor" and demand["count"] == 1 and "CPU" in demand["reason"]
     Path(go).touch()
     rlplat.get([*busy, call])
+
+
+@rlplat.remote
+class AsyncGate:
+    async def wait_for(self, path: str) -> None:
+        while not os.path.exists(path):
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", [Gate, AsyncGate])
+def test_calls_that_run_at_once_and_those_that_wait_for_a_place(
+    cluster: None, tmp_path: Path, kind: Any
+) -> None:
+    """In threads and in coroutines; the timeline has a row for each that overlaps another."""
+    go, name = str(tmp_path / "go"), f"{kind.__name__}.wait_for"
+    actor = kind.options(max_concurrency=2).remote()
+    calls = [actor.wait_for.remote(go) for _ in range(5)]
+    eventually(lambda: states_of(name) == {"running": 2, "queued": 3})
+    (stack,) = state.stacks(kind.__name__)
+    frames = [frame[2] for thread in stack["threads"] for frame in thread["frames"]]
+    assert frames.count(f"{kind.__name__}.wait_for") >= 2
+    Path(go).touch()
+    rlplat.get(calls)
+    eventually(lambda: states_of(name).get("ended") == 5)
+    rows = check_trace({"traceEvents": state.timeline()})
+    assert sum(any(event["name"] == name for event in row) for row in rows.values()) >= 2
 
 
 # ---------------------------------------------------------------- the rest of the view

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,9 @@ def test_every_span_is_there_once_and_rows_nest(spans: list, waits: list) -> Non
     events = [event for row in rows.values() for event in row]
     assert len(events) == len(spans) + len(waits)
     assert sum(event["cat"] == "wait" for event in events) == len(waits)
+    for row in rows.values():
+        calls = sorted((e["ts"], e["ts"] + e["dur"]) for e in row if e["cat"] == "call")
+        assert all(before[1] <= after[0] + 1e-3 for before, after in itertools.pairwise(calls))
     assert sorted(event["dur"] for event in events) == sorted(
         round((ended - began) * 1e6, 3) for _, began, ended in [*spans, *waits]
     )
@@ -38,6 +43,8 @@ def test_a_wait_nests_in_its_call_and_calls_that_overlap_get_rows() -> None:
         1: ["f", "h"],
         2: ["g"],
     }
+    nested_by_chance = [("f", 1.0, 2.0), ("g", 1.2, 1.8)]
+    assert len(check_trace(to_trace({"w1": {"spans": nested_by_chance, "waits": [], "pid": 7}}, ""))) == 2
     titles = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"]
     assert titles == ["w1 A", "w1 A (2)"]
     assert min(event["ts"] for row in check_trace(trace).values() for event in row) == 0
