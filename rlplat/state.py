@@ -209,7 +209,7 @@ def summarize_objects(*, cluster: str | int | None = None) -> Rows:
             group = counts.setdefault((made_by, site, where), [0, 0])
             group[0] += count
             group[1] += num_bytes
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"made_by": made_by, "call_site": site, "where": where, "count": count, "bytes": num_bytes}
         for (made_by, site, where), (count, num_bytes) in counts.items()
     ]

@@ -268,7 +268,7 @@ _running_call: contextvars.ContextVar[Any] = contextvars.ContextVar("running_cal
 
 def running_coroutine() -> Key | None:
     """The call whose coroutine asks."""
-    return _running_call.get()  # type: ignore[no-any-return]
+    return _running_call.get()
 
 
 # ---------------------------------------------------------------- generators
