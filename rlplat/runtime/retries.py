@@ -3,8 +3,9 @@
 Rules
 1. A task whose worker died runs again up to `max_retries` times (-1: for ever), and so does one that raised what its
    `retry_exceptions` name; both draw on the same number.
-2. A death for want of memory draws on a number of its own, `OOM_RETRIES`: it says little about the task. (Without
-   retries at all, `max_retries=0`, nothing runs twice.)
+2. A death because the machine was short of memory draws on a number of its own, `OOM_RETRIES`: it says little about
+   the task. A task with a limit of its own (`memory=`) has outgrown that: an ordinary failure. (Without retries at all,
+   `max_retries=0`, nothing runs twice.)
 3. A task that died in company is charged too, but never with its last retry: from then on it runs alone, to tell the
    guilty one. So a task that kills its workers ends after exactly `max_retries` + 1 deaths, and takes no other with it.
 4. A task without retries travels alone from the start: what happened to its worker happened to it.
@@ -51,7 +52,8 @@ def runs_again_after_death(record: TaskRecord, was_alone: bool, reason: str, kin
     """Its worker died (`kind`: the class of the error that this would be)."""
     history = _note(record, reason)
     record.is_suspect = True
-    if kind == "OutOfMemory" and record.retries_left:
+    has_limit = record.lane is not None and record.lane.shape.memory
+    if kind == "OutOfMemory" and record.retries_left and not has_limit:
         history.oom_left -= was_alone
         return history.oom_left >= 0
     if not record.retries_left:

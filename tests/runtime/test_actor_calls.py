@@ -184,8 +184,10 @@ def test_news_of_an_older_incarnation_is_void() -> None:
     caller = Caller()
     caller.placed("w2", 2)
     caller.placed("w1", 1)
-    caller.placed("w2", 2)
     assert caller.actor.worker == "w2"
+    caller.actor.known_code.add("code")
+    caller.placed("w2", 2)
+    assert caller.actor.known_code == {"code"}
 
 
 def test_code_is_sent_to_each_incarnation() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlplat.runtime.codec import ErrorInfo, class_names
-from rlplat.runtime.dispatch import TaskRecord
+from rlplat.runtime.dispatch import Lane, TaskRecord
+from rlplat.runtime.messages import Shape
 from rlplat.runtime.retries import (
     OOM_RETRIES,
     History,
@@ -50,6 +51,9 @@ def test_deaths_for_want_of_memory_are_counted_apart() -> None:
     assert deaths(record, kind="OutOfMemory") == OOM_RETRIES + 1
     assert record.retries_left == 1
     assert deaths(task(0), kind="OutOfMemory") == 1
+    limited = task(1)
+    limited.lane = Lane(Shape(memory=1 << 30), 1)  # whoever outgrows its own limit does so again
+    assert deaths(limited, kind="OutOfMemory") == 2
     assert death_error(record, "w1", "too big", "OutOfMemory").kind == "OutOfMemory"
 
 
