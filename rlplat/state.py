@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -46,6 +47,7 @@ __all__ = [
     "timeline",
 ]
 
+_KILLED_S = 5.0
 Filters = Mapping[str, object] | None
 
 
@@ -207,7 +209,7 @@ def summarize_objects(*, cluster: str | int | None = None) -> Rows:
             group = counts.setdefault((made_by, site, where), [0, 0])
             group[0] += count
             group[1] += num_bytes
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"made_by": made_by, "call_site": site, "where": where, "count": count, "bytes": num_bytes}
         for (made_by, site, where), (count, num_bytes) in counts.items()
     ]
@@ -284,6 +286,7 @@ class Logs:
 
     def __init__(self, folder: Path, session: str, worker_of_actor: Callable[[str], str]) -> None:
         self.folder, self._session, self._worker_of_actor = folder, session, worker_of_actor
+        self._seen_at = time.monotonic()
 
     def workers(self) -> list[WorkerLog]:
         from rlplat.runtime.log_reading import worker_logs
@@ -302,17 +305,23 @@ class Logs:
         self, name: str, picked: list[WorkerLog], tail: int, is_followed: bool
     ) -> Iterator[tuple[WorkerLog, str]]:
         from rlplat.runtime.log_reading import follow
-        from rlplat.runtime.session import running_sessions
 
         for log in picked:
             for line in log.tail(tail):
                 yield log, line
         if is_followed:
-            yield from follow(
-                picked,
-                lambda: self.workers() if name == "all" else [],
-                lambda: self._session not in map(os.path.basename, running_sessions()),
-            )
+            yield from follow(picked, lambda: self.workers() if name == "all" else [], self._is_over)
+
+    def _is_over(self) -> bool:
+        """The node removes the session's folder last; when that was killed too, the driver is gone for a while."""
+        from rlplat.runtime.session import running_sessions
+
+        if not os.path.exists(self._session):
+            return True
+        now = time.monotonic()
+        if self._session in running_sessions():
+            self._seen_at = now
+        return now - self._seen_at > _KILLED_S
 
 
 def open_logs(*, cluster: str | int | None = None) -> Logs:
@@ -323,19 +332,18 @@ def open_logs(*, cluster: str | int | None = None) -> Logs:
     running = running_sessions()
     if cluster is None and not running:
         folder = find_logs(None)
-        return Logs(folder, folder.parent.name, lambda name: name)
+        return Logs(folder, "", lambda name: name)
     try:
         observer = _observer(cluster)
     except NotInitialized:
         if cluster is None:
             raise
         folder = find_logs(str(cluster))
-        return Logs(folder, folder.parent.name, lambda name: name)
+        return Logs(folder, "", lambda name: name)
     with observer:
         node = observer.ask_node()
-        session = os.path.basename(observer.session)
-    folder = Path(node["log_folder"]) if node.get("log_folder") else find_logs(session)
-    return Logs(folder, session, lambda name: _worker_named(name, node))
+        session = observer.session
+    return Logs(Path(node["log_folder"]), session, lambda name: _worker_named(name, node))
 
 
 # ---------------------------------------------------------------- asking

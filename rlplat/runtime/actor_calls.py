@@ -47,6 +47,8 @@ class ActorCalls:
         self.known_code: set[str] = set()
         self.creation: TaskRecord | None = None
         """The creator of an actor that may restart keeps what it takes to make it again."""
+        self.names: dict[str, str] = {}
+        """Of its methods, as messages call them."""
         self.last_seq = 0
         self._open_calls = open_calls
         """Calls that somebody waits for: one that failed or was cancelled meanwhile is passed over."""

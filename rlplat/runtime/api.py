@@ -22,7 +22,7 @@ import msgspec
 from rlplat.errors import ConfigError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
-from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions
+from rlplat.runtime.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
 from rlplat.runtime.streams import ObjectRefGenerator
 
@@ -90,7 +90,7 @@ def init(
     if backend == "inproc":
         from rlplat.runtime.inproc import InprocBackend
 
-        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace))
+        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace, runtime_env))
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
@@ -377,11 +377,12 @@ class ActorHandle:
         return ActorHandle, (self._actor_id, self._info, self._creation)
 
 
-class ActorMethod:
-    __slots__ = ("_handle", "_name", "_options")
+class ActorMethod(msgspec.Struct, eq=False, gc=False):
+    """What `handle.method` is: made anew at each look-up, so cheaply."""
 
-    def __init__(self, handle: ActorHandle, name: str, options: CallOptions) -> None:
-        self._handle, self._name, self._options = handle, name, options
+    _handle: ActorHandle
+    _name: str
+    _options: CallOptions
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         return backend().submit_call(self._handle, self._name, args, kwargs, self._options)
@@ -393,7 +394,7 @@ class ActorMethod:
         raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")
 
 
-_PLAIN_CALL, _GENERATOR_CALL = CallOptions(), CallOptions(num_returns=STREAMING)
+_GENERATOR_CALL = CallOptions(num_returns=STREAMING)
 TERMINATE = "__rlplat_terminate__"
 """`handle.__rlplat_terminate__.remote()` (or `__ray_terminate__`): the actor ends after the calls made before it."""
 
@@ -402,7 +403,7 @@ def methods_of(actor_class: Any) -> dict[str, CallOptions]:
     """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
     members = inspect.getmembers(actor_class, callable)
     return {
-        name: getattr(member, "__rlplat_options__", _GENERATOR_CALL if _is_generator(member) else _PLAIN_CALL)
+        name: getattr(member, "__rlplat_options__", _GENERATOR_CALL if _is_generator(member) else PLAIN_CALL)
         for name, member in members
         if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
     }

@@ -31,7 +31,8 @@ class _Chunk:
         self._function, self._name = function, name
 
     def __call__(self, items: list[Any]) -> tuple[list[Any], codec.ErrorInfo | None, float]:
-        began, function, results, error = time.perf_counter(), self._function, [], None
+        began, function, error = time.perf_counter(), self._function, None
+        results: list[Any] = []
         add = results.append
         try:
             for item in items:

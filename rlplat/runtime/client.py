@@ -15,6 +15,7 @@ from typing import Any
 
 from rlplat.errors import ConfigError, GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec, inspection, messages
+from rlplat.runtime.actor_calls import ActorCalls
 from rlplat.runtime.actors import Actors
 from rlplat.runtime.api import TERMINATE, ActorHandle
 from rlplat.runtime.awaiting import Awaiting
@@ -24,7 +25,7 @@ from rlplat.runtime.client_envs import ClientEnvs
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
-from rlplat.runtime.messages import CallOptions, Shape, Value
+from rlplat.runtime.messages import PLAIN_CALL, CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
@@ -185,6 +186,12 @@ class Client:
     def submit_call(
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
+        data = codec.pack_scalars(args) if options == PLAIN_CALL and not kwargs else None
+        if data is not None:
+            with self._lock:
+                actor = self._actors.find(handle._actor_id)
+                if actor is not None and actor.worker is not None and not actor.queue:
+                    return self._submit_plain_call(handle, actor, method, data)
         num_returns = options.num_returns
         name = f"{handle._info.class_name}.{method}"
         retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
@@ -216,13 +223,29 @@ class Client:
                 if record.id in self._tasks:
                     self._fail(record, actor.gone)
                 return out
-            if actor.worker is not None and not (deps or actor.queue or is_exactly_once):
-                actor.in_flight[record.id] = record  # what `queued` and `send` come to for most calls
-                self._send_call(actor.worker, actor.known_code, record)
-            else:
-                self._actors.send(actor, actor.queued(record, is_exactly_once))
+            self._actors.send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._tasks))
         return out
+
+    def _submit_plain_call(
+        self, handle: ActorHandle, actor: ActorCalls, method: str, data: bytes
+    ) -> ObjectRef:
+        """The short way of a call with small plain arguments to an actor whose queue is empty (lock held)."""
+        if not self._loop.is_open:
+            self._check_open()
+        objects = self._objects
+        id = next(objects.ids)
+        name = actor.names.get(method)
+        if name is None:
+            name = actor.names[method] = f"{actor.class_name}.{method}"
+        record = self._tasks[id] = TaskRecord(id, messages.Call(id, method, data), "", name, (id,), None)
+        record.target, record.refs = handle._actor_id, (handle._creation,)
+        objects.book.entries[id] = Entry(id)
+        actor.in_flight[id] = record
+        assert actor.worker is not None
+        self._transport.post(actor.worker, record.message)
+        self._loop.send_soon(len(self._tasks))
+        return ObjectRef(self.client_id, id, objects.drop, id)
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         return self._actors.create(code, args, kwargs, options)
@@ -412,9 +435,30 @@ class Client:
         tasks, entries = self._tasks, self._objects.book.entries
         lane: Lane | None = None
         lease: Lease | None = None
+        actor: ActorCalls | None = None
         for id, data in zip(message.tasks, message.data, strict=True):
             record = tasks.get(id)
-            if record is not None and record.lane is not None:
+            if record is None:
+                pass
+            elif record.lane is None:
+                if actor is None:
+                    actor = self._actors.find(record.target)
+                entry = entries.get(id)
+                if (
+                    actor is not None
+                    and actor.worker == sender
+                    and not actor.queue
+                    and type(record.message) is messages.Call
+                    and entry is not None
+                    and entry.num_refs
+                    and entry.callbacks is None
+                    and actor.in_flight.pop(id, None) is not None
+                ):
+                    del tasks[id]
+                    record.refs = None
+                    entry.value = Value(data)
+                    continue
+            else:
                 if record.lane is not lane:
                     lane = record.lane
                     lease = lane.leases.get(sender)

@@ -8,6 +8,7 @@ stream, so that they can be copied once into shared memory and mapped from there
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import io
 import pickle

@@ -266,6 +266,11 @@ class LoopRunner:
 _running_call: contextvars.ContextVar[Any] = contextvars.ContextVar("running_call", default=None)
 
 
+def running_coroutine() -> Key | None:
+    """The call whose coroutine asks."""
+    return _running_call.get()
+
+
 # ---------------------------------------------------------------- generators
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec, exactly_once
-from rlplat.runtime.api import ActorHandle, methods_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.inproc_calls import (
@@ -35,11 +35,10 @@ from rlplat.runtime.inproc_calls import (
     LoopThread,
     call_options,
     check_environment,
-    current_actor,
+    current_call,
     environment,
     is_async_class,
     is_stream,
-    running_task,
 )
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached
 from rlplat.runtime.inproc_resources import NODE, LocalResources
@@ -47,9 +46,9 @@ from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster, Place
 from rlplat.runtime.placement import PlacementGroup, shape_of
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.resources import machine_resources
+from rlplat.runtime.runtime_env import checked, merged
 
 _ASYNC_CONCURRENCY = 1000
-TERMINATE = "__rlplat_terminate__"
 
 
 class InprocBackend:
@@ -61,8 +60,11 @@ class InprocBackend:
         num_gpus: int | None,
         resources: dict[str, float] | None,
         namespace: str = "",
+        runtime_env: dict[str, Any] | None = None,
     ) -> None:
         self.namespace = namespace
+        self._runtime_env = checked(runtime_env or {})
+        check_environment(self._runtime_env, "rlplat.init", is_async=False)
         self._resources = LocalResources(machine_resources(num_cpus, num_gpus, resources))
         self._objects = LocalObjects(self.client_id)
         self._objects.on_freed = self._on_freed
@@ -122,20 +124,23 @@ class InprocBackend:
 
     def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         what = f"task {options.name or code.name}"
-        self._resources.check(shape_of(options, 1, self._resources.total, f"task {code.name}"), what)
-        check_environment(options.runtime_env, what, is_async=False)
+        shape = shape_of(options, 1, self._resources.total, f"task {code.name}")
+        self._resources.check(shape, what)
+        env = merged(self._runtime_env, options.runtime_env)
+        check_environment(env, what, is_async=False)
         codec.dump_code(code)
         call = self._call(
             what,
             code.target,
             args,
             kwargs,
+            shape=shape,
             num_returns=options.num_returns,
             window=options.generator_backpressure,
             timeout_s=options.timeout_s,
             num_retries=options.max_retries,
             retry_exceptions=options.retry_exceptions,
-            runtime_env=options.runtime_env,
+            runtime_env=env,
         )
         return self._submit(call)
 
@@ -179,7 +184,7 @@ class InprocBackend:
         actor = call.actor
         if actor is not None:
             actor.enter(call.what)
-        token, task_token = current_actor.set(actor), running_task.set(f"{self.client_id}:{call.out[0].id}")
+        token = current_call.set(call)
         try:
             reason = self._reason_not_to_run(call)
             if reason is not None:
@@ -207,8 +212,7 @@ class InprocBackend:
                         self._fail(call, error)
                         return
         finally:
-            current_actor.reset(token)
-            running_task.reset(task_token)
+            current_call.reset(token)
             if actor is not None and (call.stream is None or not call.stream.is_begun):
                 actor.leave()
 
@@ -281,8 +285,7 @@ class InprocBackend:
     async def _run_async(self, call: Call, late: Sequence[ObjectRef]) -> None:
         actor = call.actor
         assert actor is not None
-        current_actor.set(actor)
-        running_task.set(f"{self.client_id}:{call.out[0].id}")
+        current_call.set(call)
         await self._arrived(late)
         try:
             async with actor.semaphore(call.group):
@@ -350,10 +353,17 @@ class InprocBackend:
         exactly_once.check(code, options)
         shape = shape_of(options, 0, self._resources.total, what)
         is_async = is_async_class(code.target)
-        check_environment(options.runtime_env, what, is_async)
-        make = self._call(what, code.target, args, kwargs, runtime_env=options.runtime_env)
+        env = merged(self._runtime_env, options.runtime_env)
+        check_environment(env, what, is_async)
+        make = self._call(what, code.target, args, kwargs, runtime_env=env)
         give_back = self._resources.take(shape, what)
-        info = ActorInfo(code.name, methods_of(code.target), options.max_task_retries, options.exactly_once)
+        info = ActorInfo(
+            code.name,
+            methods_of(code.target),
+            options.max_task_retries,
+            options.exactly_once,
+            tuple(options.concurrency_groups),
+        )
         creation = self._objects.add(codec.pack(None))
         most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
         actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
@@ -419,7 +429,8 @@ class InprocBackend:
 
     def exit_actor(self) -> None:
         """End the actor whose call this is."""
-        if current_actor.get() is None:
+        call = current_call.get()
+        if call is None or call.actor is None:
             raise TypeError("rlplat.exit_actor() is for the methods of an actor; this code runs in none")
         raise ActorExit
 
@@ -477,28 +488,24 @@ class InprocBackend:
         self._resources.remove(group)
 
     def cluster(self) -> Cluster:
-        """The one node, the placement groups, and the actor that runs this."""
-        actor = current_actor.get()
-        here = Place(NODE)
-        if actor is not None:
+        """The one node, the placement groups, and what the call that asks holds."""
+        call, here = current_call.get(), Place(NODE)
+        if call is not None and call.actor is not None:
+            actor, shape = call.actor, call.actor.shape
             name = actor.names[1] if actor.names else ""
-            here = Place(
-                NODE,
-                actor.shape,
-                actor.id,
-                actor.shape.bundle,
-                actor_name=name,
-                incarnation=actor.incarnation,
-            )
+            here = Place(NODE, shape, actor.id, shape.bundle, name, actor.incarnation)
+        elif call is not None:
+            here = Place(NODE, call.shape, bundle=call.shape.bundle)
         return Cluster(0, self._resources.nodes(), self._resources.groups(), here)
 
     @property
     def running_task(self) -> str | None:
         """Of the call that asks; None in the driver."""
-        return running_task.get()
+        call = current_call.get()
+        return None if call is None else f"{self.client_id}:{call.out[0].id}"
 
     def shutdown(self) -> None:
-        if threading.current_thread() is self._loop.thread or current_actor.get() is not None:
+        if threading.current_thread() is self._loop.thread or current_call.get() is not None:
             raise UsageError(
                 "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
             )

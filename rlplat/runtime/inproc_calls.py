@@ -30,8 +30,7 @@ from rlplat.runtime.streams import DynamicRefs, ObjectRefGenerator, Stream
 
 _THREAD_CLOSE_S = 5.0
 
-current_actor: contextvars.ContextVar[LocalActor | None] = contextvars.ContextVar("actor", default=None)
-running_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("task", default=None)
+current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
 
 
 class ActorExit(BaseException):
@@ -59,6 +58,8 @@ class Call:
     runtime_env: dict[str, Any] = field(default_factory=dict)
     actor: LocalActor | None = None
     group: str = ""
+    shape: Shape = field(default_factory=Shape)
+    """Tasks: what they are to hold."""
     out: list[ObjectRef] = field(default_factory=list)
     stream: LocalStream | None = None
     began_at: float = field(default_factory=time.monotonic)

@@ -63,7 +63,7 @@ def _node(node: Any) -> Report:
         "pids": node._processes.pids(),
         "uptime_s": time.monotonic() - node.started_at,
         "session": node._session,
-        "log_folder": getattr(node, "log_folder", ""),
+        "log_folder": node.log_folder,
     }
     return Report(0, totals=totals | node._scheduler.view())
 

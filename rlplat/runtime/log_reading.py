@@ -1,31 +1,29 @@
 """Read the log files that the node writes of each worker's output, while the cluster runs and after it has ended.
 
-A worker's file begins with `# w3 pid=123 started=...`; `# Actor ClassName` follows when it becomes an actor. At its cap
-a file becomes `w3.log.1` and is begun anew.
+A worker's file begins with `# w3 pid=123 started=...`, and has `# Actor Learner` from when it is an actor. At its cap a
+file becomes `w3.log.1` and is begun anew, with the same head.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlplat.errors import ConfigError
+from rlplat.runtime.log_files import default_root
 
 _BLOCK = 1 << 16
 _PAUSE_S = 0.1
-_HEAD = re.compile(rb"# (\w+) pid=(\d+)")
-_ACTOR = re.compile(rb"^# Actor (.+)$", re.MULTILINE)
-
-
-def default_root() -> Path:
-    return Path(
-        os.environ.get("RLPLAT_LOG_DIR") or os.path.join(tempfile.gettempdir(), f"rlplat-{os.getuid()}")
-    )
+_OUR_LINES = 4
+"""That may be among the last lines, beside the worker's."""
+_HEAD = re.compile(r"^# \w+ pid=(\d+) started=\d+$", re.MULTILINE)
+_ACTOR = re.compile(r"^# Actor (\S+)$", re.MULTILINE)
+_OURS = re.compile(r"# (\w+ pid=\d+ started=\d+|Actor \S+)$")
+"""Lines that the node writes itself."""
 
 
 def find_logs(session: str | None) -> Path:
@@ -56,11 +54,9 @@ class WorkerLog:
 
     def tail(self, num_lines: int) -> list[str]:
         """The last lines, from the older part as well when the new one is short; reading goes on behind them."""
-        lines, end, inode = _last_lines(self.path, num_lines)
-        self._offset, self._inode = end, inode
+        lines, self._offset, self._inode = _last_lines(self.path, num_lines)
         if len(lines) < num_lines:
-            older = self.path.with_name(self.path.name + ".1")
-            lines = _last_lines(older, num_lines - len(lines))[0] + lines
+            lines = _last_lines(_older(self.path), num_lines - len(lines))[0] + lines
         return lines
 
     def news(self) -> list[str]:
@@ -71,27 +67,34 @@ class WorkerLog:
             return []
         data = b""
         if self._inode and inode != self._inode:  # begun anew: first the end of the part that was moved away
-            data = _read(self.path.with_name(self.path.name + ".1"), self._offset)
+            data = _read(_older(self.path), self._offset)
             self._offset = 0
         new = _read(self.path, self._offset)
         self._inode = inode
         self._offset += len(new)
         *lines, self._rest = (self._rest + data + new).split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
+        return _printed(lines)
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _printed(lines: list[bytes]) -> list[str]:
+    decoded = (line.decode(errors="replace") for line in lines)
+    return [line for line in decoded if not _OURS.match(line)]
 
 
 def worker_logs(folder: Path) -> list[WorkerLog]:
     """One for each worker that has printed something, by number."""
     found = []
-    for path in folder.glob("*.log"):
+    for path in folder.glob("w*.log"):
         log = WorkerLog(path, path.name.removesuffix(".log"), num_bytes=path.stat().st_size)
-        with open(path, "rb") as file:
-            start = file.read(_BLOCK)
-        head, actor = _HEAD.match(start), _ACTOR.search(start)
-        if head is not None:
-            log.pid = int(head[2])
-        if actor is not None:
-            log.actor = actor[1].decode(errors="replace").strip()
+        start = _read(path, 0, _BLOCK).decode(errors="replace")
+        if head := _HEAD.search(start):
+            log.pid = int(head[1])
+        if actor := _ACTOR.search(start):
+            log.actor = actor[1]
         found.append(log)
     return sorted(
         found, key=lambda log: (int(log.worker[1:]) if log.worker[1:].isdigit() else -1, log.worker)
@@ -102,7 +105,7 @@ def choose(logs: list[WorkerLog], name: str) -> list[WorkerLog]:
     """Those of a worker's id or pid, or of every worker that was an actor of this class."""
     if name == "all":
         return logs
-    found = [log for log in logs if name in (log.worker, str(log.pid), log.actor)]
+    found = [log for log in logs if name in (log.worker, str(log.pid), log.actor, log.actor.split(".")[-1])]
     if not found:
         known = ", ".join(f"{log.worker} {log.actor}".strip() for log in logs) or "none"
         raise ConfigError(f"no worker or actor {name!r} has printed anything; those that have: {known}")
@@ -129,11 +132,11 @@ def follow(
             time.sleep(_PAUSE_S)
 
 
-def _read(path: Path, offset: int) -> bytes:
+def _read(path: Path, offset: int, most: int = -1) -> bytes:
     try:
         with open(path, "rb") as file:
             file.seek(offset)
-            return file.read()
+            return file.read(most)
     except OSError:
         return b""
 
@@ -145,7 +148,7 @@ def _last_lines(path: Path, num_lines: int) -> tuple[list[str], int, int]:
             inode = os.fstat(file.fileno()).st_ino
             position = file.seek(0, os.SEEK_END)
             data = b""
-            while position and data.count(b"\n") <= num_lines:
+            while position and data.count(b"\n") <= num_lines + _OUR_LINES:
                 step = min(_BLOCK, position)
                 position -= step
                 file.seek(position)
@@ -155,5 +158,4 @@ def _last_lines(path: Path, num_lines: int) -> tuple[list[str], int, int]:
             end = position + whole
     except OSError:
         return [], 0, 0
-    kept = lines[-num_lines:] if num_lines else []
-    return [line.decode(errors="replace") for line in kept], end, inode
+    return _printed(lines)[-num_lines:] if num_lines else [], end, inode

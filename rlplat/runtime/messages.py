@@ -57,6 +57,9 @@ class CallOptions(msgspec.Struct, array_like=True, frozen=True):
     generator_backpressure: int = 64
 
 
+PLAIN_CALL = CallOptions()
+
+
 class ActorInfo(msgspec.Struct, array_like=True, frozen=True):
     """What a handle of an actor knows of it."""
 

@@ -274,7 +274,9 @@ class Objects:
         """The value of one of our entries has come. `inner`: refs in it, when this process has made it itself."""
         entry = self.book.fill(id, value, self.receive(value.refs) if inner is None else inner)
         if value.segment is not None:
-            if entry is None:  # it has failed meanwhile, or was made once more for another output of the same task
+            if (
+                entry is None
+            ):  # it has failed meanwhile, or was made once more for another output of the same task
                 self.free_segment(value.segment)
             else:
                 self._store.account.owned(sum(value.segment.sizes), 1)

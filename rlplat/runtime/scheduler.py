@@ -208,7 +208,7 @@ class Scheduler:
         self._client_lost(id, reason, actor is not None)
         self._turn.out.append(TellDied(id, reason, kind))
         if actor is not None and delay_s == 0:
-            self._restart((actor, actor.incarnation))
+            self._restart(actor)
         if placement is not None:
             if state == "starting":
                 self._start_over(placement)
@@ -353,13 +353,11 @@ class Scheduler:
         for client in sorted(entry.seekers):
             self._turn.out.append(TellRestarting(client, entry.id, reason))
         if verdict > 0:
-            self._turn.wake_at(self._turn.now + verdict, self._restart, (entry, entry.incarnation))
+            self._turn.wake_at(self._turn.now + verdict, self._restart, entry)
         return verdict
 
-    def _restart(self, life: tuple[ActorEntry, int]) -> None:
-        entry, incarnation = life
-        is_pending = not entry.worker and entry.request is None and entry.placement is None
-        if entry.error is None and entry.incarnation == incarnation and is_pending:
+    def _restart(self, entry: ActorEntry) -> None:
+        if entry.error is None:
             self.placing.demand(Request(entry.client, entry.shape, 1, entry))
 
     # ---------------------------------------------------------------- placement groups

@@ -195,9 +195,10 @@ def running_sessions() -> list[str]:
             path = os.path.join(root, name)
             try:
                 prefix, pid, started, _ = name.split("-", 3)
-                if f"{prefix}-" == _PREFIX and os.stat(path).st_uid == os.getuid():
-                    if _start_time(int(pid)) == started:
-                        found.append((int(started), path))
+                if f"{prefix}-" != _PREFIX or os.stat(path).st_uid != os.getuid():
+                    continue
+                if _start_time(int(pid)) == started and os.path.exists(os.path.join(path, "node")):
+                    found.append((int(started), path))
             except (ValueError, OSError):  # not a session, or its driver is gone
                 continue
     return [path for _, path in sorted(found)]

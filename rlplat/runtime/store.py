@@ -74,6 +74,8 @@ class Store:
         self._spill_folder = os.path.join(session, SPILL_LINK)
         self._numbers = itertools.count(1)
         self._in_use: dict[str, _Own] = {}
+        """In shared memory, oldest first."""
+        self._on_disk: dict[str, _Own] = {}
         self._spare: dict[int, list[_Own]] = {}
         self._spare_bytes = 0
         self._moving: dict[str, _Own] = {}
@@ -169,7 +171,7 @@ class Store:
     def free(self, *names: str) -> None:
         """The owners are done with these segments of ours."""
         for name in names:
-            own = self._in_use.pop(name, None)
+            own = self._in_use.pop(name, None) or self._on_disk.pop(name, None)
             if own is None:
                 continue
             if own.is_moving:
@@ -188,7 +190,7 @@ class Store:
     def lose(self, *names: str) -> None:
         """The owners found the bytes of these segments of ours missing: never use them again."""
         for name in names:
-            own = self._in_use.pop(name, None)
+            own = self._in_use.pop(name, None) or self._on_disk.pop(name, None)
             if own is not None and own.is_moving:
                 own.is_freed = True
             elif own is not None:
@@ -226,8 +228,11 @@ class Store:
 
     def owner_died(self, owner: str) -> None:
         """Nobody will free what a dead process owned. Others may still look at it: its pages go with their views."""
-        for name in [name for name, own in self._in_use.items() if own.owner == owner]:
-            own = self._in_use.pop(name)
+        for name, own in [*self._in_use.items(), *self._on_disk.items()]:
+            if own.owner != owner:
+                continue
+            self._in_use.pop(name, None)
+            self._on_disk.pop(name, None)
             if own.is_moving:
                 own.is_freed = True
                 continue
@@ -245,7 +250,7 @@ class Store:
     def begin_move(self, tried: set[str]) -> str | None:
         """The oldest segment of ours that could go to disk, marked as on its way."""
         for name, own in self._in_use.items():
-            if not (own.is_spilled or own.is_moving or name in tried):
+            if not (own.is_moving or name in tried):
                 own.is_moving = True
                 own.mapping = None
                 self._moving[name] = own
@@ -282,6 +287,7 @@ class Store:
             os.unlink(self._path(name))
             return "moved"
         finally:
+            fcntl.flock(source, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
             os.close(source)
 
     def end_move(self, name: str, outcome: str) -> int:
@@ -293,6 +299,9 @@ class Store:
             self.account.release(own.filled)
             self.account.spilled(own.filled)
             own.is_spilled, freed = True, own.filled
+            if not own.is_freed:
+                self._in_use.pop(name, None)
+                self._on_disk[name] = own
         elif outcome == "missing":  # somebody removed it; its owner will hear of that when it is read
             self.account.release(own.filled)
             own.filled, freed = 0, own.filled
@@ -410,7 +419,7 @@ class Store:
         size = os.path.getsize(self._path(name, is_spilled))
         own = _Own(name, _class_bytes(sum(map(_aligned, segment.sizes))), size)
         own.owner, own.is_spilled = self._client_id, is_spilled
-        self._in_use[name] = own
+        (self._on_disk if is_spilled else self._in_use)[name] = own
         self.account.take_over(segment.creator, 0 if is_spilled else size, size if is_spilled else 0)
         return Segment(self._client_id, name, segment.sizes, segment.is_writable)
 
@@ -424,6 +433,7 @@ class Store:
         """Forget the mappings; the session's folder is removed by the node."""
         self._mappings.clear()
         self._in_use.clear()
+        self._on_disk.clear()
         self._spare.clear()
         self.account.close()
 

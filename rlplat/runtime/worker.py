@@ -32,6 +32,7 @@ from rlplat.runtime.execution import (
     Outflow,
     Runner,
     make_runner,
+    running_coroutine,
     stream,
 )
 from rlplat.runtime.interrupts import Interrupts
@@ -59,6 +60,8 @@ class Worker(Client):
         """From the constructor's message on: what comes now is never given back."""
         self._instance: Any = None
         self._actor_name = ""
+        self._what: dict[str, str] = {}
+        """Names of the actor's methods, as messages call them."""
         self._held_calls: list[tuple[str, Any]] = []
         """Calls of others that came ahead of the constructor's message."""
         self._runner: Runner | None = None
@@ -210,6 +213,27 @@ class Worker(Client):
             ended = time.perf_counter()
             self._spans.append((code, began, ended))
             self._tell_pace(owner, code, ended - began)
+        elif kind is messages.Call and self._runner is None and self._actor_name:
+            began, method = time.perf_counter(), message.method
+            what = self._what.get(method) or self._name_call(method)
+            try:
+                call = getattr(self._instance, method)
+                if message.args == codec.NO_ARGS:
+                    result = call()
+                else:
+                    args, kwargs = codec.unpack(message.args)
+                    result = call(*args, **kwargs)
+                data = codec.pack_scalar(result)
+                if data is not None:
+                    with self._lock:
+                        self._transport.post_result(owner, message.task, data)
+                else:
+                    self._reply(owner, message.task, what, 1, result)
+            except ActorExit:
+                self.end_actor(EXITED)
+            except BaseException as error:
+                self._reply_error(owner, message.task, what, 1, error)
+            self._spans.append((what, began, time.perf_counter()))
         elif kind is messages.CreateActor:
             self._create_actor(owner, message)
         elif kind is messages.RunFull and message.code:
@@ -234,6 +258,10 @@ class Worker(Client):
             self._runner.submit(owner, message)
         else:
             self._call(owner, message)
+
+    def _name_call(self, method: str) -> str:
+        name = self._what[method] = f"{self._actor_name}.{method}"
+        return name
 
     def _target(self, key: str) -> Any:
         target = self._code[key]
@@ -431,6 +459,17 @@ class Worker(Client):
         with self._lock:
             self._transport.post(owner, messages.Pace(code, told))
 
+    @property
+    def running_task(self) -> str | None:
+        """The task or call that asks: read from its own stack or coroutine, so that nobody has to write it down."""
+        key, frame = running_coroutine(), sys._getframe().f_back
+        while key is None and frame is not None:
+            message = frame.f_locals.get("message") if frame.f_code in _RUN_USER_CODE else None
+            if message is not None:
+                key = (frame.f_locals["owner"], message.task)
+            frame = frame.f_back
+        return None if key is None else f"{key[0]}:{key[1]}"
+
     def shutdown(self) -> None:
         raise UsageError(
             "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
@@ -583,6 +622,9 @@ class _BlockedNotice:
         if self._is_told:
             self._worker._is_blocked = False
             self._worker._transport.post(NODE, messages.Unblocked())
+
+
+_RUN_USER_CODE = frozenset({Worker._execute.__code__, Worker._call.__code__})
 
 
 def main(

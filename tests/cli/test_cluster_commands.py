@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -133,6 +134,52 @@ def test_timeline(busy: Any, tmp_path: Path) -> None:
     events = json.loads(file.read_text())["traceEvents"]
     assert "Learner.__init__" in {event["name"] for event in events}
     assert json.loads(rlplat_command("timeline", "--out", "-"))["traceEvents"]
+
+
+@rlplat.remote
+class Speaker:
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+@rlplat.remote
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def test_logs_while_it_runs_and_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("RLPLAT_LOG_DIR", str(tmp_path))
+    pid = ("--pid", str(os.getpid()))
+    rlplat.init(num_cpus=1, num_gpus=0)
+    try:
+        speaker = Speaker.options(name="loud").remote()
+        rlplat.get([speaker.say.remote(f"line {n}") for n in range(5)] + [say.remote("from a task")])
+        for name in ("loud", "Speaker"):
+            eventually(lambda name=name: rlplat_command("logs", name, "--tail", "2") == "line 3\nline 4\n")
+        assert main(["logs", *pid]) == 0
+        header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+        assert header == ["worker", "pid", "actor", "size"] and "Speaker" in {row[2] for row in rows}
+        command = [sys.executable, "-m", "rlplat.cli", "logs", "all", "-f", "--tail", "0", *pid]
+        follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert follower.stdout is not None
+        heard: list[str] = []
+        while not heard:  # it may not be there yet for the first words
+            rlplat.get(speaker.say.remote("come in"))
+            if select.select([follower.stdout], [], [], 0.1)[0]:
+                heard.append(follower.stdout.readline())
+        rlplat.get(speaker.say.remote("last words"))
+    finally:
+        rlplat.shutdown()
+    rest, _ = follower.communicate(timeout=30)
+    said = [line.split(")")[0] for line in [*heard, *rest.splitlines()]]
+    assert rest.splitlines()[-1].endswith("Speaker) last words") and all("Speaker" in who for who in said)
+    assert follower.returncode == 0, "it ends with the cluster"
+    assert main(["logs", "Speaker", "--tail", "1", *pid]) == 0
+    assert capsys.readouterr().out == "last words\n"
+    assert main(["logs", "nobody", *pid]) == 2
+    assert "no worker or actor 'nobody'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- which cluster

@@ -90,9 +90,9 @@ def test_a_demand_that_no_bundle_could_hold_is_refused_at_once(backend: str) -> 
 )
 def test_a_group_that_can_never_be_says_so(backend: str, bundles: Any, strategy: str) -> None:
     group = rlplat.placement_group(bundles, strategy=strategy)
-    with pytest.raises(InfeasibleResources, match="PACK|SPREAD"):
+    with pytest.raises(InfeasibleResources, match=strategy):
         rlplat.get(group.ready(), timeout=10)
-    with pytest.raises(InfeasibleResources, match="PACK|SPREAD"):
+    with pytest.raises(InfeasibleResources, match=strategy):
         group.wait(10)
 
 

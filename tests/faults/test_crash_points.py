@@ -27,12 +27,16 @@ import numpy as np
 import rlplat
 
 print("running", os.getpid(), flush=True)
-rlplat.init(num_cpus=2, num_gpus=0)
+rlplat.init(num_cpus=2, num_gpus=0, object_store_memory=16 << 20)
 GET = dict(timeout=40)
 
 @rlplat.remote
 def square(x):
     return x * x
+
+@rlplat.remote
+def large(x):
+    return np.full(125_000, x, np.float64)
 
 @rlplat.remote
 def array(x):
@@ -75,6 +79,10 @@ class Ledger:
         return np.full(30_000, len(self.numbers))
 
 assert rlplat.get([square.remote(i) for i in range(200)], **GET) == [i * i for i in range(200)]
+many = [large.remote(i) for i in range(30)]  # more than the store holds: workers spill
+rlplat.wait(many, num_returns=30, timeout=40)
+assert [rlplat.get(ref, **GET)[0] for ref in many] == list(range(30))
+del many
 arrays = [array.remote(i) for i in range(20)]
 assert rlplat.get([total.remote(a) for a in arrays], **GET) == [30_000.0 * i for i in range(20)]
 assert rlplat.get([total.remote(np.ones(30_000)) for _ in range(5)], **GET) == [30_000.0] * 5

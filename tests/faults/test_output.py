@@ -190,7 +190,7 @@ def test_a_log_file_says_whose_it_is(tmp_path: Path) -> None:
 
         talker = Talker.remote()
         pid = rlplat.get(talker.pid.remote())
-        assert eventually(lambda: "hello" in text_of(tmp_path), 10)
+        assert eventually(lambda: "hello\n" in text_of(tmp_path), 10)
         head = rf"# w\d+ pid={pid} started=\d+\n# Actor .*Talker\nhello\n"
         assert re.fullmatch(head, text_of(tmp_path)), text_of(tmp_path)
     finally:

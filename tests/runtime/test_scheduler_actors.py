@@ -82,6 +82,7 @@ def test_a_restart_that_was_asked_for_is_no_crash_but_counts() -> None:
         out = house.tell(ActorEnded("driver:1", "rlplat.kill was called", at_once=True, no_restart=False))
         assert [action.reason for action in of(TellRestarting, out)] == ["rlplat.kill was called"]
         assert len(of(TellPlaced, out)) == 1
+        assert not house.scheduler.actors["driver:1"].stop_reason  # the next loss is a crash again
     out = house.tell(ActorEnded("driver:1", "rlplat.kill was called", at_once=True, no_restart=False))
     assert "rlplat.kill was called" in of(TellGone, out)[0].error.message
 
