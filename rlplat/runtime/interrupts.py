@@ -53,6 +53,10 @@ class Interrupts:
             return True
         return False
 
+    def is_running(self, task: Key, main: threading.Thread) -> bool:
+        """Whether this task is the one that the main thread has begun and not ended (from any thread)."""
+        return bool(self._running(sys._current_frames().get(main.ident or 0)) == task)
+
     def check(self) -> None:
         """Raise if the task that waits here, in the main thread, is to be interrupted."""
         if self._wanted and threading.current_thread() is threading.main_thread():

@@ -501,7 +501,7 @@ class Worker(Client):
             self._runner.cancel(key, message.recursive)
         elif not self._is_actor:  # a plain actor's running call goes on
             self._interrupts.interrupt(key)
-            if message.recursive:
+            if message.recursive and self._interrupts.is_running(key, self._main_thread):
                 for record in [each for each in self._tasks.values() if each.id > self._first_child]:
                     self._cancels.stop(record, force=False, recursive=True)
 

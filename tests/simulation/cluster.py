@@ -16,6 +16,7 @@ import zmq
 from rlplat.runtime import client as client_module
 from rlplat.runtime import io_loop, refs, transport, worker
 from rlplat.runtime import node as node_module
+from rlplat.runtime.interrupts import Interrupts
 from rlplat.runtime.scheduler import WARN_AFTER_S, Scheduler
 from rlplat.runtime.scheduling import events
 from tests.simulation import world as world_module
@@ -85,6 +86,7 @@ def simulated(world: World) -> Iterator[None]:
         (node_module, "select", sim_select),
         (node_module, "Processes", SimProcesses),
         (node_module, "Watch", _NoWatch),
+        (worker, "Interrupts", SimInterrupts),
         (node_module, "visible_gpus", list),
     ]
     for name, module in list(sys.modules.items()):
@@ -117,6 +119,33 @@ class _InOrder(dict[str, None]):
         self.pop(name, None)
 
 
+class SimInterrupts(Interrupts):
+    """The signals of the real one strike user code while it computes; where the runtime waits, the real checks do."""
+
+    def interrupt(self, task: tuple[str, int]) -> None:
+        self._wanted.add(task)
+        world = world_module.current()
+        process = world.running
+        assert process is not None
+        delay_s = world.random.uniform(0, 0.01)
+        world.after(delay_s, lambda: self._signal(process, task), what=f"a signal in {process.name}")
+        world.after(0.2, lambda: self._wanted.discard(task), what=f"{process.name} gives up interrupting")
+
+    def _signal(self, process: Process, task: tuple[str, int]) -> None:
+        if not process.is_alive or process.state != "sleeping" or process.thread is None:
+            return
+        frame = sys._current_frames().get(process.thread.ident or 0)
+        if task in self._wanted and self._running(frame) == task:
+            process.interruption = lambda: self._strike(task)
+            process.resume()
+
+    def check(self) -> None:
+        if self._wanted:
+            task = self._running(sys._getframe())
+            if task in self._wanted:
+                self._strike(task)
+
+
 class SimProcesses:
     """Stands for `processes.Processes`: workers are born and die in the world instead of under a zygote."""
 
@@ -131,6 +160,7 @@ class SimProcesses:
         self._alive: dict[str, None] = {}
         self._kill_at: dict[str, float] = {}
         self.log_folder = ""
+        self.console = SimpleNamespace(write=self._world.note)
 
     def start(self, worker: str, gpu_ids: tuple[int, ...], *_: Any) -> None:
         self._alive[worker] = None

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import rlplat
-from rlplat.errors import ActorDied, GetTimeout, RlplatError, TaskError
+from rlplat.errors import ActorDied, DeadlineExceeded, GetTimeout, RlplatError, TaskCancelled, TaskError
 from rlplat.runtime.refs import ObjectRef
 from tests.simulation.world import Violation, current
 
@@ -43,6 +43,11 @@ class History:
 @dataclass(frozen=True)
 class Failure:
     """The task raises of itself."""
+
+
+@dataclass(frozen=True)
+class Anything:
+    """A value or an error: the call is ended by somebody, perhaps in time."""
 
 
 def _history() -> History:
@@ -240,7 +245,7 @@ class Driver:
         self.is_done = False
         self.num_results = 0
         self.num_errors = 0
-        self._refs: list[tuple[Any, int | Failure | None]] = []
+        self._refs: list[tuple[Any, int | Failure | Anything | None]] = []
         self._actors: list[Any] = []
         self._named_actors: dict[str, Any] = {}
         self._seq = 0
@@ -251,6 +256,7 @@ class Driver:
             self._submit, self._submit, self._submit, self._submit, self._submit_nested, self._fetch, self._drop,
             self._put, self._create, self._call, self._call, self._share, self._keep, self._wait, self._pause,
             self._burst, self._pair, self._end_actor, self._try_fetch, self._group, self._spread, self._named,
+            self._cancel, self._in_time,
         ]  # fmt: skip
 
     def __call__(self) -> None:
@@ -270,7 +276,7 @@ class Driver:
         return self.random.randrange(1 << 30)
 
     def _some(self) -> tuple[list[Any], list[int | Failure]]:
-        known = [(ref, value) for ref, value in self._refs if value is not None]
+        known = [(ref, value) for ref, value in self._refs if isinstance(value, (int, Failure))]
         chosen = self.random.sample(known, min(len(known), self.random.randint(0, 2)))
         return [ref for ref, _ in chosen], [value for _, value in chosen]
 
@@ -453,6 +459,26 @@ class Driver:
         del ref
         refs.clear()
 
+    def _cancel(self) -> None:
+        """Tasks that wait, run or have ended are cancelled; whatever comes first counts."""
+        numbers = [(self._number(), self.random.randint(0, 2)) for _ in range(self.random.randint(1, 4))]
+        refs = [task.remote(number, depth) for number, depth in numbers]
+        compute(self.random.choice((0.0, 0.001, 0.01)))
+        for (number, depth), ref in zip(numbers, refs, strict=True):
+            if self.random.random() < 0.7:
+                is_forced = self.random.random() < 0.2
+                _history().kills += is_forced  # of a worker, with all that it owns
+                rlplat.cancel(ref, force=is_forced, recursive=self.random.random() < 0.8)
+                self._refs.append((ref, Anything()))
+            else:
+                self._refs.append((ref, expected(number, depth)))
+
+    def _in_time(self) -> None:
+        """Tasks with deadlines that some of them miss."""
+        options = task.options(timeout_s=self.random.choice((0.001, 0.01, 0.1)))
+        for _ in range(self.random.randint(1, 3)):
+            self._refs.append((options.remote(self._number(), self.random.randint(0, 1)), Anything()))
+
     def _spread(self) -> None:
         number = self._number()
         spread = task.options(scheduling_strategy="SPREAD", num_cpus=0.5)
@@ -460,7 +486,7 @@ class Driver:
 
     # -- checks
 
-    def _check(self, ref: Any, value: int | Failure | None) -> None:
+    def _check(self, ref: Any, value: int | Failure | Anything | None) -> None:
         """The value is the right one, or the error is one that the faults of this world explain."""
         try:
             got = absorb(ref)
@@ -470,10 +496,10 @@ class Driver:
         self.num_results += 1
         if isinstance(value, Failure):
             raise Violation(f"{ref!r}: {got}, and it should have failed")
-        if value is not None and got != value:
+        if isinstance(value, int) and got != value:
             raise Violation(f"{ref!r}: {got} instead of {value}")
 
-    def _check_error(self, error: BaseException, value: int | Failure | None) -> None:
+    def _check_error(self, error: BaseException, value: int | Failure | Anything | None) -> None:
         self.num_errors += 1
         history = _history()
         history.errors.append(type(error).__name__)
@@ -483,8 +509,10 @@ class Driver:
             if found is None or (found[1], int(found[2])) not in history.unlent:
                 raise Violation(f"an object was freed while somebody held a ref: {text}") from error
         is_struck = self.with_faults or history.kills or history.crashes_asked
-        if isinstance(value, Failure) or is_struck:
+        if isinstance(value, (Failure, Anything)) or is_struck:
             return
+        if value is None and isinstance(error, (TaskCancelled, DeadlineExceeded)):
+            return  # of a task whose value it was to get
         if value is None and isinstance(error, (TaskError, ActorDied)):  # what an actor was given had failed
             if "raised ValueError" in text or "KeyError" in text or "an argument of its failed" in text:
                 return

@@ -27,7 +27,7 @@ import zmq
 
 from rlplat.runtime import messages, refs
 
-QUIET_S = 3.0
+QUIET_S = 6.0
 _TICK_S = 0.005
 MAX_EVENTS = 10_000
 """Of one world: one that needs more is running in circles."""
@@ -57,6 +57,8 @@ class Process:
         self._wait = 0
         """Number of the present wait: timers of earlier ones are stale."""
         self.has_background = False
+        self.interruption: Callable[[], None] | None = None
+        """Raises in the user code that sleeps now."""
         self.failure: BaseException | None = None
 
     # -- in the process's own thread
@@ -70,6 +72,9 @@ class Process:
         """User code computes."""
         self.world.background_soon(self, _TICK_S)
         self._switch("sleeping", seconds, is_tick=False)
+        if self.interruption is not None:
+            strike, self.interruption = self.interruption, None
+            strike()
 
     def _switch(self, state: str, timeout_s: float | None, is_tick: bool) -> None:
         if not self.is_alive:
