@@ -300,7 +300,7 @@ def table(runs: list[Figures]) -> list[str]:
 
 
 def plot(runs: list[Figures]) -> list[str]:
-    """µs per decision as bars: all of one length is what must be."""
+    """µs per decision as bars: they should be of one length."""
     most = max(run.us_per_decision() for run in runs)
     return [
         f"{run.nodes:>7,} nodes {run.tasks:>10,} tasks {'#' * max(1, round(50 * run.us_per_decision() / most))} "
@@ -324,7 +324,7 @@ def markdown(runs: list[Figures], calls: dict[int, float]) -> str:
         "",
         *table(runs),
         "",
-        "Cost per decision (bars of one length: it does not grow):",
+        "Cost per decision:",
         "",
         "```",
         *plot(runs),
@@ -336,15 +336,23 @@ def markdown(runs: list[Figures], calls: dict[int, float]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--tasks", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="where the time of the last run goes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    args = build_parser().parse_args()
     runs: list[Figures] = []
     for nodes, tasks in [(nodes, tasks) for nodes in args.nodes for tasks in args.tasks]:
         runs.append(Run(nodes, tasks, args.seed).run())

@@ -53,17 +53,17 @@ def meeting(**options: Any) -> Any:
     return rlplat.remote(Local).options(**options)
 
 
-def test_hundreds_of_coroutines_are_in_flight_at_once(cluster: None) -> None:
+def test_hundreds_of_coroutines_are_in_flight_at_once(backend: str) -> None:
     actor = meeting().remote(expected=500)
     assert rlplat.get([actor.attend.remote(i) for i in range(500)], timeout=60) == list(range(500))
 
 
-def test_max_concurrency_bounds_the_coroutines(cluster: None) -> None:
+def test_max_concurrency_bounds_the_coroutines(backend: str) -> None:
     actor = meeting(max_concurrency=3).remote()
     assert max(rlplat.get([actor.count.remote(5) for _ in range(30)], timeout=60)) == 3
 
 
-def test_sync_and_async_methods_share_the_thread_of_the_loop(cluster: None) -> None:
+def test_sync_and_async_methods_share_the_thread_of_the_loop(backend: str) -> None:
     actor = meeting().remote()
     one, two, three = rlplat.get(
         [actor.who.remote(), actor.sync_who.remote(), actor.who.remote()], timeout=60
@@ -71,7 +71,7 @@ def test_sync_and_async_methods_share_the_thread_of_the_loop(cluster: None) -> N
     assert one == two == three
 
 
-def test_calls_begin_in_the_order_of_one_caller_even_when_one_waits_for_its_argument(cluster: None) -> None:
+def test_calls_begin_in_the_order_of_one_caller_even_when_one_waits_for_its_argument(backend: str) -> None:
     class Log:
         def __init__(self) -> None:
             self.items: list[int] = []
@@ -132,7 +132,7 @@ def test_awaiting_refs_does_not_block_the_loop(cluster: None, tmp_path: Path) ->
     assert rlplat.get([one, many], timeout=60) == [42, 41 + 2 * sum(range(300))]
 
 
-def test_async_actors_call_each_other(cluster: None) -> None:
+def test_async_actors_call_each_other(backend: str) -> None:
     class Adder:
         def __init__(self, other: Any = None) -> None:
             self.other = other
@@ -145,7 +145,7 @@ def test_async_actors_call_each_other(cluster: None) -> None:
     assert rlplat.get([first.add.remote(i) for i in range(300)], timeout=60) == [i + 3 for i in range(300)]
 
 
-def test_an_async_actor_may_await_its_own_method(cluster: None) -> None:
+def test_an_async_actor_may_await_its_own_method(backend: str) -> None:
     class Deep:
         async def me(self, box: list) -> None:
             self.handle = box[0]

@@ -58,7 +58,7 @@ def local(base: type) -> Any:
     return rlplat.remote(type(base.__name__, (base,), {"__module__": "__main__"}))
 
 
-def test_a_generator_function_streams_by_itself(cluster: None) -> None:
+def test_a_generator_function_streams_by_itself(backend: str) -> None:
     generator = rlplat.remote(numbers).remote(300)
     assert isinstance(generator, rlplat.ObjectRefGenerator)
     assert [rlplat.get(ref) for ref in generator] == list(range(300))
@@ -88,7 +88,7 @@ def test_values_come_while_the_generator_runs(cluster: None, tmp_path: Path) -> 
     assert generator.is_finished()
 
 
-def test_methods_of_plain_threaded_and_async_actors_stream(cluster: None) -> None:
+def test_methods_of_plain_threaded_and_async_actors_stream(backend: str) -> None:
     for actor in (
         local(Many).remote(),
         local(Many).options(max_concurrency=2).remote(),
@@ -101,7 +101,7 @@ def test_methods_of_plain_threaded_and_async_actors_stream(cluster: None) -> Non
     assert [[rlplat.get(ref) for ref in stream] for stream in streams] == [list(range(50))] * 20
 
 
-def test_generators_are_iterated_in_event_loops(cluster: None) -> None:
+def test_generators_are_iterated_in_event_loops(backend: str) -> None:
     actor = local(AsyncMany).remote()
     plain = rlplat.remote(numbers)
 
@@ -116,7 +116,7 @@ def test_generators_are_iterated_in_event_loops(cluster: None) -> None:
     assert asyncio.run(main()) == [sum(range(30))] * 10
 
 
-def test_a_worker_consumes_the_stream_of_another(cluster: None) -> None:
+def test_a_worker_consumes_the_stream_of_another(backend: str) -> None:
     one, two = local(Many).remote(), local(Many).remote()
     assert rlplat.get(one.total.remote([two]), timeout=60) == 45
 
@@ -128,7 +128,7 @@ def test_a_worker_consumes_the_stream_of_another(cluster: None) -> None:
     assert rlplat.get(nested.remote(100), timeout=60) == sum(range(100))
 
 
-def test_refs_of_values_travel_and_outlive_the_generator(cluster: None) -> None:
+def test_refs_of_values_travel_and_outlive_the_generator(backend: str) -> None:
     @rlplat.remote
     def arrays() -> Iterator[np.ndarray]:
         for i in range(4):
@@ -143,7 +143,7 @@ def test_refs_of_values_travel_and_outlive_the_generator(cluster: None) -> None:
     assert rlplat.get(total.remote(refs[1], [refs[3]]), timeout=60) == 400_000
 
 
-def test_an_exception_is_the_last_value(cluster: None) -> None:
+def test_an_exception_is_the_last_value(backend: str) -> None:
     @rlplat.remote
     def fails_at(n: int) -> Iterator[int]:
         yield from range(n)
@@ -192,7 +192,7 @@ def test_a_failure_before_the_first_value_is_given_once(cluster: None) -> None:
         rlplat.get(ref)
 
 
-def test_a_generator_waits_for_its_consumer(cluster: None, tmp_path: Path) -> None:
+def test_a_generator_waits_for_its_consumer(backend: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def logged(n: int) -> Iterator[int]:
@@ -234,7 +234,7 @@ def test_a_generator_waits_for_its_consumer(cluster: None, tmp_path: Path) -> No
     assert len(list(generator)) == 100
 
 
-def test_a_generator_that_waits_lends_its_cpu_and_returns_what_is_queued_behind_it(cluster: None) -> None:
+def test_a_generator_that_waits_lends_its_cpu_and_returns_what_is_queued_behind_it(backend: str) -> None:
     """One CPU: the consumer's own tasks could not run beside the generator that feeds them."""
     two_cpus = rlplat.remote(num_cpus=2)
 
@@ -250,7 +250,7 @@ def test_a_generator_that_waits_lends_its_cpu_and_returns_what_is_queued_behind_
     assert rlplat.get(doubled, timeout=60) == [2 * i for i in range(20)]
 
 
-def test_other_calls_of_an_async_actor_go_on_beside_a_held_generator(cluster: None) -> None:
+def test_other_calls_of_an_async_actor_go_on_beside_a_held_generator(backend: str) -> None:
     actor = local(AsyncMany).remote()
     held = actor.sync.options(generator_backpressure=1).remote(10)
     also_held = actor.async_.options(generator_backpressure=1).remote(10)
@@ -295,7 +295,7 @@ def test_dropping_a_generator_closes_it(cluster: None, tmp_path: Path) -> None:
     assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
 
 
-def test_a_generator_stays_where_it_is(cluster: None) -> None:
+def test_a_generator_stays_where_it_is(backend: str) -> None:
     generator = rlplat.remote(numbers).remote(3)
     with pytest.raises(SerializationError, match="ObjectRefGenerator cannot be sent"):
         rlplat.put(generator)
@@ -331,7 +331,7 @@ def test_an_actor_that_dies_ends_its_streams(cluster: None) -> None:
 # ---------------------------------------------------------------- dynamic and static
 
 
-def test_dynamic_returns_one_ref_of_all_refs(cluster: None) -> None:
+def test_dynamic_returns_one_ref_of_all_refs(backend: str) -> None:
     dynamic = rlplat.remote(num_returns="dynamic")(numbers)
     ref = dynamic.remote(100)
     assert isinstance(ref, rlplat.ObjectRef)
@@ -352,7 +352,7 @@ def test_dynamic_returns_one_ref_of_all_refs(cluster: None) -> None:
         assert rlplat.get(list(rlplat.get(method.options(num_returns="dynamic").remote(5)))) == list(range(5))
 
 
-def test_a_dynamic_generator_that_fails_has_the_error_last(cluster: None) -> None:
+def test_a_dynamic_generator_that_fails_has_the_error_last(backend: str) -> None:
     @rlplat.remote(num_returns="dynamic")
     def fails_at(n: int) -> Iterator[int]:
         yield from range(n)
@@ -364,7 +364,7 @@ def test_a_dynamic_generator_that_fails_has_the_error_last(cluster: None) -> Non
         rlplat.get(refs[3])
 
 
-def test_a_generator_with_a_number_of_returns_fills_that_many(cluster: None) -> None:
+def test_a_generator_with_a_number_of_returns_fills_that_many(backend: str) -> None:
     static = rlplat.remote(num_returns=3)(numbers)
     assert rlplat.get(static.remote(3), timeout=60) == [0, 1, 2]
     with pytest.raises(ValueError, match="num_returns=3 but returned 4 values"):

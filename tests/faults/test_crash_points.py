@@ -43,6 +43,10 @@ def array(x):
     return np.full(30_000, x)
 
 @rlplat.remote
+def block(x):
+    return np.full(1 << 18, x)
+
+@rlplat.remote
 def total(values):
     return float(values.sum())
 
@@ -88,6 +92,9 @@ assert rlplat.get([total.remote(a) for a in arrays], **GET) == [30_000.0 * i for
 assert rlplat.get([total.remote(np.ones(30_000)) for _ in range(5)], **GET) == [30_000.0] * 5
 assert rlplat.get([nested.remote(i) for i in range(20)], **GET) == [i * i for i in range(20)]
 assert [a[0] for a in rlplat.get(list(values.remote(10)), **GET)] == list(range(10))
+blocks = [block.remote(i) for i in range(16)]  # twice what the store holds
+assert all(rlplat.get(b, **GET)[9] == i for i, b in enumerate(blocks))
+del blocks
 counter = rlplat.remote(max_restarts=2, max_task_retries=-1)(Counter).remote(rlplat.put(7))
 assert rlplat.get([counter.get.remote() for _ in range(20)], **GET) == [7] * 20
 assert [a[0] for a in rlplat.get([counter.array.remote(i) for i in range(5)], **GET)] == list(range(5))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import a3c_scaling, curves, runtime, train
+from benchmarks import a3c_scaling, curves, runtime, simulation, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import evaluate as evaluate_command
@@ -39,7 +39,13 @@ PAGES = [
 ]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BENCHMARKS = {"runtime": runtime, "train": train, "curves": curves, "a3c_scaling": a3c_scaling}
+BENCHMARKS = {
+    "runtime": runtime,
+    "train": train,
+    "curves": curves,
+    "a3c_scaling": a3c_scaling,
+    "simulation": simulation,
+}
 
 
 def page_name(page: Path) -> str:

@@ -22,6 +22,7 @@ from tests.simulation import world as world_module
 from tests.simulation.world import Process, SimPoller, SimSocket, SimTime, World
 
 _CRASH_DELAY_S = 0.002
+_CLOSE_S = 5.0
 
 
 class _Delegate:
@@ -82,6 +83,8 @@ def simulated(world: World) -> Iterator[None]:
         (transport, "zmq", sim_zmq),
         (worker, "os", sim_os),
         (node_module, "select", sim_select),
+        (node_module, "Processes", SimProcesses),
+        (node_module, "Watch", _NoWatch),
         (node_module, "visible_gpus", list),
     ]
     for name, module in list(sys.modules.items()):
@@ -114,26 +117,105 @@ class _InOrder(dict[str, None]):
         self.pop(name, None)
 
 
-class _Orders:
-    def fileno(self) -> int:
-        return -1
+class SimProcesses:
+    """Stands for `processes.Processes`: workers are born and die in the world instead of under a zygote."""
+
+    cluster: Cluster
+    """Set before the node is made."""
+
+    def __init__(self, *_: Any, on_lost: Callable[[str, str, str], None], **hooks: Any) -> None:
+        self._world = self.cluster.world
+        self._on_lost, self._ask_to_exit = on_lost, hooks["ask_to_exit"]
+        self._why: dict[str, tuple[str, str]] = {}
+        """Workers that the node killed, with the reason and the kind of error."""
+        self._alive: dict[str, None] = {}
+        self._kill_at: dict[str, float] = {}
+        self.log_folder = ""
+
+    def start(self, worker: str, gpu_ids: tuple[int, ...], *_: Any) -> None:
+        self._alive[worker] = None
+        self.cluster.fork(worker, gpu_ids)
+
+    def stop(self, worker: str, at_once: bool, is_surplus: bool, reason: str = "") -> None:
+        if worker not in self._alive:
+            return
+        if at_once:
+            self.kill(worker, reason and f"was killed: {reason}")
+            return
+        self._ask_to_exit(worker)
+        if not is_surplus and worker not in self._kill_at:
+            self._kill_at[worker] = self._world.now + _CLOSE_S
+            self._world.after(_CLOSE_S, lambda: self.kill(worker, ""), what=f"no more patience with {worker}")
+
+    def kill(self, worker: str, reason: str, kind: str = "WorkerCrashed") -> None:
+        if worker in self._alive:
+            self._why.setdefault(worker, (reason, kind))
+            delay_s = self._world.random.uniform(0, 0.001)
+            self._world.after(delay_s, lambda: self._world.end(worker, "SIGKILL"), what=f"kill {worker}")
+
+    def ended(self, worker: str, how: str) -> None:
+        """The zygote's news."""
+        if worker in self._alive:
+            del self._alive[worker]
+            reason, kind = self._why.pop(worker, ("", "WorkerCrashed"))
+            self._on_lost(worker, reason or how, kind)
+
+    def forget(self, workers: list[str]) -> None:
+        """Their node is gone."""
+        for name in workers:
+            self._alive.pop(name, None)
+
+    def on_ready(self, worker: str) -> None:
+        pass
+
+    def keep_house(self, now: float) -> None:
+        pass
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def pid(self, worker: str) -> int:
+        return 0
+
+
+class _NoWatch:
+    """Stands for `watch.Watch`, which looks at processes by /proc."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def answered(self, worker: str, now: float) -> None:
+        pass
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def keep_house(self, now: float) -> None:
+        pass
 
 
 class SimNode(node_module.Node):
-    """The real node; processes are born and die in the world instead of under a zygote."""
+    """The real node, which runs when a frame arrives or a timer goes off."""
 
     def __init__(self, world: World, cluster: Cluster, total: dict[str, float]) -> None:
         self.world, self.cluster = world, cluster
         self.process = world.add_process("node")
-        super().__init__("sim/session", total, _Orders())  # type: ignore[arg-type]
-        self._starting: dict[str, str] = {}
-        """The node on which each worker is to start."""
+        config = {
+            "session": "sim/session", "folder": "", "total": total, "log_to_driver": False,
+            "hang_timeout_s": 10.0, "memory_usage_threshold": 1.0,
+        }  # fmt: skip
+        SimProcesses.cluster = cluster
+        super().__init__(config, None)  # type: ignore[arg-type]
         self._clients = _InOrder()  # type: ignore[assignment]
         world.on_frame_to["node"] = self.on_frame
 
     @property
     def scheduler(self) -> Scheduler:
         return self._scheduler
+
+    @property
+    def processes(self) -> SimProcesses:
+        return self._processes  # type: ignore[return-value]
 
     def join(self, node: str, total: dict[str, float], num_spares: int) -> None:
         with self._running():
@@ -142,12 +224,15 @@ class SimNode(node_module.Node):
     def lose(self, node: str, reason: str) -> None:
         """A node is gone with all its workers."""
         with self._running():
-            for worker, process in list(self._processes.items()):
-                if process.sim_node == node:  # type: ignore[attr-defined]
-                    process.is_ended = True
-                    del self._processes[worker]
-                    self._transport.forget(worker)
+            workers = [worker for worker, where in self.cluster.node_of.items() if where == node]
+            self.processes.forget(workers)
+            for worker in workers:
+                self._transport.forget(worker)
             self._event(events.NodeLost(node, reason))
+
+    def ended(self, worker: str, how: str) -> None:
+        with self._running():
+            self.processes.ended(worker, how)
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -156,7 +241,7 @@ class SimNode(node_module.Node):
         try:
             yield
             self._transport.flush()
-            self._wake_up_at_deadlines()
+            self._set_timer()
         finally:
             self.world.running = before
 
@@ -167,59 +252,20 @@ class SimNode(node_module.Node):
     def _perform(self, actions: list[Any]) -> None:
         for action in actions:
             if type(action) is events.StartWorker:
-                self._starting[action.worker] = action.node
+                self.cluster.node_of[action.worker] = action.node
         super()._perform(actions)
 
-    def _start(self, worker: str, gpu_ids: tuple[int, ...], *_: Any, **__: Any) -> None:
-        process = node_module._Process(-1)
-        process.pid = len(self._processes) + 1
-        process.sim_name = worker  # type: ignore[attr-defined]
-        process.sim_node = self._starting[worker]  # type: ignore[attr-defined]
-        self._processes[worker] = process
-        self.cluster.fork(worker, gpu_ids, process.sim_node)  # type: ignore[attr-defined]
-
-    def _kill(self, process: Any) -> None:
-        process.kill_at = 0.0
-        name = process.sim_name
-        self.world.after(
-            self.world.random.uniform(0, 0.001), lambda: self.world.end(name, "SIGKILL"), what=f"kill {name}"
-        )
-
-    def ended(self, worker: str, how: str) -> None:
-        """The zygote's news."""
-        if worker not in self._processes:
-            return  # its node was lost meanwhile
-        with self._running():
-            process = self._processes.pop(worker)
-            process.is_ended = True
-            reason = f"pid {process.pid} {process.kill_reason or how}"
-            self._transport.forget(worker)
-            self._event(events.WorkerLost(worker, reason))
-
-    def _wake_up_at_deadlines(self) -> None:
+    def _set_timer(self) -> None:
         if self._wake_at is not None:
-            at, self._wake_at = self._wake_at, None
-            delay_s = at - self.world.now
+            delay_s, self._wake_at = self._wake_at - self.world.now, None
             is_mere_watch = (
                 delay_s > 0.99 * WARN_AFTER_S
             )  # to explain what waits: no cause for anything to go on
             self.world.after(delay_s, self._tick, is_tick=is_mere_watch, what="the scheduler's timer")
-        for process in self._processes.values():
-            if process.kill_at and not hasattr(process, "sim_timer"):
-                process.sim_timer = True  # type: ignore[attr-defined]
-                self.world.after(
-                    process.kill_at - self.world.now, self._on_deadline, what="the node's patience ends"
-                )
 
     def _tick(self) -> None:
         with self._running():
             self._event(events.Tick())
-
-    def _on_deadline(self) -> None:
-        with self._running():
-            for process in list(self._processes.values()):
-                if process.kill_at and process.kill_at <= self.world.now:
-                    self._kill(process)
 
 
 # ---------------------------------------------------------------- the cluster
@@ -249,9 +295,9 @@ class Cluster:
     def _join(self, node: str) -> None:
         self.node.join(node, self.totals[node], self.num_spares)
 
-    def fork(self, name: str, gpu_ids: tuple[int, ...], node: str) -> None:
+    def fork(self, name: str, gpu_ids: tuple[int, ...]) -> None:
         process = self.world.add_process(name)
-        self.node_of[name] = node
+        node = self.node_of[name]
         delay = self.world.random.uniform(0.001, 0.01)
         self.world.after(delay, lambda: self._born(process, gpu_ids), what=f"{name} is born on {node}")
 

@@ -28,6 +28,12 @@ class Invariants:
         self._active: dict[str, str] = {}
         """Worker -> the actor in it."""
         cluster.watch_client = self._watch
+        world.on_cut = self._note_lost_lends
+
+    def _note_lost_lends(self, receiver: str, frame: bytes) -> None:
+        for message in messages.decode(frame):
+            if type(message) is messages.Lent:
+                self.history.unlent.add((receiver, message.id))
 
     # -- in the way of messages
 
@@ -71,7 +77,6 @@ class Invariants:
                     f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse"
                 )
             self._placed[key] = message.incarnation
-            self.history.actor_workers[message.worker] = None
             handle(sender, message)
 
         return watched
@@ -81,8 +86,10 @@ class Invariants:
 
         def watched(entry: Any) -> None:
             key = (client.client_id, entry.id)
-            is_found = f"{client.client_id}:{entry.id}" in self.history.found_by_name
-            if self.world.processes[client.client_id].is_alive and not is_found:
+            is_excused = (
+                f"{client.client_id}:{entry.id}" in self.history.found_by_name or key in self.history.unlent
+            )
+            if self.world.processes[client.client_id].is_alive and not is_excused:
                 for other in self.cluster.clients():
                     borrow = other._objects._borrows.get(key)
                     if borrow is not None and borrow.num_refs:
@@ -167,11 +174,12 @@ class Invariants:
             if client._tasks:
                 names = [f"{record.name} at {record.target or 'nobody'}" for record in client._tasks.values()]
                 raise Violation(f"{client.client_id} still has tasks: {names[:5]}")
-            if len(client._objects.book):
-                entries = [
-                    f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
-                    for entry in client._objects.book.values()
-                ]
+            entries = [
+                f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
+                for entry in client._objects.book.values()
+                if (client.client_id, entry.id) not in self.history.unlent
+            ]
+            if entries:
                 raise Violation(f"{client.client_id} still has objects: {entries[:5]}")
             if client._objects._borrows:
                 raise Violation(f"{client.client_id} still borrows {client._objects._borrows}")

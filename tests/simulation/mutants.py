@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from rlplat.runtime import messages
+from rlplat.runtime.actor_calls import ActorCalls
 from rlplat.runtime.client import Client
 from rlplat.runtime.dispatch import Lane, TaskRecord
 from rlplat.runtime.node import Node
@@ -86,11 +87,11 @@ def _loses_tasks_of_the_dead() -> Any:
     """A worker's queued tasks die with it."""
     lose = Lane.lose
 
-    def forget(self: Any, worker: str) -> list[TaskRecord]:
+    def forget(self: Any, worker: str, *more: Any) -> list[TaskRecord]:
         lease = self.leases.get(worker)
         if lease is not None and len(lease.in_flight) > 1:
             lease.in_flight.popitem()
-        return lose(self, worker)
+        return lose(self, worker, *more)
 
     return mock.patch.object(Lane, "lose", forget)
 
@@ -99,10 +100,10 @@ def _retries_for_ever() -> Any:
     """A poison task is never charged."""
     lose = Lane.lose
 
-    def spare(self: Any, worker: str) -> list[TaskRecord]:
+    def spare(self: Any, worker: str, *more: Any) -> list[TaskRecord]:
         for record in self.leases[worker].in_flight.values() if worker in self.leases else ():
-            record.retries_left += 1
-        return lose(self, worker)
+            record.retries_left = -1
+        return lose(self, worker, *more)
 
     return mock.patch.object(Lane, "lose", spare)
 
@@ -126,16 +127,41 @@ def _stays_stalled() -> Any:
 
 def _calls_out_of_order() -> Any:
     """An actor's queued calls are sent last one first."""
-    advance = Client._advance
+    advance = ActorCalls.advance
 
-    def shuffle(self: Any, actor: Any) -> None:
-        if actor.worker is not None and len(actor.queue) > 2 and not any(r.waits for r in actor.queue):
-            first, *rest = actor.queue
-            actor.queue.clear()
-            actor.queue.extend([first, *reversed(rest)])
-        advance(self, actor)
+    def shuffle(self: Any) -> list[TaskRecord]:
+        if self.worker is not None and len(self.queue) > 2 and not any(r.waits for r in self.queue):
+            first, *rest = self.queue
+            self.queue.clear()
+            self.queue.extend([first, *reversed(rest)])
+        return advance(self)
 
-    return mock.patch.object(Client, "_advance", shuffle)
+    return mock.patch.object(ActorCalls, "advance", shuffle)
+
+
+def _forgets_lost_calls() -> Any:
+    """Calls that were with a lost incarnation neither fail nor run again."""
+    restarting = ActorCalls.restarting
+
+    def forget(self: Any, reason: str) -> Any:
+        self.in_flight = {
+            id: r for id, r in self.in_flight.items() if type(r.message) is messages.CreateActor
+        }
+        return restarting(self, reason)
+
+    return mock.patch.object(ActorCalls, "restarting", forget)
+
+
+def _repeats_every_call() -> Any:
+    """Calls that may run once only run again after a restart."""
+    restarting = ActorCalls.restarting
+
+    def repeat(self: Any, reason: str) -> Any:
+        for record in self.in_flight.values():
+            record.retries_left = -1
+        return restarting(self, reason)
+
+    return mock.patch.object(ActorCalls, "restarting", repeat)
 
 
 def _tells_nobody_of_deaths() -> Any:
@@ -167,6 +193,8 @@ MUTANTS: dict[str, Mutant] = {
     "a worker that never gives tasks back": _never_gives_back,
     "a lane that loses what was given back": _stays_stalled,
     "calls to an actor out of order": _calls_out_of_order,
+    "a restart that forgets the calls under way": _forgets_lost_calls,
+    "a restart that repeats calls that may run once": _repeats_every_call,
     "a node that tells nobody of deaths": _tells_nobody_of_deaths,
     "an owner that keeps its leases": _keeps_leases,
 }

@@ -23,6 +23,8 @@ class Outcome:
     num_crashes: int = 0
     num_results: int = 0
     num_errors: int = 0
+    num_unlent: int = 0
+    """Objects for which a lender died before the owner heard of the borrow: not held to the rules of freeing."""
     virtual_s: float = 0.0
     trace: list[str] = field(default_factory=list)
 
@@ -72,6 +74,7 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
     world.run()
     invariants.check_clean()
     outcome.num_crashes = cluster.num_crashes + history.crashes_asked
+    outcome.num_unlent = len(history.unlent)
     outcome.num_results, outcome.num_errors = driver.num_results, driver.num_errors
 
 
@@ -85,6 +88,8 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
 
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         world.after(random.expovariate(1 / 0.06), crash, what="a crash")
+    if random.random() < 0.6:
+        _crash_after_sending(world, cluster, {random.randint(1, 60) for _ in range(random.randint(1, 3))})
     others = [name for name in cluster.totals if name != "node"]
     for node in others:
         kind, at = random.random(), random.expovariate(1 / 0.1)
@@ -93,6 +98,20 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
         elif kind < 0.8:
             seconds = random.choice((0.01, 0.5, 2.0, 20.0))
             world.after(at, lambda node=node, s=seconds: cluster.cut_off(node, s), what="a cut")  # type: ignore[misc]
+
+
+def _crash_after_sending(world: World, cluster: Cluster, numbers: set[int]) -> None:
+    """Workers die when they have just sent a frame to another client, the n-th of all. It may arrive or be lost."""
+    num_sent = 0
+
+    def sent(sender: str, receiver: str) -> None:
+        nonlocal num_sent
+        if sender.startswith("w") and receiver != "node":
+            num_sent += 1
+            if num_sent in numbers:
+                world.after(0.0, lambda: cluster.crash(sender), what=f"{sender} crashes after sending")
+
+    world.on_sent = sent
 
 
 def seed_of(seed: int, what: str) -> str:

@@ -36,7 +36,11 @@ def test_invariants_hold_for_every_seed() -> None:
 def test_each_planted_defect_is_found(mutant: str) -> None:
     with planted(mutant):
         for seed in range(1, _MOST_MUTANT_SEEDS + 1):
-            if run_seed(seed).failure:
+            failure = run_seed(seed).failure
+            if failure:
+                assert failure.startswith(("Violation", "AssertionError")), (
+                    f"the plant itself fails: {failure}"
+                )
                 return
     pytest.fail(f"{mutant}: {_MOST_MUTANT_SEEDS} seeds have not found it")
 

@@ -31,15 +31,13 @@ class History:
     num_callers: int = 0
     calls: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """(actor, caller) -> sequence numbers in the order in which they ran."""
-    actor_workers: dict[str, None] = field(default_factory=dict)
-    """Workers that were told to be an actor."""
     errors: list[str] = field(default_factory=list)
     crashes_asked: int = 0
     kills: int = 0
     found_by_name: dict[str, None] = field(default_factory=dict)
     """Actors that somebody looked up: nobody lent them the handle."""
-    num_lost_with_actors: int = 0
-    """Objects that a worker owned since before it became an actor, and that were lost when the actor ended."""
+    unlent: set[tuple[str, int]] = field(default_factory=set)
+    """Objects whose owner never heard of a borrow, because the lender died: a known gap (docs/simulation.md)."""
 
 
 @dataclass(frozen=True)
@@ -481,23 +479,16 @@ class Driver:
         history.errors.append(type(error).__name__)
         text = str(error)
         if "freed already" in text:
-            raise Violation(f"an object was freed while somebody held a ref: {text}") from error
+            found = re.search(r"object (\w+):(\d+) was freed already", text)
+            if found is None or (found[1], int(found[2])) not in history.unlent:
+                raise Violation(f"an object was freed while somebody held a ref: {text}") from error
         is_struck = self.with_faults or history.kills or history.crashes_asked
         if isinstance(value, Failure) or is_struck:
-            return
-        if _was_of_an_actor(text):
-            history.num_lost_with_actors += 1
             return
         if value is None and isinstance(error, (TaskError, ActorDied)):  # what an actor was given had failed
             if "raised ValueError" in text or "KeyError" in text or "an argument of its failed" in text:
                 return
         raise Violation(f"no fault explains this error: {type(error).__name__}: {text}") from error
-
-
-def _was_of_an_actor(error: str) -> bool:
-    """Whether the lost object's owner was the process of an actor (which ends when nobody holds its handle)."""
-    found = re.search(r"object (w\d+):\d+ is lost", error)
-    return found is not None and found[1] in _history().actor_workers
 
 
 class _ByName:

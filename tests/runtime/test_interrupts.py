@@ -1,0 +1,94 @@
+"""Where the KeyboardInterrupt of a cancelled task may strike: in the user's code and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rlplat.runtime.interrupts as room
+from rlplat.runtime.interrupts import Interrupts
+
+_IN_RUNTIME = compile(
+    "def call(function):\n    return function()\n", os.path.join(room._RUNTIME_DIR, "client.py"), "exec"
+)
+
+
+def in_the_runtime(function: Callable[[], Any]) -> Any:
+    """Calls it from a frame of the runtime."""
+    names: dict[str, Any] = {}
+    exec(_IN_RUNTIME, names)
+    return names["call"](function)
+
+
+def execute(owner: str, message: Any) -> None:
+    """As `Worker._execute`."""
+    message.run()
+
+
+def stream(message: Any) -> None:
+    """As `execution.stream`: runtime code that calls the user's generator."""
+    message.run()
+
+
+def run(function: Callable[[Interrupts], Any], task: int = 7, wanted: int = 7) -> None:
+    interrupts = Interrupts(execute.__code__, (stream.__code__,))
+    interrupts._wanted.add(("driver", wanted))
+    execute("driver", SimpleNamespace(task=task, run=lambda: function(interrupts)))
+    assert not interrupts.has_struck(("driver", task))
+
+
+def signal_here(interrupts: Interrupts) -> None:
+    interrupts._on_signal(room.SIGNAL, sys._getframe())
+
+
+def test_the_users_code_is_struck_once() -> None:
+    interrupts = Interrupts(execute.__code__, ())
+    interrupts._wanted.add(("driver", 7))
+
+    def user() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal_here(interrupts)
+        signal_here(interrupts)  # while it cleans up
+
+    execute("driver", SimpleNamespace(task=7, run=user))
+    assert interrupts.has_struck(("driver", 7))
+    assert not interrupts.has_struck(("driver", 7))
+
+
+def test_a_generator_of_the_users_is_struck_although_the_runtime_runs_it() -> None:
+    def through_stream(interrupts: Interrupts) -> None:
+        stream(SimpleNamespace(run=lambda: signal_here(interrupts)))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(through_stream)
+
+
+def test_the_runtimes_own_code_is_not_struck() -> None:
+    run(lambda interrupts: in_the_runtime(lambda: signal_here(interrupts)))
+
+
+def test_nor_what_it_calls_in_turn() -> None:
+    """The unpickling of an argument, a condition that it waits on."""
+    run(lambda interrupts: in_the_runtime(lambda: (lambda: signal_here(interrupts))()))
+
+
+def test_nor_another_task() -> None:
+    run(signal_here, task=8)
+
+
+def test_nor_the_time_between_tasks() -> None:
+    interrupts = Interrupts(execute.__code__, ())
+    interrupts._wanted.add(("driver", 7))
+    signal_here(interrupts)
+    interrupts.check()
+
+
+def test_a_wait_of_the_task_is_ended_by_the_runtime_itself() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda interrupts: in_the_runtime(interrupts.check))
+    run(lambda interrupts: in_the_runtime(interrupts.check), task=8)

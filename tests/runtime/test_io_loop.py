@@ -1,0 +1,114 @@
+"""Threads around one socket: nobody sleeps on while what it waits for is here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlplat.runtime.io_loop import IoLoop
+
+
+class SilentTransport:
+    """A socket whose descriptor never tells of input: a send has swallowed the signal, as ZeroMQ's may."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self.num_unsent = 0
+        self.frames: deque[tuple[str, list[Any]]] = deque()
+
+    def flush(self) -> None:
+        self.num_unsent = 0
+
+    def has_input(self) -> bool:
+        return bool(self.frames)
+
+    def receive(self) -> Iterator[tuple[str, list[Any]]]:
+        while self.frames:
+            yield self.frames.popleft()
+
+    def close(self, linger_s: float = 0) -> None:
+        os.close(self.fd)
+
+
+class News:
+    pass
+
+
+@pytest.fixture
+def loop() -> Iterator[IoLoop]:
+    made = IoLoop(SilentTransport(), spin=False)  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def wait_in_thread(loop: IoLoop, heard: list[str]) -> threading.Thread:
+    def wait() -> None:
+        with loop.lock:
+            loop.wait_until(lambda: bool(heard), 30, "news")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not loop._has_leader:
+        pass
+    return thread
+
+
+def test_who_drains_for_the_leader_wakes_it(loop: IoLoop) -> None:
+    heard: list[str] = []
+    loop.handlers[News] = lambda sender, _: heard.append(sender)
+    thread = wait_in_thread(loop, heard)
+    with loop.lock:
+        loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
+        assert loop.send_now()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_second_waiter_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> None:
+    heard: list[str] = []
+    loop.handlers[News] = lambda sender, _: heard.append(sender)
+    first = wait_in_thread(loop, heard)
+    with loop.lock:
+        loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
+        loop.wait_until(lambda: bool(heard), 10, "news")
+    first.join(10)
+    assert not first.is_alive()
+
+
+def test_the_background_thread_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> None:
+    heard: list[str] = []
+    loop.handlers[News] = lambda sender, _: heard.append(sender)
+    ticked = threading.Event()
+
+    def on_tick() -> None:
+        if loop._has_leader and not ticked.is_set():
+            loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
+            ticked.set()
+
+    loop.on_tick = on_tick
+    thread = wait_in_thread(loop, heard)
+    with loop.lock:
+        loop._last_use = float("inf")  # the background thread is on its beat, beside the leader
+    loop.start()
+    loop.wake()  # as any input would: the leader looks, and wakes the background thread
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_sleeper_that_is_woken_looks_at_the_clock_again(loop: IoLoop) -> None:
+    """A nearer deadline was set while it slept for a later one."""
+    due: list[str] = []
+    loop.idle_tick_s = lambda: 100.0 if not due else 0.0
+    heard: list[str] = []
+    loop.on_tick = lambda: heard.extend(due)
+    thread = wait_in_thread(loop, heard)
+    with loop.lock:
+        due.append("deadline")
+        loop.wake()
+    thread.join(10)
+    assert not thread.is_alive()
