@@ -34,6 +34,8 @@ class Invariants:
         for message in messages.decode(frame):
             if type(message) is messages.Lent:
                 self.history.unlent.add((receiver, message.id))
+            for value in _values_in(message):  # lent to somebody who never gets it, and so never gives it back
+                self.history.unlent.update((owner, id) for owner, id in value.keys())
 
     # -- in the way of messages
 
