@@ -32,6 +32,8 @@ class Actors:
         self._client = client
         self._books: dict[str, ActorCalls] = {}
         self._is_taken: dict[str, messages.NameTaken] = {}
+        self._made: set[int] = set()
+        """Objects that stand for the handles of actors that this process made."""
         self._detached: set[str] = set()
         """Those that this process made: they do not end with its handles."""
         client._loop.handlers |= {
@@ -78,6 +80,7 @@ class Actors:
             record, ref = client._record(message, key, code.name, 1, refs)
             actor_id = record.target = message.actor = f"{client.client_id}:{record.id}"
             actor = self._books[actor_id] = ActorCalls(code.name, client._tasks)
+            self._made.add(record.id)
             place = messages.PlaceActor(
                 actor_id,
                 info,
@@ -243,6 +246,9 @@ class Actors:
 
     def on_freed(self, entry: Entry) -> None:
         """Nobody needs an object any more; when it stood for an actor's handles, the actor may go."""
+        if entry.id not in self._made:
+            return
+        self._made.discard(entry.id)
         actor_id = f"{self._client.client_id}:{entry.id}"
         if actor_id in self._detached:
             return

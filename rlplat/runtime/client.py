@@ -141,7 +141,10 @@ class Client:
                 out = self._open_special(record, out, options)
             if deps and not self._resolve(record, deps):
                 return out
-            self._queue(lane, record)
+            lane.ready.append(record)
+            if lane.is_hungry or len(lane.ready) == 1:
+                self._dispatch(lane)
+            self._loop.send_soon(len(self._tasks))
         return out
 
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
@@ -156,6 +159,7 @@ class Client:
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
         ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
+        loop, ready, Run = self._loop, lane.ready, messages.Run  # noqa: N806  (bound once, for speed)
 
         def submit(args: tuple, kwargs: dict) -> Any:
             nonlocal key
@@ -164,24 +168,18 @@ class Client:
                 return self.submit_task(code, args, kwargs, options, lane)
             key = key or self._code_key(code)
             with lock:
-                if not self._loop.is_open:
+                if not loop.is_open:
                     self._check_open()
                 id = next(ids)
-                record = tasks[id] = TaskRecord(
-                    id, messages.Run(id, key, data), key, name, (id,), None, lane, retries
-                )
+                record = tasks[id] = TaskRecord(id, Run(id, key, data), key, name, (id,), None, lane, retries)
                 entries[id] = Entry(id)
-                self._queue(lane, record)
+                ready.append(record)
+                if lane.is_hungry or len(ready) == 1:
+                    self._dispatch(lane)
+                loop.send_soon(len(tasks))
             return ObjectRef(me, id, drop, id)
 
         return submit
-
-    def _queue(self, lane: Lane, record: TaskRecord) -> None:
-        """A task that could run now (lock held)."""
-        lane.ready.append(record)
-        if lane.is_hungry or len(lane.ready) == 1:
-            self._dispatch(lane)
-        self._loop.send_soon(len(self._tasks))
 
     def submit_call(
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
@@ -397,8 +395,12 @@ class Client:
 
     def _dispatch(self, lane: Lane) -> None:
         if lane.leases:
-            for lease, record in lane.assign(self._pace):
-                self._send_call(lease.worker, lease.known_code, record)
+            for lease, records in lane.assign(self._pace):
+                for record in records:
+                    if type(record.message) is messages.Run and record.code_key in lease.known_code:
+                        continue
+                    self._introduce(lease.worker, lease.known_code, record)
+                self._transport.post_all(lease.worker, [record.message for record in records])
         if lane.ready:
             if lane.shape.env in self._envs.failed:
                 self._fail_lane(lane, self._envs.failed[lane.shape.env])
@@ -409,6 +411,11 @@ class Client:
                 self._transport.post(NODE, messages.RequestLeases(lane.shape, count))
 
     def _send_call(self, worker: str, known_code: set[str], record: TaskRecord) -> None:
+        self._introduce(worker, known_code, record)
+        self._transport.post(worker, record.message)
+
+    def _introduce(self, worker: str, known_code: set[str], record: TaskRecord) -> None:
+        """What goes ahead of a call: its code, once, and the news of refs that are lent with it."""
         key = record.code_key
         if key and key not in known_code:
             known_code.add(key)
@@ -416,7 +423,6 @@ class Client:
             self._transport.post(worker, self._codes[key])
         for value in values_of(record.message):
             self._objects.hand_over(value.keys(), worker)
-        self._transport.post(worker, record.message)
 
     # ---------------------------------------------------------------- results (lock held)
 
@@ -424,10 +430,13 @@ class Client:
         if self._touched:
             lanes, self._touched = self._touched, {}
             for lane in lanes:
-                self._dispatch(lane)
-                lease = lane.to_ask_back()
-                if lease is not None:
-                    self._transport.post(lease.worker, messages.GiveBack())
+                if lane.ready:
+                    self._dispatch(lane)
+                else:
+                    lane.is_hungry = True
+                    lease = lane.to_ask_back() if len(self._tasks) > 1 else None
+                    if lease is not None:
+                        self._transport.post(lease.worker, messages.GiveBack())
         self._transport.flush()
 
     def _on_done(self, sender: str, message: messages.Done) -> None:

@@ -78,9 +78,9 @@ class Lane:
         self.num_requested += count
         return count
 
-    def assign(self, pace: dict[str, float]) -> list[tuple[Lease, TaskRecord]]:
+    def assign(self, pace: dict[str, float]) -> list[tuple[Lease, list[TaskRecord]]]:
         """Take ready tasks for workers with room, evenly."""
-        assigned: list[tuple[Lease, TaskRecord]] = []
+        assigned: list[tuple[Lease, list[TaskRecord]]] = []
         ready = self.ready
         self.is_hungry = False
         for index, lease in enumerate(self.leases.values()):
@@ -94,16 +94,21 @@ class Lane:
                 continue
             room = self._ahead(pace.get(ready[0].code_key)) - len(in_flight)
             room = min(room, -(-len(ready) // (len(self.leases) - index)))
+            worker = lease.worker
+            records: list[TaskRecord] = []
             while room > 0 and ready:
-                if ready[0].is_suspect:
+                record = ready[0]
+                if record.is_suspect:
                     if in_flight:
                         break
                     room = 1
-                record = ready.popleft()
-                record.target = lease.worker
+                del ready[0]
+                record.target = worker
                 in_flight[record.id] = record
-                assigned.append((lease, record))
+                records.append(record)
                 room -= 1
+            if records:
+                assigned.append((lease, records))
         return assigned
 
     @staticmethod

@@ -137,7 +137,7 @@ class Objects:
         dropped, book = self._dropped, self.book
         while dropped:
             key = dropped.popleft()
-            if isinstance(key, int):
+            if type(key) is int:
                 book.unref(key)
             else:
                 borrow = self._borrows[key]

@@ -55,8 +55,9 @@ class Book:
     def unref(self, id: int) -> None:
         entry = self.entries[id]
         entry.num_refs -= 1
-        if not entry.num_refs:
-            self._settle(entry)
+        if not entry.num_refs and entry.value is not None and not entry.borrowers:
+            del self.entries[id]  # `_settle` for the common case
+            self.freed.append(entry)
 
     def fill(self, id: int, value: Any, inner: Any = None) -> Entry | None:
         """The value is here; returns the entry, or None when it is known already or nobody wants it."""

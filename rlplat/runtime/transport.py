@@ -20,6 +20,9 @@ import zmq
 from rlplat.runtime import messages
 
 _MAX_FRAME_BYTES = 1 << 30
+# As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
+_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
 _NOWHERE = b"?"
 """A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
 
@@ -42,6 +45,8 @@ class Transport:
             self._socket.bind(self._endpoint(client_id))
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
+        self._senders: dict[bytes, str] = {}
+        """Client ids by the label that their frames bear."""
         self._forgotten: set[str] = set()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
@@ -76,6 +81,12 @@ class Transport:
         self.num_unsent += 1
         return len(box)
 
+    def post_all(self, peer: str, batch: list[Any]) -> None:
+        """Post several messages to one peer."""
+        label = self._labels.get(peer) or self.label(peer)
+        self._outbox.setdefault(label, []).extend(batch)
+        self.num_unsent += len(batch)
+
     def post_result(self, peer: str, task: int, data: bytes) -> None:
         """Post a small result; those that follow each other share a message."""
         box = self._outbox.get(self._labels.get(peer) or self.label(peer))
@@ -94,8 +105,8 @@ class Transport:
         for label, box in self._outbox.items():
             if box:
                 try:
-                    send(label, zmq.SNDMORE | zmq.NOBLOCK)
-                    send(encode(box), zmq.NOBLOCK)
+                    send(label, _MORE)
+                    send(encode(box), _NOBLOCK)
                 except zmq.ZMQError as error:
                     # The peer is gone; the node's WorkerDied says so to everybody and settles what was sent to it.
                     if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -110,9 +121,10 @@ class Transport:
         """
         label = f"{peer}>".encode()
         self._callers.discard(label)
+        self._senders.pop(label, None)
         try:
-            self._socket.send(label, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(messages.encode([message]), zmq.NOBLOCK)
+            self._socket.send(label, _MORE)
+            self._socket.send(messages.encode([message]), _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -122,27 +134,35 @@ class Transport:
         return list(self._labels)
 
     def has_input(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return self._socket.getsockopt(_EVENTS) & _POLLIN != 0
 
     def receive(self) -> Iterator[tuple[str, list[Any]]]:
         """(sender's client id, messages) of each frame that is here; ends when there is none."""
-        receive = self._socket.recv
-        while True:
+        receive, senders = self._socket.recv, self._senders
+        while self.has_input():
+            label = receive(_NOBLOCK)
+            sender = senders.get(label)
+            if sender is None:
+                if not label.endswith(b">") and label not in self._labels.values():
+                    continue  # the tail of something: nobody's message
+                sender = self._new_sender(label)
+            frame = receive(_NOBLOCK)
             try:
-                label = receive(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            frame = receive(zmq.NOBLOCK)
-            while self._socket.getsockopt(zmq.RCVMORE):  # a frame more than the two is nobody's message
-                receive(zmq.NOBLOCK)
-                frame = b""
-            try:
-                sender, decoded = label.decode().rstrip(">"), messages.decode(frame)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                continue  # nothing that one of us has sent
-            if label not in self._callers and label.endswith(b">"):
-                self._callers.add(label)
+                decoded = messages.decode(frame)
+            except msgspec.MsgspecError:
+                # Nothing that one of us has sent. Its further parts, if any, must not pass for labels.
+                while self._socket.getsockopt(_RCVMORE):
+                    receive(_NOBLOCK)
+                continue
             yield sender, decoded
+
+    def _new_sender(self, label: bytes) -> str:
+        """The client id behind a label that is seen for the first time."""
+        sender = label.decode(errors="replace").rstrip(">")
+        self._senders[label] = sender
+        if label.endswith(b">"):
+            self._callers.add(label)
+        return sender
 
     def forget(self, peer: str) -> None:
         """The peer is dead: stop trying to reconnect. What is posted to it from now on is dropped."""
@@ -153,6 +173,7 @@ class Transport:
             if not label.endswith(b">"):
                 self._socket.disconnect(self._endpoint(peer))
         self._callers.discard(f"{peer}>".encode())
+        self._senders.pop(f"{peer}>".encode(), None)
 
     def close(self, linger_s: float = 0) -> None:
         self.flush()
