@@ -9,7 +9,6 @@ that loop's inbox, which wakes the loop once for all that came together.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections import deque
@@ -24,6 +23,8 @@ from rlplat.runtime.messages import Value
 from rlplat.runtime.refs import ObjectRef
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rlplat.runtime.client import Client
 
 
@@ -34,6 +35,12 @@ class LoopInbox:
         self._loop = weakref.ref(loop)
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_woken = False
+
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs now."""
+        loop = self._loop()
+        assert loop is not None
+        return loop
 
     def post(self, call: Callable[..., object], *args: Any) -> None:
         self._calls.append((call, args))
@@ -69,6 +76,8 @@ class Awaiting:
 
     def inbox(self) -> LoopInbox:
         """Of the running event loop (lock held)."""
+        import asyncio  # whoever runs an event loop has it; not every process does
+
         loop = asyncio.get_running_loop()
         inbox = self._inboxes.get(loop)
         if inbox is None:
@@ -78,7 +87,7 @@ class Awaiting:
     def waiter(self) -> tuple[asyncio.Future[Any], Callable[[Any], None]]:
         """(a future of the running loop, what settles it from any thread) (lock held)."""
         inbox = self.inbox()
-        waiter = asyncio.get_running_loop().create_future()
+        waiter = inbox.running().create_future()
         self._waiters[waiter] = inbox
         self._flush_soon(inbox)
 
@@ -93,7 +102,7 @@ class Awaiting:
         self._client._loop.await_replies()
         if self._client._transport.num_unsent and inbox not in self._flushes:
             self._flushes.add(inbox)
-            asyncio.get_running_loop().call_soon(self._flush, inbox)
+            inbox.running().call_soon(self._flush, inbox)
 
     def _flush(self, inbox: LoopInbox) -> None:
         with self._client._lock:
@@ -102,6 +111,8 @@ class Awaiting:
                 self._client._loop.send_now()
 
     async def value_of(self, ref: ObjectRef) -> Any:
+        import asyncio
+
         client = self._client
         with client._lock:
             client._check_open()

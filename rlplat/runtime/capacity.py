@@ -94,7 +94,9 @@ class Account:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
+            fcntl.flock(
+                descriptor, fcntl.LOCK_UN
+            )  # closing is not enough: a child may have been forked meanwhile
             os.close(descriptor)
 
     def _claim(self, client_id: str) -> None:

@@ -1,6 +1,4 @@
-"""The node process: the shell around `scheduler`. It forks the zygote; the workers are kept by `processes`.
-
-    python -m rlplat.runtime.node CONFIG      (started by `start`; stdin is a pipe whose end means "the driver is gone")
+"""The node process: the shell around `scheduler`; the workers are kept by `processes`. `launch` starts it.
 
 It lives in a session of its own, so that a Ctrl-C in the terminal reaches the driver alone. However the driver ends,
 this process kills every process that carries the cluster's mark in its environment, and removes the session's folder.
@@ -11,9 +9,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import signal
 import socket
-import sys
 import time
 import traceback
 from collections import deque
@@ -30,7 +26,7 @@ from rlplat.runtime.processes import Processes
 from rlplat.runtime.resources import visible_gpus
 from rlplat.runtime.scheduler import Scheduler
 from rlplat.runtime.scheduling import events
-from rlplat.runtime.session import MARK, adopt_orphans, kill_marked, remove_session
+from rlplat.runtime.session import MARK, kill_marked, remove_session
 from rlplat.runtime.watch import Watch
 
 _KEEP_FILES_S = 10.0
@@ -337,32 +333,10 @@ class Node:
         remove_session(self._session)
 
 
-def main() -> None:
-    import json
-
-    config = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    adopt_orphans()
-    sys.path[:] = config["sys_path"]
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent = os.getpid()
-    pid = os.fork()
-    if not pid:
-        from rlplat.runtime import zygote
-
-        ours.close()
-        # stdin and stdout are the driver's pipes: only the node may hold them open.
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(2, 1)
-        if os.getppid() != parent:
-            os._exit(1)
-        zygote.run(theirs, config["session"], config["folder"], config["preload"])
-    theirs.close()
+def serve(config: dict[str, Any], orders: socket.socket) -> None:
+    """The life of a node process (`launch` has forked its zygote). Never returns."""
     stack_dump.arm()
-    node = Node(config, ours)
+    node = Node(config, orders)
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why
@@ -370,7 +344,3 @@ def main() -> None:
     finally:
         node.close()
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Start a private cluster: a session folder, a node process, and this process as its driver.
 
-The node starts while this process still imports what a driver needs: that halves the time to the first result.
+The node's interpreter starts first; while it does, this process imports what a driver needs and settles the rest of the
+configuration, which follows through the pipe. That halves the time to the first result.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NodeLost
-from rlplat.runtime import capacity, stack_dump
-from rlplat.runtime.log_files import SNAPSHOTS, make_session_folder
 from rlplat.runtime.resources import check_at_least, machine_resources, raise_file_limit
-from rlplat.runtime.runtime_env import checked
 from rlplat.runtime.session import (
     MARK,
     NO_WORKER,
@@ -30,7 +28,7 @@ from rlplat.runtime.session import (
 if TYPE_CHECKING:
     from rlplat.runtime.driver import Driver
 
-_NODE_CODE = "from rlplat.runtime.node import main; main()"
+_NODE_CODE = "from rlplat.runtime.launch import main; main()"
 
 
 def start_private_cluster(
@@ -38,51 +36,59 @@ def start_private_cluster(
     num_gpus: int | None,
     resources: dict[str, float] | None,
     preload: Sequence[str],
-    namespace: str = "",
-    object_store_memory: int | None = None,
-    spill_dir: str | None = None,
-    store_full_timeout_s: float = capacity.FULL_TIMEOUT_S,
+    namespace: str,
     *,
-    runtime_env: dict[str, Any] | None = None,
-    hang_timeout_s: float = 10.0,
-    memory_usage_threshold: float = 0.9,
-    log_dir: str | None = None,
-    log_to_driver: bool = True,
+    object_store_memory: int | None,
+    spill_dir: str | None,
+    store_full_timeout_s: float,
+    runtime_env: dict[str, Any] | None,
+    hang_timeout_s: float,
+    memory_usage_threshold: float,
+    log_dir: str | None,
+    log_to_driver: bool,
 ) -> Driver:
-    env = {} if runtime_env is None else checked(runtime_env)
     check_at_least("hang_timeout_s", hang_timeout_s, 0.5)
     check_at_least("memory_usage_threshold", memory_usage_threshold, 0, at_most=1)
     total = machine_resources(num_cpus, num_gpus, resources)
     raise_file_limit()  # the node and its workers inherit it
     session = make_session()
-    try:
-        limit = capacity.budget(object_store_memory, session)
-        capacity.create_account(session, limit, store_full_timeout_s)
-        make_spill_folder(session, spill_dir)
-        folder = str(make_session_folder(os.path.basename(session), log_dir))
-    except BaseException:
-        remove_session(session)
-        raise
-    config = {
-        "session": session,
-        "folder": folder,
-        "total": total,
-        "preload": list(preload),
-        "sys_path": sys.path,
-        "namespace": namespace,
-        "hang_timeout_s": hang_timeout_s,
-        "memory_usage_threshold": memory_usage_threshold,
-        "log_to_driver": log_to_driver,
-    }
     node = subprocess.Popen(
-        [sys.executable, "-c", _NODE_CODE, json.dumps(config)],
+        [sys.executable, "-c", _NODE_CODE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
         env=_environment(session),
     )
-    assert node.stdout is not None
+    assert node.stdin is not None and node.stdout is not None
     try:
+        from rlplat.runtime import capacity, stack_dump
+        from rlplat.runtime.log_files import SNAPSHOTS, make_session_folder
+
+        env: dict[str, Any] = {}
+        if runtime_env is not None:
+            from rlplat.runtime.runtime_env import checked
+
+            env = checked(runtime_env)
+        limit = capacity.budget(object_store_memory, session)
+        capacity.create_account(session, limit, store_full_timeout_s)
+        make_spill_folder(session, spill_dir)
+        folder = str(make_session_folder(os.path.basename(session), log_dir))
+        config = {
+            "session": session,
+            "folder": folder,
+            "total": total,
+            "preload": list(preload),
+            "sys_path": sys.path,
+            "namespace": namespace,
+            "hang_timeout_s": hang_timeout_s,
+            "memory_usage_threshold": memory_usage_threshold,
+            "log_to_driver": log_to_driver,
+        }
+        try:
+            node.stdin.write(json.dumps(config).encode() + b"\n")
+            node.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended already: the next line finds that out
         from rlplat.runtime.driver import Driver
 
         if node.stdout.readline() != b"ready\n":
@@ -96,6 +102,8 @@ def start_private_cluster(
     except BaseException:
         node.kill()
         node.wait()
+        node.stdin.close()
+        node.stdout.close()
         remove_session(session)
         raise
     return driver

@@ -17,7 +17,6 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -241,6 +240,8 @@ class Streams:
             return self._take(stream, completed)
 
     async def next_ref_async(self, stream: Stream, completed: ObjectRef) -> ObjectRef | None:
+        import asyncio  # not for every process: it takes as long to import as all of the runtime
+
         client = self._client
         while True:
             with client._lock:

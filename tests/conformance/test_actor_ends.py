@@ -7,7 +7,6 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied
-
-
-def soon(condition: Callable[[], bool], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.patience import soon
 
 
 def lines(path: Path) -> list[str]:

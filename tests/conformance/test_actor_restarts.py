@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,9 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError
+from tests.patience import soon
 
 WITHIN_S = 60
-
-
-def soon(condition: Callable[[], object], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def make_class() -> Any:

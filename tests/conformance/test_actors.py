@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, RuntimeFault, TaskError
+from tests.patience import soon
 
 
 class Counter:
@@ -40,15 +40,6 @@ def counter(**options: Any) -> Any:
 
     Local.__qualname__ = "Counter"
     return rlplat.remote(Local).options(**options)
-
-
-def soon(condition: Callable[[], bool], within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_an_actor_keeps_its_state_and_the_order_of_calls(backend: str) -> None:

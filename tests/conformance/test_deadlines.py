@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, DeadlineExceeded
-
-
-def soon(condition: Callable[[], bool], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.patience import soon
 
 
 def lines(path: Path) -> list[str]:

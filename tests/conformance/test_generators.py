@@ -6,7 +6,7 @@ import asyncio
 import gc
 import pickle
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, SerializationError
-
-
-def soon(condition: Callable[[], bool], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.patience import soon
 
 
 def lines(path: Path) -> int:

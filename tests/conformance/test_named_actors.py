@@ -5,23 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError
-
-
-def soon(condition: Callable[[], object], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.patience import soon
 
 
 def counter(**options: Any) -> Any:

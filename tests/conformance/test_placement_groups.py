@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, GetTimeout, InfeasibleResources, RlplatError
-
-
-def soon(condition: Callable[[], bool], within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.patience import soon
 
 
 def free_cpus() -> float:

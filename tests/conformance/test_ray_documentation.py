@@ -9,23 +9,14 @@ import gc
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, TaskCancelled, TaskError, WorkerCrashed
-
-
-def soon(condition: Callable[[], bool], within_s: float = 30) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
+from tests.patience import soon
 
 # ---------------------------------------------------------------- ray-generator
 

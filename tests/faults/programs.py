@@ -53,7 +53,7 @@ popen = subprocess.Popen
 def forgetful(command, **options):
     # A node that removes the files of the dead after 0.2 s.
     assert command[1] == "-c", command
-    code = "import rlplat.runtime.node as node; node._KEEP_FILES_S = 0.2; node.main()"
+    code = "import rlplat.runtime.node as node; node._KEEP_FILES_S = 0.2; " + command[2]
     return popen([*command[:2], code, *command[3:]], **options)
 
 subprocess.Popen = forgetful

@@ -295,7 +295,9 @@ def test_results_of_actors_are_not_made_again_unless_asked_for(session: str) -> 
     asked_for = maker.make.options(max_task_retries=1).remote()
     done(ref, asked_for)
     lose_everything(session)
-    with pytest.raises(ObjectLost, match=r"made by .*Maker.make\) are gone, .*actors without max_task_retries"):
+    with pytest.raises(
+        ObjectLost, match=r"made by .*Maker.make\) are gone, .*actors without max_task_retries"
+    ):
         rlplat.get(ref, timeout=30)
     assert rlplat.get(asked_for, timeout=30)[0] == 3  # the call runs again, on the state as it is now
     late = maker.make.options(max_task_retries=1).remote()

@@ -29,7 +29,7 @@ class limited_os:
         if os.path.exists(%r): raise OSError(errno.%s, "no")
         return os.fork()
 zygote.os = limited_os()
-node.main()
+from rlplat.runtime import launch; launch.main()
 ''' % (GATE, ERRNO)
     return popen([*command[:2], code, *command[3:]], **options)
 
@@ -180,7 +180,7 @@ def main(*args):
         file.write("start")
     os._exit(3)
 worker.main = main
-node.main()
+from rlplat.runtime import launch; launch.main()
 '''
     return popen([*command[:2], code, *command[3:]], **options)
 

@@ -7,8 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import rlplat
 from rlplat.errors import RuntimeFault
 from rlplat.runtime.client import Client
 from rlplat.runtime.refs import backend as current_backend
+from tests.patience import soon
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,15 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def objects() -> Any:
     """The driver's `Objects`: its book and its store."""
     return current_backend()._objects  # type: ignore[attr-defined]
-
-
-def soon(condition: Callable[[], bool], within_s: float = 5) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_empty() -> bool:

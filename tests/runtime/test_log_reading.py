@@ -17,9 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "rlplat-4711-99-abc" / "logs"
     folder.mkdir(parents=True)
     (folder / "w2.log").write_text("# w2 pid=12 started=1\none\ntwo\n")
-    (folder / "w10.log").write_text(
-        "# w10 pid=20 started=1\n# Actor Learner\nthree\nfour"
-    )
+    (folder / "w10.log").write_text("# w10 pid=20 started=1\n# Actor Learner\nthree\nfour")
     return folder
 
 
