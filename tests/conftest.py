@@ -15,6 +15,8 @@ from tests.leak_meter import MARK, LeakMeter, marked_processes
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores Ctrl-C for them, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with this one
 
 
 @pytest.fixture(autouse=True)

@@ -198,8 +198,8 @@ def test_several_clusters(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["status"]) == 2
     said = capsys.readouterr().err
     assert "2 clusters are running" in said and f"--pid {os.getpid()}  " in said
-    assert main(["status", "--pid", "1"]) == 2
-    assert "no cluster '1' is running; running:" in capsys.readouterr().err
+    assert main(["status", "--pid", "0"]) == 2
+    assert "no cluster '0' is running; running:" in capsys.readouterr().err
 
 
 def test_a_cluster_is_chosen_by_folder_name_or_pid(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,7 @@ def test_a_dead_evaluation_actor_is_replaced_and_the_run_ends_as_it_should(
     assert (tmp_path / "died").exists()
     error = capsys.readouterr().err
     assert (
-        "warning: the evaluation of 256 env steps failed: actor Evaluator" in error
-        and "begins once more" in error
+        "warning: the evaluation of 256 env steps failed: Evaluator." in error and "begins once more" in error
     )
     evaluated = [r for r in read_records(run.directory / "metrics.jsonl") if "eval/return_mean" in r]
     assert [(r["env_steps"], r["eval/env_steps"], r["eval/failures"]) for r in evaluated] == [

@@ -29,6 +29,13 @@ class Invariants:
         """Worker -> the actor in it."""
         cluster.watch_client = self._watch
         world.on_cut = self._note_lost_lends
+        world.on_last_words = self._note_late_lends
+
+    def _note_late_lends(self, owner: str, frame: bytes) -> None:
+        """The news of its sender's death may overtake them."""
+        for message in messages.decode(frame):
+            if type(message) is messages.Lent:
+                self.history.unlent.add((owner, message.id))
 
     def _note_lost_lends(self, receiver: str, frame: bytes) -> None:
         for message in messages.decode(frame):

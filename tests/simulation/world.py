@@ -146,6 +146,7 @@ class World:
         """Sees every frame that arrives, before it is handled."""
         self.on_death: Callable[[str, str], None] = lambda name, how: None
         self.on_cut: Callable[[str, bytes], None] = lambda receiver, frame: None
+        self.on_last_words: Callable[[str, bytes], None] = lambda receiver, frame: None
         """A frame is lost with its sender, which had sent others before."""
         self.on_sent: Callable[[str, str], None] = lambda sender, receiver: None
         self.delay_s = 0.0005
@@ -221,10 +222,14 @@ class World:
                 if sender == name:
                     links.setdefault((receiver, label), []).append(number)
             for numbers in links.values():
-                for number in numbers[self.random.randint(0, len(numbers)) :]:
-                    self._cut_frames.add(number)
+                first_cut = self.random.randint(0, len(numbers))
+                for index, number in enumerate(numbers):
                     _, receiver, _, frame = self._in_flight[number]
-                    self.on_cut(receiver, frame)
+                    if index >= first_cut:
+                        self._cut_frames.add(number)
+                        self.on_cut(receiver, frame)
+                    else:
+                        self.on_last_words(receiver, frame)
         self.on_death(name, how)
         if process is not self.running and process.thread is not None and process.state != "ended":
             process.resume()  # it unwinds
