@@ -159,7 +159,7 @@ class Client:
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
         ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
-        loop, ready, Run = self._loop, lane.ready, messages.Run  # noqa: N806  (bound once, for speed)
+        loop, ready, dropped, Run = self._loop, lane.ready, objects.dropped, messages.Run  # noqa: N806  (bound once, for speed)
 
         def submit(args: tuple, kwargs: dict) -> Any:
             nonlocal key
@@ -170,6 +170,8 @@ class Client:
             with lock:
                 if not loop.is_open:
                     self._check_open()
+                if dropped:
+                    objects.collect()
                 id = next(ids)
                 record = tasks[id] = TaskRecord(id, Run(id, key, data), key, name, (id,), None, lane, retries)
                 entries[id] = Entry(id)
@@ -232,6 +234,8 @@ class Client:
         if not self._loop.is_open:
             self._check_open()
         objects = self._objects
+        if objects.dropped:  # large values that went are room for the next ones
+            objects.collect()
         id = next(objects.ids)
         name = actor.names.get(method)
         if name is None:

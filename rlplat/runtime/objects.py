@@ -60,8 +60,9 @@ class Objects:
         self.on_lost: Callable[[int, str], None] = lambda id, segment: None
         """The segment of an object of ours is missing."""
         self._borrows: dict[Key, Borrow] = {}
-        self._dropped: deque[int | Key] = deque()
-        self.drop = self._dropped.append
+        self.dropped: deque[int | Key] = deque()
+        """Refs that were garbage-collected (ids of ours, or keys); `collect` acts on them."""
+        self.drop = self.dropped.append
         loop.handlers |= {
             messages.Fetch: self._on_fetch,
             messages.Fetched: self._on_fetched,
@@ -134,10 +135,10 @@ class Objects:
 
     def collect(self) -> None:
         """Act on refs that were garbage-collected and on objects that nobody needs."""
-        dropped, book = self._dropped, self.book
+        dropped, book = self.dropped, self.book
         while dropped:
             key = dropped.popleft()
-            if type(key) is int:
+            if isinstance(key, int):
                 book.unref(key)
             else:
                 borrow = self._borrows[key]

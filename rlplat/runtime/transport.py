@@ -134,7 +134,7 @@ class Transport:
         return list(self._labels)
 
     def has_input(self) -> bool:
-        return self._socket.getsockopt(_EVENTS) & _POLLIN != 0
+        return int(self._socket.getsockopt(_EVENTS)) & _POLLIN != 0
 
     def receive(self) -> Iterator[tuple[str, list[Any]]]:
         """(sender's client id, messages) of each frame that is here; ends when there is none."""

@@ -28,7 +28,6 @@ from rlplat.runtime.execution import (
     TERMINATED,
     ActorExit,
     EndOfActor,
-    LoopRunner,
     Outflow,
     Runner,
     make_runner,
@@ -517,7 +516,7 @@ class Worker(Client):
         self._transport.post(owner, messages.DoneFull(id, [Value(error=info)] * max(1, num_returns)))
 
     def _on_await_cancelled(self, ref: ObjectRef) -> None:
-        if isinstance(self._runner, LoopRunner) and self._runner.awaits_for_cancelled():
+        if self._runner is not None and self._runner.awaits_for_cancelled():
             self._cancels.cancel(ref, force=False, recursive=True)
 
     def _check_open(self) -> None:
@@ -574,7 +573,7 @@ class Worker(Client):
 
     def _patience(self, ref: ObjectRef | None) -> Patience | None:
         runner = self._runner
-        if isinstance(runner, LoopRunner) and threading.current_thread() is runner.thread:
+        if runner is not None and runner.loop_thread is threading.current_thread():
             runner.warn_of_blocking()
         if self._running and threading.current_thread() is self._main_thread:
             return _BlockedNotice(self, ref)
