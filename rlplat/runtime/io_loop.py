@@ -182,6 +182,8 @@ class IoLoop:
             self.leave()
             if self._last_use - began > _LONG_WAIT_S:
                 self.waits.append((what or "get", began, self._last_use))
+            if self.transport.num_unsent and self.is_open:
+                self.send_now()  # what came round while this waited (a deadline's cancel): its user may act on it now
             if patience is not None:
                 patience.finish()
 

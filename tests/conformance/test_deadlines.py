@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, DeadlineExceeded
+from rlplat.errors import ActorDied, DeadlineExceeded, TaskCancelled
 from tests.patience import soon
 
 
@@ -126,6 +126,10 @@ def test_waiting_counts(cluster: None, tmp_path: Path) -> None:
     for ref in late:
         with pytest.raises(DeadlineExceeded):
             rlplat.get(ref, timeout=60)
+    fence = actor.add.remote(8)  # what its worker has heard of this one it has heard of the others
+    rlplat.cancel(fence)
+    with pytest.raises(TaskCancelled):
+        rlplat.get(fence, timeout=60)
     gate.touch()
     assert rlplat.get([holder, held, actor.add.remote(7)], timeout=60) == [1, 2, None]
     assert lines(log) == ["7"]
