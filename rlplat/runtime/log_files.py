@@ -57,13 +57,16 @@ def _remove_old(root: Path) -> None:
     for path in root.glob("rlplat-*-*-*"):
         try:
             if not path.is_symlink() and path.is_dir() and not is_session_alive(path.name):
-                dead.append(path)
-        except ValueError:  # somebody else's folder
+                dead.append((path.stat().st_mtime, path))
+        except (
+            ValueError,
+            FileNotFoundError,
+        ):  # somebody else's folder; one that another start has just removed
             continue
-    dead.sort(key=lambda path: path.stat().st_mtime)
-    for path in dead:  # snapshots of directories stay where driver and node were both killed
+    dead.sort()
+    for _, path in dead:  # snapshots of directories stay where driver and node were both killed
         shutil.rmtree(path / SNAPSHOTS, ignore_errors=True)
-    for path in dead[: len(dead) - KEPT_SESSIONS + 1] if len(dead) >= KEPT_SESSIONS else []:
+    for _, path in dead[: len(dead) - KEPT_SESSIONS + 1] if len(dead) >= KEPT_SESSIONS else []:
         shutil.rmtree(path, ignore_errors=True)
 
 

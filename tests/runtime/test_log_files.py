@@ -1,0 +1,26 @@
+"""The folders of sessions on disk: made, kept, pruned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlplat.runtime import log_files
+
+
+def test_two_clusters_that_start_at_once_may_prune_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is faster: ours is made where it belongs all the same."""
+    (tmp_path / "rlplat-1-1-old").mkdir()
+
+    def removed_meanwhile(name: str) -> bool:
+        (tmp_path / name).rmdir()
+        return False
+
+    monkeypatch.setattr(log_files, "is_session_alive", removed_meanwhile)
+    monkeypatch.setattr(log_files, "default_root", lambda: tmp_path)
+    folder = log_files.make_session_folder("rlplat-2-2-new", None)
+    assert folder == tmp_path / "rlplat-2-2-new"
+    assert (folder / "logs").is_dir()
