@@ -1,0 +1,78 @@
+"""A trial: one config of the search space, and what is known of its run.
+
+                    ┌────────────── Pause ◀──────────────┐
+                    ▼                                    │
+    WAITING ──▶ RUNNING ──▶ COMPLETE   (its own end, or a stop rule)
+       ▲            │ └────▶ STOPPED   (the trial scheduler's verdict)
+       └─ a crash ──┤
+                    └──────▶ FAILED    (`max_failures` used up)        PAUSED ──▶ WAITING | STOPPED
+
+A paused trial holds no process; it goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class TrialState(StrEnum):
+    WAITING = "waiting"
+    """Created, and not running now: it has not begun, or is to go on from its checkpoint."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def has_ended(self) -> bool:
+        return self in (TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED)
+
+
+@dataclass(frozen=True)
+class CheckpointMark:
+    """A checkpoint that is whole on the disk."""
+
+    step: int
+    """Reports of the trial up to it."""
+    name: str
+    """Of its directory, below `trials/<number>/checkpoints/`."""
+    progress: float = 0.0
+
+
+@dataclass
+class Trial:
+    number: int
+    """0, 1, 2, ... in the order of suggestion; also the number of the trial in the study's storage."""
+    config: dict[str, Any]
+    """What the trainable gets: constants and drawn values. PBT changes it while the trial runs."""
+    params: dict[str, Any]
+    """What was drawn, by dotted name: `{"policy.hidden_sizes": [64, 64], "learning_rate": 3e-4}`."""
+    seed: int
+    """Of this trial: from the experiment's seed and the number."""
+    state: TrialState = TrialState.WAITING
+    step: int = 0
+    """Reports so far."""
+    progress: float = 0.0
+    """How far it is, in the unit in which the trial scheduler counts: reports, or a metric such as env_steps."""
+    values: tuple[float, ...] = ()
+    """The metric (or metrics) of the last report, as reported; empty before the first."""
+    last: dict[str, Any] = field(default_factory=dict)
+    """All of the last report."""
+    history: list[tuple[float, float]] = field(default_factory=list)
+    """(progress, score) of every report: what a resumed experiment's scheduler is given again. Score: higher is
+    better."""
+    checkpoint: CheckpointMark | None = None
+    failures: int = 0
+    error: str = ""
+    """Why it failed last."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the trial scheduler must know again after a restart (JSON): a bracket's number, the last perturbation."""
+    run_s: float = 0.0
+    """Seconds in which it ran."""
+
+    @property
+    def directory_name(self) -> str:
+        return f"{self.number:05d}"
