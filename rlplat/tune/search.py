@@ -3,8 +3,8 @@
     searcher = make_searcher(Searcher("tpe"), space, study, seed=1, num_samples=20)
     while (suggestion := searcher.suggest(number)) is not None: ...
 
-Every random number comes from (seed, trial number) and every model from the study's recorded trials, so a searcher has
-no state of its own: an experiment that goes on after a crash makes a new one and gets the suggestions it would have had.
+Every random number comes from (seed, trial number) and every model from the study's recorded trials, so a searcher
+has no state of its own: an experiment that goes on after a crash makes a new one and gets the same suggestions.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class ExperimentSpec:
     trainable: Any
     """An algorithm's name ("ppo"), "./file.py:name", "pkg.mod:name", or the function, generator function or class."""
     space: Mapping[str, Any]
-    """The config of a trial: constants, and domains (`tune.uniform(0, 1)`, in YAML `{uniform: [0, 1]}`) at any depth."""
+    """A trial's config: constants, and domains (`tune.uniform(0, 1)`, in YAML `{uniform: [0, 1]}`), at any depth."""
     metric: tuple[str, ...] = ()
     """What is to be the largest or smallest, by name; several: several objectives. Algorithms: episode_return_mean."""
     mode: tuple[Mode, ...] = ()
@@ -25,9 +25,9 @@ class ExperimentSpec:
     num_samples: int = 1
     """Trials; with grids: how often the whole grid."""
     stop: Mapping[str, float] = field(default_factory=dict)
-    """A trial is complete when one of these metrics is at least so large (`step`: reports; `wall_s`: seconds it ran)."""
+    """A trial is complete when one of these metrics reaches this (`step`: reports; `wall_s`: seconds it ran)."""
     resources: Mapping[str, float] | None = None
-    """Of one trial in all, its own actors included: {"cpu": 1, "gpu": 0, ...}. None: one CPU; an algorithm's config says
+    """Of one trial in all, its own actors included: {"cpu": 1, "gpu": 0}. None: one CPU; an algorithm's config says
     how many."""
     searcher: Searcher = field(default_factory=Searcher)
     scheduler: Any = "fifo"
