@@ -21,7 +21,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.tune.schedulers import Continue, Exploit, Pause, Resume, Stop, TrialScheduler, Verdict
+from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, TrialScheduler, Verdict
 from rlplat.tune.search import Suggests
 from rlplat.tune.snapshot import Snapshot
 from rlplat.tune.spec import ExperimentSpec
@@ -181,6 +181,8 @@ class _Live:
     trial: Trial
     pausing: bool = False
     """Its checkpoint is under way, and then its slot is given back."""
+    due: Due | None = None
+    """What the scheduler wants of it once that is done."""
     saved_run_s: float = 0.0
     """`trial.run_s` at its last checkpoint."""
     save_s: float = 0.0
@@ -386,7 +388,11 @@ class Experiment:
         else:
             self._move(trial, TrialState.PAUSED)
             actions.append(RecordChange(trial))
-        return [*actions, Release(trial.number), *self._give_due()]
+        actions.append(Release(trial.number))
+        due, live.due = live.due, None
+        if due is not None and trial.state is TrialState.PAUSED:
+            actions += self._carry_out(live, due)
+        return actions + self._give_due()
 
     def _returned(self, live: _Live, event: Returned) -> list[Action]:
         trial = live.trial
@@ -405,7 +411,7 @@ class Experiment:
 
     def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
         trial = live.trial
-        live.pausing = False
+        live.pausing, live.due = False, None
         trial.failures += 1
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
@@ -415,7 +421,9 @@ class Experiment:
         actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
         if not self._metric_seen and trial.step == 0 and self.counts[TrialState.FAILED] == self._num_ended():
             actions.append(
-                Abort(ConfigError(f"no trial has come to its first report; trial {trial.number}: {event.error}"))
+                Abort(
+                    ConfigError(f"no trial has come to its first report; trial {trial.number}: {event.error}")
+                )
             )
         return actions
 
@@ -442,12 +450,17 @@ class Experiment:
         actions: list[Action] = []
         while due := self._scheduler.due():
             for number, verdict in due:
-                trial = self._live[number].trial
-                if isinstance(verdict, Resume):
-                    actions += self._wait_again(trial)
+                live = self._live[number]
+                if live.pausing:
+                    live.due = verdict
                 else:
-                    actions += self._stop(trial, verdict)
+                    actions += self._carry_out(live, verdict)
         return actions
+
+    def _carry_out(self, live: _Live, verdict: Due) -> list[Action]:
+        if isinstance(verdict, Resume):
+            return self._wait_again(live.trial)
+        return self._stop(live.trial, verdict)
 
     def _wake_forgotten(self) -> list[Action]:
         """Where only paused trials are left and nobody will judge them any more, they go on."""

@@ -427,7 +427,10 @@ class Tuner:
         for slot in self._slots:
             for name, amount in slot.demand.items():
                 used[name] = used.get(name, 0.0) + amount
-        return all(used.get(name, 0.0) + amount <= self._room.get(name, 0.0) + 1e-9 for name, amount in demand.items())
+        return all(
+            used.get(name, 0.0) + amount <= self._room.get(name, 0.0) + 1e-9
+            for name, amount in demand.items()
+        )
 
     def _free_slot(self, demand: dict[str, float]) -> _Slot | None:
         return next((slot for slot in self._slots if slot.is_free and slot.demand == demand), None)
