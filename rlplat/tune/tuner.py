@@ -25,7 +25,8 @@ from rlplat.tune import experiment as ex
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory
 from rlplat.tune.experiment import Experiment
-from rlplat.tune.programs import TrainableKind, TrialStuck, check_trainable
+from rlplat.tune.program import StillRunning
+from rlplat.tune.programs import TrainableKind, check_trainable
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.snapshot import View
@@ -38,10 +39,6 @@ from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef, PlacementGroup
-
-SYNC_PERIOD_S = 1.0
-"""How much may be lost when the machine, not the process, dies."""
-
 
 def run(
     trainable: Any,
@@ -126,7 +123,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
             )
             owns_runtime = not rlplat.is_initialized()
             if owns_runtime:
-                rlplat.init(preload=kind.preload)
+                rlplat.init(preload=("torch",) if kind.is_algorithm else ())
             try:
                 tuner = Tuner(spec, kind, experiment, study, directory, view)
                 return tuner.run(resume=resume)
@@ -195,7 +192,7 @@ class Tuner:
         self._room = rlplat.cluster_resources()
         self._best: tuple[int, tuple[float, ...]] | None = None
         self._abort: Exception | None = None
-        self._started = self._synced = time.monotonic()
+        self._started = time.monotonic()
 
     def run(self, *, resume: bool) -> Analysis:
         try:
@@ -283,10 +280,8 @@ class Tuner:
         elif not self._is_over():
             time.sleep(0.05)  # nothing runs: somebody else's trial has the room
         self.directory.flush()
+        self.study.sync()
         now = time.monotonic()
-        if now - self._synced >= SYNC_PERIOD_S:
-            self.study.sync()
-            self._synced = now
         used = len(self._slot_by_trial)
         self.view.show(self.experiment.snapshot(now - self._started, (used, len(self._slots))))
 
@@ -329,7 +324,7 @@ class Tuner:
             return
         slot.calls.clear()
         number = slot.trial
-        is_stuck = isinstance(error, TrialStuck)
+        is_stuck = isinstance(error, StillRunning)
         if is_stuck or not isinstance(error, TaskError):
             self._throw_away(slot)
         if number is None or number not in self.experiment.live_numbers:
@@ -462,7 +457,7 @@ class Tuner:
             slot.group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
         )
         host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
-        slot.host = host.remote(self.spec.trainable, str(self.directory.trials), self.spec.seeds_per_trial)
+        slot.host = host.remote(self.spec.trainable, str(self.directory.trials), self.spec.metric[0], self.spec.seeds_per_trial)
 
     def _throw_away(self, slot: _Slot) -> None:
         if slot.host is not None:
