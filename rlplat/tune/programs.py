@@ -17,7 +17,7 @@ import inspect
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,35 @@ class TrainableKind:
     """For the user's eyes."""
     can_save: bool | None
     """Whether its trials can be saved; None: that shows in their reports."""
+
+    @property
+    def is_algorithm(self) -> bool:
+        return self.form == "algorithm"
+
+    @property
+    def unit(self) -> str:
+        """What the progress of its trials is counted in, unless the trial scheduler says otherwise."""
+        return "env_steps" if self.is_algorithm else "step"
+
+    def demand(self, resources: Mapping[str, float] | None, config: dict[str, Any]) -> dict[str, float]:
+        """What a trial takes of the cluster, by the cluster's names: {"CPU": 1.0}.
+
+        resources: the experiment's, where it says them; else one CPU, or what the algorithm's config comes to."""
+        if resources is None and self.is_algorithm:
+            from rlplat.tune.rl_program import demand_of
+
+            return demand_of(self.name, config)
+        names = {"cpu": "CPU", "gpu": "GPU"}
+        given = {"cpu": 1.0} if resources is None else resources
+        return {names.get(name, name): float(amount) for name, amount in given.items() if amount}
+
+    def document(self, config: dict[str, Any]) -> str | None:
+        """The text of best.yaml; None: just the config."""
+        if not self.is_algorithm:
+            return None
+        from rlplat.tune.rl_program import document_of
+
+        return document_of(self.name, config)
 
 
 def check_trainable(trainable: Any) -> TrainableKind:
