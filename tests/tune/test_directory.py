@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import json
 import os
@@ -18,10 +19,11 @@ from rlplat.errors import ConfigError
 from rlplat.rl.run_directory import is_running
 from rlplat.tune.directory import ExperimentDirectory
 from rlplat.tune.results import holding, read_reports
+from rlplat.tune.space import uniform
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
 
-SPEC = ExperimentSpec("ppo", {"alpha": 1}, ("accuracy",), ("max",), name="an-experiment")
+SPEC = ExperimentSpec("ppo", {"alpha": uniform(0, 1)}, ("accuracy",), ("max",), name="an-experiment")
 
 
 def open_directory(path: Path, *, resume: bool = False, say: Any = pytest.fail) -> ExperimentDirectory:
@@ -217,6 +219,25 @@ def test_best_yaml_says_what_it_is(tmp_path: Path) -> None:
         "# the best trial so far of an-experiment: 3, accuracy 0.875 (max) after 4 reports\n"
     )
     assert yaml.safe_load(text) == {"alpha": 0.5}
+    directory.best(trial, "algo: ppo\n")
+    directory.flush()
+    assert (tmp_path / "best.yaml").read_text().endswith("reports\nalgo: ppo\n")
     directory.best(trial, {"algo": "ppo", "learning_rate": np.float64(1e-3)})
     directory.close()
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"algo": "ppo", "learning_rate": 1e-3}
+
+
+def test_another_experiment_is_not_resumed_and_the_lock_is_given_back(tmp_path: Path) -> None:
+    open_directory(tmp_path).close()
+    before = (tmp_path / "experiment.yaml").read_text()
+    other = dataclasses.replace(SPEC, space={"alpha": uniform(0, 2)})
+    with pytest.raises(ConfigError, match=r"this is not the experiment in .*'config.alpha' was"):
+        ExperimentDirectory.open(tmp_path, other, resume=True)
+    assert (tmp_path / "experiment.yaml").read_text() == before and not is_running(tmp_path)
+    with open_directory(tmp_path, resume=True) as directory:
+        assert directory.storage == str(tmp_path / "study.journal")
+
+
+def test_one_that_was_killed_at_once_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("")
+    open_directory(tmp_path, resume=True).close()
