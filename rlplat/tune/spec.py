@@ -95,7 +95,7 @@ class ExperimentSpec:
         """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
         from rlplat.tune.programs import check_trainable
         from rlplat.tune.schedulers.registry import make_scheduler
-        from rlplat.tune.search import check_searcher
+        from rlplat.tune.search import make_searcher
         from rlplat.tune.space import Space
 
         self._check_numbers()
@@ -113,7 +113,8 @@ class ExperimentSpec:
             )
         if kind.is_algorithm:
             _try_configs(spec, space)
-        spec.placed("searcher", lambda: check_searcher(spec.searcher, space, len(spec.metric)))
+        numbers = {"seed": spec.seed, "num_samples": spec.num_samples, "num_objectives": len(spec.metric)}
+        spec.placed("searcher", lambda: make_searcher(spec.searcher, space, None, **numbers))
         scheduler = spec.placed("scheduler", lambda: make_scheduler(spec.scheduler, kind.unit, spec.stop))
         if len(spec.metric) > 1 and scheduler.name != "fifo":
             raise ConfigError(
@@ -166,7 +167,9 @@ class ExperimentSpec:
             if not _is_number(value) or value < 0 or math.isinf(value):
                 raise ConfigError(f"resources.{key}{where} is a number of at least 0, not {value!r}")
             if key == "gpu" and value > 1 and value != int(value):
-                raise ConfigError(f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}")
+                raise ConfigError(
+                    f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}"
+                )
 
     def _objectives(self, is_algorithm: bool) -> dict[str, Any]:
         metric = self.metric or ((DEFAULT_METRIC,) if is_algorithm else ())
@@ -207,7 +210,9 @@ class ExperimentSpec:
 def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec: ExperimentSpec) -> None:
     """InfeasibleResources where one trial ({"cpu": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
     has = {name.lower() if name in ("CPU", "GPU") else name: amount for name, amount in cluster.items()}
-    for name, amount in demand.items():
+    for name, amount in {
+        {"CPU": "cpu", "GPU": "gpu"}.get(key, key): value for key, value in demand.items()
+    }.items():
         if amount <= has.get(name, 0):
             continue
         known = ", ".join(f"{key} {value:g}" for key, value in sorted(has.items()) if value)
