@@ -28,8 +28,6 @@ Made = TypeVar("Made")
 
 DEFAULT_METRIC = "episode_return_mean"
 """Of trainables that are algorithms."""
-MAX_TRIALS = 1_000_000
-"""A larger grid is a mistake."""
 NUM_TRIED = 16
 """Configs that an algorithm is shown before anything starts."""
 _RESOURCE_SPELLINGS = {
@@ -95,7 +93,7 @@ class ExperimentSpec:
         """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
         from rlplat.tune.programs import check_trainable
         from rlplat.tune.schedulers.registry import make_scheduler
-        from rlplat.tune.search import check_searcher
+        from rlplat.tune.search import number_of_trials
         from rlplat.tune.space import Space
 
         self._check_numbers()
@@ -104,16 +102,10 @@ class ExperimentSpec:
         if kind.is_algorithm:
             spec = replace(spec, space=_with_stop(spec.space, spec.stop))
         space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
-        num_trials = space.grid_size * spec.num_samples
-        if num_trials > MAX_TRIALS:
-            times = f" x num_samples {spec.num_samples}" if spec.num_samples > 1 else ""
-            raise ConfigError(
-                f"the grid has {space.grid_size:,} points{times}: {num_trials:,} trials are more than {MAX_TRIALS:,}; "
-                "take fewer values, or choice instead of grid, and num_samples for how many"
-            )
+        number_of_trials(space, spec.num_samples)
         if kind.is_algorithm:
             _try_configs(spec, space)
-        spec.placed("searcher", lambda: check_searcher(spec.searcher, space, len(spec.metric)))
+        spec.placed("searcher", lambda: _try_searcher(spec, space))
         scheduler = spec.placed("scheduler", lambda: make_scheduler(spec.scheduler, kind.unit, spec.stop))
         if len(spec.metric) > 1 and scheduler.name != "fifo":
             raise ConfigError(
@@ -166,7 +158,9 @@ class ExperimentSpec:
             if not _is_number(value) or value < 0 or math.isinf(value):
                 raise ConfigError(f"resources.{key}{where} is a number of at least 0, not {value!r}")
             if key == "gpu" and value > 1 and value != int(value):
-                raise ConfigError(f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}")
+                raise ConfigError(
+                    f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}"
+                )
 
     def _objectives(self, is_algorithm: bool) -> dict[str, Any]:
         metric = self.metric or ((DEFAULT_METRIC,) if is_algorithm else ())
@@ -231,6 +225,21 @@ def _with_stop(space: Mapping[str, Any], stop: Mapping[str, float]) -> Mapping[s
     if "env_steps" not in stop or not isinstance(inner, Mapping) or "env_steps" in inner:
         return space
     return {**space, "stop": {**inner, "env_steps": int(stop["env_steps"])}}
+
+
+def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
+    """Whether there is such a searcher, with such options, for this space; it looks at the study only when it is
+    asked."""
+    from rlplat.tune.search import make_searcher
+
+    make_searcher(
+        spec.searcher,
+        space,
+        None,
+        seed=spec.seed,
+        num_samples=spec.num_samples,
+        num_objectives=len(spec.metric),
+    )
 
 
 def _try_configs(spec: ExperimentSpec, space: Space) -> None:
