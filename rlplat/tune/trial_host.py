@@ -43,11 +43,11 @@ class SavedTurn(NamedTuple):
 
 
 class TrialHost:
-    def __init__(self, trainable: Any, trials: str, seeds_per_trial: int = 1) -> None:
-        """trials: the directory with a folder for each trial."""
+    def __init__(self, trainable: Any, trials: str, metric: str, seeds_per_trial: int) -> None:
+        """trials: the directory with a folder for each trial; metric: the experiment's first."""
         self._trainable = trainable
         self._trials = Path(trials)
-        self._seeds_per_trial = seeds_per_trial
+        self._metric, self._num_seeds = metric, seeds_per_trial
         self._program: Program | None = None
         self._step = 0
         self._directory = self._trials
@@ -56,8 +56,10 @@ class TrialHost:
         self.end()
         started = time.monotonic()
         directory = self._directory = self._trials / f"{order.number:05d}"
-        context = TrialContext(order.number, order.seed, directory, order.attempt)
-        self._program = open_program(self._trainable, order.config, context, self._seeds_per_trial)
+        context = TrialContext(
+            order.number, order.seed, directory, order.attempt, metric=self._metric, num_seeds=self._num_seeds
+        )
+        self._program = open_program(self._trainable, order.config, context)
         self._step = order.step
         if order.checkpoint:
             self._program.load_from(directory / "checkpoints" / order.checkpoint)
