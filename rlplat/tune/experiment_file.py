@@ -309,15 +309,7 @@ def _lay_over(target: dict[str, Any], source: Mapping[str, Any], path: KeyPath) 
         here, old = (*path, key), target.get(key)
         if key in ("searcher", "scheduler") and not path:
             old, value = _named(old), _named(value)
-<<<<<<< HEAD
-            if (
-                isinstance(old, dict)
-                and isinstance(value, dict)
-                and value.get("name", old.get("name")) != old.get("name")
-            ):
-=======
             if _name_of(value) not in (None, _name_of(old)):
->>>>>>> files
                 old = None  # another one: the settings of the old one are not for it
         if isinstance(value, dict):
             merges = isinstance(old, dict) and not is_domain(old) and not is_domain(value)
