@@ -34,6 +34,8 @@ class Stop:
 
     reason: str
     """One line for the user: `below the best third of 9 at 4 steps (0.31 < 0.55)`."""
+    is_complete: bool = False
+    """It has had all the budget there is: it ends as COMPLETE."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Trial schedulers by name, and what is said of a name or a setting that does not exist."""
+
+import pytest
+
+from rlplat.errors import ConfigError
+from rlplat.tune.schedulers import registry
+from rlplat.tune.schedulers.fifo import FIFO
+from rlplat.tune.schedulers.registry import make_scheduler
+
+
+class Made:
+    """A scheduler that shows what it was made with."""
+
+    def __init__(self, max_progress=None, eta=3, unit="step"):
+        self.settings = (max_progress, eta, unit)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    monkeypatch.setitem(registry.SCHEDULERS, "made", f"{__name__}:Made")
+
+
+def test_a_name_gives_the_scheduler_with_the_default_unit():
+    scheduler = make_scheduler("fifo", "env_steps")
+    assert isinstance(scheduler, FIFO)
+    assert scheduler.unit == "env_steps"
+
+
+def test_a_mapping_gives_its_settings(made):
+    assert make_scheduler({"name": "made", "eta": 4, "unit": "epoch"}, "step").settings == (None, 4, "epoch")
+
+
+def test_the_stop_rule_on_the_unit_is_the_most_progress_a_trial_can_make(made):
+    stop = {"env_steps": 1000, "episode_return_mean": 475}
+    assert make_scheduler("made", "env_steps", stop).settings == (1000, 3, "env_steps")
+    assert make_scheduler("made", "step", stop).settings == (None, 3, "step")
+    assert make_scheduler({"name": "made", "max_progress": 81}, "env_steps", stop).settings[0] == 81
+
+
+def test_a_scheduler_of_your_own_is_taken_as_it_is():
+    scheduler = FIFO("epoch")
+    assert make_scheduler(scheduler, "step") is scheduler
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("hyperbnd", "unknown trial scheduler 'hyperbnd'; did you mean 'hyperband'?"),
+        ("zzz", "unknown trial scheduler 'zzz'; there are fifo, median, asha, hyperband, pbt, pb2"),
+        ({"max_progress": 3}, "scheduler has no 'name'"),
+        ({"name": ["asha"]}, "unknown trial scheduler \\['asha'\\]"),
+        (
+            {"name": "fifo", "unitt": "x"},
+            "unknown setting 'unitt' of trial scheduler 'fifo'; did you mean 'unit'?",
+        ),
+        ({"name": "fifo", "qqq": 1}, "unknown setting 'qqq' of trial scheduler 'fifo'; it has unit"),
+        ({"name": "fifo", "unit": 3}, "unit must be 'step' or the name of a metric, not 3"),
+        (FIFO, "is a class, not an instance of it"),
+        (7, "7 has no 'open'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_fix(settings, message):
+    with pytest.raises(ConfigError, match=message.replace("?", "\\?")):
+        make_scheduler(settings, "step")
