@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.tune import trial_state
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.reported import Metrics, plain_metrics
+from rlplat.tune.trial_checkpoints import TrialCheckpoints
 from rlplat.tune.trial_thread import Progress, TrialThread
 
 GRACE_S = 5.0
@@ -232,30 +232,6 @@ def only_exceptions() -> Iterator[None]:
 # ---------------------------------------------------------------- the programs
 
 
-class _Saving:
-    """Checkpoints of a program: what was written in a directory, and what is still needed there."""
-
-    def __init__(self, context: TrialContext) -> None:
-        self._context = context
-        self._began_from: Path | None = None
-        self._last = ""
-
-    def save(self, directory: Path, state: Any, step: int) -> str:
-        """The newest two stay. Those that are newer than the one we began from were written by an attempt that did
-        not live to tell: they are nobody's."""
-        if not self._last:
-            is_ours = self._began_from is not None and self._began_from.parent == directory
-            self._last = (
-                self._began_from.name if is_ours and self._began_from else trial_state.newest(directory)
-            ) or ""
-        self._last = trial_state.save(directory, state, step, self._context.number, keep={self._last})
-        return self._last
-
-    def load(self, path: Path) -> tuple[Any, int]:
-        self._began_from = path
-        return trial_state.load(path)
-
-
 class FunctionProgram:
     """`f(config, report)`."""
 
@@ -268,7 +244,7 @@ class FunctionProgram:
 
         self._context = context
         self._thread = TrialThread(run, context)
-        self._saving = _Saving(context)
+        self._checkpoints = TrialCheckpoints(context.number)
         self._has_reported = self._has_ended = False
 
     @property
@@ -288,10 +264,12 @@ class FunctionProgram:
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
             raise _no_checkpoint(self._context, "report(..., checkpoint=state)")
-        return self._saving.save(directory, self._thread.checkpoint(), self._thread.report.step)
+        return self._checkpoints.save(directory, self._thread.checkpoint(), self._thread.report.step)
 
     def load_from(self, path: Path) -> None:
-        self._thread.report.checkpoint, self._thread.report.step = self._saving.load(path)
+        self._thread.report.checkpoint, self._thread.report.step = self._checkpoints.load(
+            path, self._context.directory / "restored"
+        )
 
     def close(self) -> None:
         self._thread.close(GRACE_S)
@@ -304,7 +282,7 @@ class GeneratorProgram:
         self._function, self._config, self._context = function, config, context
         self._how = _report_argument(function, "")
         self._progress = Progress(context)
-        self._saving = _Saving(context)
+        self._checkpoints = TrialCheckpoints(context.number)
         self._values: Iterator[Any] | None = None
         self._offered: Any = None
         self._has_reported = self._has_ended = False
@@ -351,10 +329,12 @@ class GeneratorProgram:
         if not self.can_save:
             raise _no_checkpoint(self._context, "yield metrics, state")
         state = self._offered() if callable(self._offered) else self._offered
-        return self._saving.save(directory, state, self._progress.step)
+        return self._checkpoints.save(directory, state, self._progress.step)
 
     def load_from(self, path: Path) -> None:
-        self._progress.checkpoint, self._progress.step = self._saving.load(path)
+        self._progress.checkpoint, self._progress.step = self._checkpoints.load(
+            path, self._context.directory / "restored"
+        )
 
     def close(self) -> None:
         self._has_ended = True
@@ -365,7 +345,7 @@ class ClassProgram:
     def __init__(self, trainable: type, config: dict[str, Any], context: TrialContext) -> None:
         self._class, self._config, self._context = trainable, config, context
         self.can_save = callable(getattr(trainable, "save", None))
-        self._saving = _Saving(context)
+        self._checkpoints = TrialCheckpoints(context.number)
         self._instance: Any = None
         self._num_steps = 0
         self._has_ended = False
@@ -395,10 +375,10 @@ class ClassProgram:
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
             raise _no_checkpoint(self._context, "def save(self) and def load(self, state)")
-        return self._saving.save(directory, self._made().save(), self._num_steps)
+        return self._checkpoints.save(directory, self._made().save(), self._num_steps)
 
     def load_from(self, path: Path) -> None:
-        state, self._num_steps = self._saving.load(path)
+        state, self._num_steps = self._checkpoints.load(path, self._context.directory / "restored")
         self._made().load(state)
 
     def close(self) -> None:
