@@ -26,13 +26,23 @@ if TYPE_CHECKING:
     from rlplat.tune.schedulers.pb2 import PB2
     from rlplat.tune.schedulers.pbt import PBT
     from rlplat.tune.search import Searcher
-    from rlplat.tune.space import choice, grid, loguniform, randint, sample_from, uniform
+    from rlplat.tune.space import (
+        choice,
+        grid,
+        lograndint,
+        loguniform,
+        qloguniform,
+        quniform,
+        randint,
+        sample_from,
+        uniform,
+    )
     from rlplat.tune.tuner import run
 
 _HOMES = {
     "rlplat.tune.tuner": "run",
     "rlplat.tune.analysis": "Analysis load",
-    "rlplat.tune.space": "choice grid loguniform randint sample_from uniform",
+    "rlplat.tune.space": "choice grid lograndint loguniform qloguniform quniform randint sample_from uniform",
     "rlplat.tune.search": "Searcher",
     "rlplat.tune.schedulers.fifo": "FIFO",
     "rlplat.tune.schedulers.median": "MedianStopping",
@@ -55,7 +65,10 @@ __all__ = [
     "choice",
     "grid",
     "load",
+    "lograndint",
     "loguniform",
+    "qloguniform",
+    "quniform",
     "randint",
     "run",
     "sample_from",

@@ -35,7 +35,7 @@ class Stop:
     reason: str
     """One line for the user: `below the best third of 9 at 4 steps (0.31 < 0.55)`."""
     is_complete: bool = False
-    """It got all that a trial gets (`max_progress`): COMPLETE, not STOPPED."""
+    """It has had all the budget there is: it ends as COMPLETE."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,595 @@
+"""`Experiment`: which trial runs when, from where, and what becomes of it. Pure: events in, actions out.
+
+    while (begin := experiment.next_trial()) is not None: ...      # for every free slot
+    actions = experiment.handle(Reported(3, {"accuracy": 0.7}, run_s=1.2))
+
+Rules
+1. Whatever an action makes visible outside is recorded before it: the `Record...` actions of one event come first.
+2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there.
+3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
+4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
+5. Ended trials are counted and the best ten kept; the rest of them lives in the study.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlplat.config import closest
+from rlplat.errors import ConfigError
+from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, TrialScheduler, Verdict
+from rlplat.tune.search import Suggests
+from rlplat.tune.snapshot import Snapshot
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.trial import CheckpointMark, Trial, TrialState
+
+NUM_BEST = 10
+CHECKPOINT_SHARE = 0.1
+"""Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
+FIRST_CHECKPOINT_S = 5.0
+"""Seconds of running that are worth a checkpoint."""
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Reported:
+    number: int
+    metrics: dict[str, Any]
+    run_s: float
+    """Seconds since the report before."""
+    can_save: bool = False
+    """Whether a checkpoint can be taken now."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The trial came to its own end."""
+
+    number: int
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Crashed:
+    number: int
+    error: str
+    """For the user, whole."""
+    can_retry: bool = True
+    """False where it would be the same again."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    number: int
+    name: str | None
+    """Of the checkpoint's directory; None: there was nothing to save."""
+    step: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Ctrl-C, or the time budget is spent: nothing begins, and what runs is saved at its next report and ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NotBegun:
+    """There was no room for it after all."""
+
+    number: int
+
+
+Event = Reported | Returned | Crashed | Saved | Interrupted | NotBegun
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True)
+class RecordTrial:
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class RecordReport:
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class RecordChange:
+    """State, checkpoint, failures, notes or config of a trial changed."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class RecordEnd:
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start the trial in a free slot, or anew in its own."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Advance:
+    number: int
+
+
+@dataclass(frozen=True)
+class Save:
+    number: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """End what runs of the trial; its slot is free."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class CopyCheckpoint:
+    """Before the records that follow: `trials/<source>/checkpoints/<mark.name>` as `<name>` to the trial's own."""
+
+    source: int
+    mark: CheckpointMark
+    target: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The experiment cannot go on: what runs is ended, and the error is raised; `--resume` goes on after the cure."""
+
+    error: Exception
+
+
+Action = (
+    RecordTrial
+    | RecordReport
+    | RecordChange
+    | RecordEnd
+    | Begin
+    | Advance
+    | Save
+    | Release
+    | CopyCheckpoint
+    | Say
+    | Abort
+)
+
+
+@dataclass
+class _Live:
+    """What is known of a trial only while it lives."""
+
+    trial: Trial
+    pausing: bool = False
+    """Its checkpoint is under way, and then its slot is given back."""
+    due: Due | None = None
+    """What the scheduler wants of it once that is done."""
+    saved_run_s: float = 0.0
+    """`trial.run_s` at its last checkpoint."""
+    save_s: float = 0.0
+    """What the last checkpoint took."""
+
+
+class Experiment:
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        searcher: Suggests,
+        scheduler: TrialScheduler,
+        *,
+        trial_seed: Callable[[int], int],
+        is_algorithm: bool = False,
+    ) -> None:
+        """trial_seed: number -> seed; is_algorithm: its metrics may come late (evaluations), so that one which is not
+        in the first report is no mistake yet."""
+        self.spec = spec
+        self.interrupted = ""
+        """Why nothing begins any more."""
+        self.counts = dict.fromkeys(TrialState, 0)
+        self.num_trials = 0
+        """Suggested so far."""
+        self._searcher = searcher
+        self._scheduler = scheduler
+        self._trial_seed = trial_seed
+        self._is_algorithm = is_algorithm
+        self._live: dict[int, _Live] = {}
+        self._waiting: deque[int] = deque()
+        self._best: list[Trial] = []
+        self._is_exhausted = False
+        self._metric_seen = False
+        self._last_error = ""
+        self._signs = tuple(1.0 if mode == "max" else -1.0 for mode in spec.mode)
+
+    # ------------------------------------------------------------ from outside
+
+    def restore(self, trials: Iterable[Trial]) -> list[Action]:
+        """Trials of the storage, by number: the state that the experiment had, as far as it was recorded."""
+        actions: list[Action] = []
+        interrupted: list[Trial] = []
+        for trial in trials:
+            self.num_trials = max(self.num_trials, trial.number + 1)
+            self._scheduler.add(trial)
+            for progress, score in trial.history:
+                self._scheduler.record(trial, progress, score)
+            self._metric_seen = self._metric_seen or bool(trial.history)
+            self.counts[trial.state] += 1
+            if trial.state.has_ended:
+                self._scheduler.end(trial)
+                self._keep_best(trial)
+                continue
+            self._live[trial.number] = _Live(trial, saved_run_s=trial.run_s)
+            if trial.state is not TrialState.PAUSED:
+                interrupted.append(trial)
+        for trial in interrupted:
+            if trial.checkpoint and trial.checkpoint.step == trial.step and trial.history:
+                verdict = self._scheduler.judge(trial)
+                if isinstance(verdict, Stop):
+                    actions += self._stop(trial, verdict)
+                    continue
+                if isinstance(verdict, Pause):
+                    self._move(trial, TrialState.PAUSED)
+                    actions.append(RecordChange(trial))
+                    continue
+            actions += self._wait_again(trial)
+        return actions + self._give_due()
+
+    def next_trial(self) -> list[Action]:
+        """For a free slot: [..., Begin], or [] where nothing is to begin now."""
+        if self.interrupted:
+            return []
+        if self._waiting:
+            trial = self._live[self._waiting.popleft()].trial
+            self._move(trial, TrialState.RUNNING)
+            return [RecordChange(trial), Begin(trial)]
+        if self._is_exhausted:
+            return self._wake_forgotten()
+        number = self.num_trials
+        suggestion = self._searcher.suggest(number)
+        if suggestion is None:
+            self._is_exhausted = True
+            self._scheduler.no_more_trials()
+            return self._give_due() + self.next_trial()
+        trial = Trial(number, suggestion.config, suggestion.params, self._trial_seed(number))
+        trial.state = TrialState.RUNNING
+        self.counts[TrialState.RUNNING] += 1
+        self.num_trials += 1
+        self._live[number] = _Live(trial)
+        self._scheduler.add(trial)
+        return [RecordTrial(trial), Begin(trial)]
+
+    def handle(self, event: Event) -> list[Action]:
+        if isinstance(event, Interrupted):
+            self.interrupted = self.interrupted or event.reason
+            return []
+        live = self._live.get(event.number)
+        if live is None:
+            return []
+        if isinstance(event, Reported):
+            return self._reported(live, event)
+        if isinstance(event, Saved):
+            return self._saved(live, event)
+        if isinstance(event, Returned):
+            return self._returned(live, event)
+        if isinstance(event, NotBegun):
+            return self._wait_again(live.trial)
+        return self._crashed(live, event)
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing runs, and nothing is to begin."""
+        if self.counts[TrialState.RUNNING]:
+            return False
+        return bool(self.interrupted) or (self._is_exhausted and not self._live)
+
+    @property
+    def num_expected(self) -> int | None:
+        return self.num_trials if self._is_exhausted else self._searcher.num_trials
+
+    @property
+    def last_error(self) -> str:
+        """Of the trial that failed last."""
+        return self._last_error
+
+    def best(self) -> list[Trial]:
+        """The best ones, ended or running; best first."""
+        running = [live.trial for live in self._live.values() if live.trial.values]
+        return self._ranked([*self._best, *running])[:NUM_BEST]
+
+    @property
+    def live_numbers(self) -> dict[int, Trial]:
+        return {number: live.trial for number, live in self._live.items()}
+
+    def live_trials(self) -> list[Trial]:
+        return [live.trial for live in self._live.values()]
+
+    def snapshot(self, wall_s: float, slots: tuple[int, int]) -> Snapshot:
+        return Snapshot(
+            name=self.spec.name,
+            metric=self.spec.metric,
+            counts=dict(self.counts),
+            num_trials=self.num_expected,
+            live=self.live_trials(),
+            best=self.best(),
+            wall_s=wall_s,
+            slots=slots,
+        )
+
+    # ------------------------------------------------------------ events
+
+    def _reported(self, live: _Live, event: Reported) -> list[Action]:
+        trial = live.trial
+        trial.step += 1
+        trial.run_s += event.run_s
+        trial.last = event.metrics
+        problem = self._read_values(trial, event.metrics)
+        if isinstance(problem, Exception):
+            return [*self._wait_again(trial), Release(trial.number), Abort(problem)]
+        if problem:
+            return [RecordReport(trial), *self._end(trial, TrialState.FAILED, problem), Release(trial.number)]
+        actions: list[Action] = [RecordReport(trial)]
+        if rule := self._stop_rule(trial):
+            return [*actions, *self._end(trial, TrialState.COMPLETE, rule), Release(trial.number)]
+        verdict: Verdict = Continue()
+        if trial.values and trial.history and trial.history[-1][0] == trial.progress:
+            verdict = self._scheduler.judge(trial)
+        if isinstance(verdict, Stop):
+            return [*actions, *self._stop(trial, verdict), Release(trial.number)]
+        if self.interrupted or isinstance(verdict, Pause):
+            live.pausing = True
+            if event.can_save:
+                return [*actions, Save(trial.number)]
+            return actions + self._saved(live, Saved(trial.number, None, trial.step))
+        if isinstance(verdict, Exploit):
+            return actions + self._exploit(trial, verdict)
+        is_due = event.can_save and self._is_checkpoint_due(live)
+        if event.can_save and (is_due or (isinstance(verdict, Continue) and verdict.save)):
+            actions.append(Save(trial.number))
+        return [*actions, Advance(trial.number)]
+
+    def _saved(self, live: _Live, event: Saved) -> list[Action]:
+        trial = live.trial
+        actions: list[Action] = []
+        if event.name is not None:
+            progress = trial.progress if event.step == trial.step else self._progress_at(trial, event.step)
+            trial.checkpoint = CheckpointMark(event.step, event.name, progress)
+            live.saved_run_s, live.save_s = trial.run_s, event.seconds
+            actions.append(RecordChange(trial))
+        if not live.pausing:
+            return actions
+        live.pausing = False
+        if self.interrupted:
+            actions += self._wait_again(trial)
+        elif event.name is None:
+            error = ConfigError(
+                f"the trial scheduler '{self._scheduler.name}' pauses trials, and trial {trial.number} gave no "
+                "checkpoint to go on from: report(..., checkpoint=state), or save() and load() of a class; "
+                "or take asha or median, which never pause"
+            )
+            return [*actions, *self._wait_again(trial), Release(trial.number), Abort(error)]
+        else:
+            self._move(trial, TrialState.PAUSED)
+            actions.append(RecordChange(trial))
+        actions.append(Release(trial.number))
+        due, live.due = live.due, None
+        if due is not None and trial.state is TrialState.PAUSED:
+            actions += self._carry_out(live, due)
+        return actions + self._give_due()
+
+    def _returned(self, live: _Live, event: Returned) -> list[Action]:
+        trial = live.trial
+        trial.run_s += event.run_s
+        if trial.values:
+            return [*self._end(trial, TrialState.COMPLETE, "its own end"), Release(trial.number)]
+        names = ", ".join(repr(name) for name in self.spec.metric)
+        if trial.step == 0:
+            problem = (
+                f"it returned nothing and reported nothing: call report({self.spec.metric[0]}=...), yield or return "
+                f"a dict with {names}"
+            )
+        else:
+            problem = f"it never reported {names}; it reported {_listed(trial.last)}"
+        return [*self._end(trial, TrialState.FAILED, problem), Release(trial.number)]
+
+    def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
+        trial = live.trial
+        live.pausing, live.due = False, None
+        trial.failures += 1
+        trial.error = event.error
+        if event.can_retry and trial.failures <= self.spec.max_failures:
+            again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
+            actions = [Say(f"trial {trial.number} {again}: {_first_line(event.error)}")]
+            return [*actions, *self._wait_again(trial), Release(trial.number)]
+        actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
+        if not self._metric_seen and trial.step == 0 and self.counts[TrialState.FAILED] == self._num_ended():
+            actions.append(
+                Abort(
+                    ConfigError(f"no trial has come to its first report; trial {trial.number}: {event.error}")
+                )
+            )
+        return actions
+
+    # ------------------------------------------------------------ judgements
+
+    def _exploit(self, trial: Trial, verdict: Exploit) -> list[Action]:
+        """Go on from another trial's checkpoint; where it has none yet, go on as before."""
+        source = self._live.get(verdict.source)
+        mark = source.trial.checkpoint if source else None
+        if source is None or mark is None:
+            return [Advance(trial.number)]
+        exploits = trial.notes.get("exploits", 0) + 1
+        trial.notes["exploits"] = exploits
+        name = f"exploit_{exploits}_from_{verdict.source}_{mark.name}"
+        copy = CopyCheckpoint(verdict.source, mark, trial.number, name)
+        trial.checkpoint = CheckpointMark(mark.step, name, mark.progress)
+        trial.config, trial.params = verdict.config, verdict.params
+        trial.step, trial.progress = mark.step, mark.progress
+        self._live[trial.number].saved_run_s = trial.run_s
+        return [copy, RecordChange(trial), Say(f"trial {trial.number}: {verdict.reason}"), Begin(trial)]
+
+    def _give_due(self) -> list[Action]:
+        """Carry out the scheduler's verdicts on paused trials."""
+        actions: list[Action] = []
+        while due := self._scheduler.due():
+            for number, verdict in due:
+                live = self._live[number]
+                if live.pausing:
+                    live.due = verdict
+                else:
+                    actions += self._carry_out(live, verdict)
+        return actions
+
+    def _carry_out(self, live: _Live, verdict: Due) -> list[Action]:
+        if isinstance(verdict, Resume):
+            return self._wait_again(live.trial)
+        return self._stop(live.trial, verdict)
+
+    def _wake_forgotten(self) -> list[Action]:
+        """Where only paused trials are left and nobody will judge them any more, they go on."""
+        if self.counts[TrialState.RUNNING] or not self._live:
+            return []
+        actions = [action for trial in self.live_trials() for action in self._wait_again(trial)]
+        return actions + self.next_trial()
+
+    def _read_values(self, trial: Trial, metrics: dict[str, Any]) -> str | Exception:
+        """Take the metrics of a report into the trial; the empty string, why the trial failed, or what is wrong with
+        the experiment."""
+        unit = self._scheduler.unit
+        progress = trial.step if unit == "step" else metrics.get(unit)
+        if progress is None or isinstance(progress, bool) or not isinstance(progress, int | float):
+            return ConfigError(
+                f"the trial scheduler counts in '{unit}', and trial {trial.number} reported no number of that name"
+                f"{closest(unit, metrics)}; reported: {_listed(metrics)}"
+            )
+        trial.progress = float(progress)
+        values = []
+        for name in self.spec.metric:
+            if name not in metrics:
+                if self._metric_seen or self._is_algorithm:
+                    return ""
+                return ConfigError(
+                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; reported: "
+                    f"{_listed(metrics)} (one that comes later is reported as None until then)"
+                )
+            value = metrics[name]
+            if value is None:
+                return ""
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return ConfigError(f"metric '{name}' of trial {trial.number} is {value!r}, not a number")
+            if not math.isfinite(value):
+                return f"it reported {name} = {value} in its report {trial.step}"
+            values.append(float(value))
+        self._metric_seen = True
+        trial.values = tuple(values)
+        score = values[0] * self._signs[0]
+        trial.history.append((trial.progress, score))
+        self._scheduler.record(trial, trial.progress, score)
+        return ""
+
+    def _stop_rule(self, trial: Trial) -> str:
+        """`accuracy 0.97 >= 0.95` for the first rule that holds."""
+        for name, limit in self.spec.stop.items():
+            value = {"step": trial.step, "wall_s": trial.run_s}.get(name, trial.last.get(name))
+            if value is None or isinstance(value, bool | str):
+                continue
+            lower_is_better = name in self.spec.metric and self._signs[self.spec.metric.index(name)] < 0
+            if value <= limit if lower_is_better else value >= limit:
+                return f"{name} {value:,.6g} {'<=' if lower_is_better else '>='} {limit:,.6g}"
+        return ""
+
+    def _is_checkpoint_due(self, live: _Live) -> bool:
+        if self.spec.checkpoint_period is not None:
+            return live.trial.step % self.spec.checkpoint_period == 0
+        since = live.trial.run_s - live.saved_run_s
+        return since >= max(FIRST_CHECKPOINT_S, live.save_s / CHECKPOINT_SHARE)
+
+    # ------------------------------------------------------------ states
+
+    def _move(self, trial: Trial, state: TrialState) -> None:
+        self.counts[trial.state] -= 1
+        self.counts[state] += 1
+        trial.state = state
+
+    def _wait_again(self, trial: Trial) -> list[Action]:
+        """To begin again from the checkpoint; what was reported beyond it is forgotten."""
+        self._move(trial, TrialState.WAITING)
+        mark = trial.checkpoint
+        trial.step = mark.step if mark else 0
+        trial.progress = mark.progress if mark else 0.0
+        trial.history = [point for point in trial.history if point[0] <= trial.progress] if mark else []
+        if not trial.history:
+            trial.values = ()
+        self._waiting.append(trial.number)
+        return [RecordChange(trial)]
+
+    def _stop(self, trial: Trial, verdict: Stop) -> list[Action]:
+        state = TrialState.COMPLETE if verdict.is_complete else TrialState.STOPPED
+        return self._end(trial, state, verdict.reason)
+
+    def _end(self, trial: Trial, state: TrialState, reason: str) -> list[Action]:
+        self._move(trial, state)
+        if state is TrialState.FAILED:
+            trial.error = self._last_error = reason
+        else:
+            trial.notes["ended"] = reason
+        del self._live[trial.number]
+        self._scheduler.end(trial)
+        self._keep_best(trial)
+        actions: list[Action] = [RecordEnd(trial)]
+        if state is TrialState.FAILED:
+            actions.append(Say(f"trial {trial.number} failed: {_first_line(reason)}"))
+        return actions + self._give_due()
+
+    def _keep_best(self, trial: Trial) -> None:
+        if trial.values and trial.state is not TrialState.FAILED:
+            self._best = self._ranked([*self._best, trial])[:NUM_BEST]
+
+    def _ranked(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Best first; with several objectives those that no other one beats in all of them come first."""
+
+        def scores(trial: Trial) -> tuple[float, ...]:
+            return tuple(sign * value for sign, value in zip(self._signs, trial.values, strict=True))
+
+        ordered = sorted(trials, key=lambda trial: (*(-score for score in scores(trial)), trial.number))
+        if len(self._signs) == 1:
+            return ordered
+        front: list[Trial] = []
+        rest: list[Trial] = []
+        for trial in ordered:
+            beaten = any(all(a >= b for a, b in zip(scores(o), scores(trial), strict=True)) for o in front)
+            (rest if beaten else front).append(trial)
+        return front + rest
+
+    def _num_ended(self) -> int:
+        return sum(count for state, count in self.counts.items() if state.has_ended)
+
+    def _progress_at(self, trial: Trial, step: int) -> float:
+        """Of an earlier report: the history has the reports with values, the newest ones last."""
+        behind = trial.step - step
+        return trial.history[-1 - behind][0] if behind < len(trial.history) else trial.progress
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.strip()), "")
+
+
+def _listed(metrics: dict[str, Any]) -> str:
+    return ", ".join(metrics) or "nothing"

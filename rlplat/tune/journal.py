@@ -1,0 +1,189 @@
+"""The journal of an experiment: a file of JSON lines in Optuna's journal format, with one writer.
+
+    journal = Journal(path)                  # ConfigError while another process has it open
+    journal.append({"op_code": 4, ...})      # in memory
+    journal.sync()                           # in the file, and the file on the disk
+
+The lines are those of Optuna's `JournalFileBackend`, so `optuna-dashboard EXP/study.journal` and
+`optuna.load_study(storage=JournalStorage(JournalFileBackend(path)), ...)` read it, also while it is written: only whole
+lines are ever appended. What differs is the price: Optuna takes a lock file and waits for the disk with every line,
+because anybody may write; here a lock is held as long as the journal is open, and one wait covers a turn's lines.
+
+What `sync` has confirmed survives kill -9 and the loss of power. A last line that was not written whole is cut off when
+the journal is opened again; a full disk takes back the half that it took, and the lines wait for the next `sync`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from optuna.storages.journal import BaseJournalBackend
+
+from rlplat.errors import ConfigError
+
+_LOCK_GRACE_S = 2.0
+"""How long a writer that was just killed may take to vanish."""
+_MAX_WAITING_BYTES = 1 << 20
+"""Lines beyond this are written (not synced) before the turn is over."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Journal(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
+    """Also a backend for Optuna's `JournalStorage`, for the samplers of this process."""
+
+    def __init__(self, path: Path) -> None:
+        """ConfigError: another process has it open, it cannot be written, or it is damaged before its end."""
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            self._lock()
+            self._cut_torn_line()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._is_synced = True
+        self._next_log, self._next_offset = 0, 0
+        """Where `read_logs` goes on: the reader asks for what follows what it has had."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and os.fstat(self._descriptor).st_size == 0
+
+    def append(self, log: dict[str, Any]) -> None:
+        """One line; TypeError when something in it is not JSON, and then there is no line."""
+        line = _encode(log).encode() + b"\n"
+        self._waiting.append(line)
+        self._waiting_bytes += len(line)
+        self._is_synced = False
+        if self._waiting_bytes > _MAX_WAITING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Into the file, where others can read it. OSError: the disk is full, say, and nothing of it is in the file."""
+        if not self._waiting:
+            return
+        data = b"".join(self._waiting)
+        size = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, data)
+            if written < len(data):  # a disk that is almost full takes a part
+                os.write(self._descriptor, data[written:])
+                if os.fstat(self._descriptor).st_size < size + len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError as error:
+            os.ftruncate(self._descriptor, size)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def sync(self) -> None:
+        """On the disk. OSError as in `flush`; FileNotFoundError when somebody has removed the file."""
+        if self._is_synced:
+            return
+        self.flush()
+        mine = os.fstat(self._descriptor)
+        if mine.st_nlink == 0:
+            raise FileNotFoundError(
+                errno.ENOENT, "was removed while the experiment was going", str(self.path)
+            )
+        os.fdatasync(self._descriptor)
+        self._is_synced = True
+
+    def close(self) -> None:
+        """Sync and let go of the lock; the lock goes even if the disk refuses."""
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+
+    # ------------------------------------------------------------------------------ the side of Optuna's storage
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        for log in logs:
+            self.append(log)
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """The logs from this number on, those in memory included. ConfigError names a damaged line."""
+        self.flush()
+        number, offset = self._next_log, self._next_offset
+        if log_number_from < number:
+            number, offset = 0, 0
+        end = os.fstat(self._descriptor).st_size
+        if offset == end:
+            return
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # somebody else is writing it
+                try:
+                    log = json.loads(line)
+                    damaged = not isinstance(log, dict) or "op_code" not in log
+                except ValueError:
+                    damaged = True
+                if damaged:
+                    raise ConfigError(
+                        f"{self.path} is damaged in line {number + 1} (at byte {offset}): {line[:60]!r}; "
+                        "restore the file from a copy, or start a new experiment with --out"
+                    )
+                number, offset = number + 1, offset + len(line)
+                self._next_log, self._next_offset = number, offset
+                if number > log_number_from:
+                    yield log
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _lock(self) -> None:
+        deadline = time.monotonic() + _LOCK_GRACE_S
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = _holder_of(self._descriptor)
+                    raise ConfigError(
+                        f"the experiment in {self.path.parent} is still going{f' (pid {holder})' if holder else ''}"
+                    ) from None
+                time.sleep(0.02)
+
+    def _cut_torn_line(self) -> None:
+        """Keep what ends with a line end; searched from the back, because the file may be long."""
+        size = end = os.fstat(self._descriptor).st_size
+        while end > 0:
+            start = max(0, end - 4096)
+            piece = os.pread(self._descriptor, end - start, start)
+            line_end = piece.rfind(b"\n")
+            if line_end >= 0:
+                end = start + line_end + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._descriptor, end)
+
+
+def _holder_of(descriptor: int) -> int | None:
+    """The process that has the lock, as /proc/locks tells it: `1: FLOCK ADVISORY WRITE 4711 08:02:1234 0 EOF`."""
+    inode = os.fstat(descriptor).st_ino
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+            return int(fields[4]) if int(fields[4]) > 0 else None
+    return None

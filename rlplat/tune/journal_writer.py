@@ -1,0 +1,120 @@
+"""A study in a journal file: `StudyWriter` that writes Optuna's journal lines without keeping the trials in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from rlplat.errors import ConfigError
+from rlplat.tune.journal import Journal
+
+# The op codes of the lines (optuna.storages.journal._storage.JournalOperation): a file format, so they do not change.
+_CREATE_STUDY = 0
+_SET_STUDY_USER_ATTR = 2
+_CREATE_TRIAL = 4
+_SET_TRIAL_STATE_VALUES = 6
+_SET_TRIAL_INTERMEDIATE_VALUE = 7
+_SET_TRIAL_USER_ATTR = 8
+_SET_TRIAL_SYSTEM_ATTR = 9
+
+
+class JournalWriter:
+    def __init__(self, path: Path, name: str, directions: Sequence[str]) -> None:
+        self._name = name
+        self._journal = Journal(path)
+        self._writer_id = f"rlplat-{os.getpid()}"
+        self._view: optuna.Study | None = None
+        self.is_new = self._journal.is_empty
+        try:
+            if self.is_new:
+                self._study_attrs: dict[str, Any] = {}
+                wanted = [
+                    StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
+                ]
+                self._write(_CREATE_STUDY, study_name=name, directions=[int(way) for way in wanted])
+            else:
+                self._study_attrs = dict(self._study_of(JournalStorage(self._journal)).user_attrs)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def create_trial(
+        self, number: int, params: dict[str, float], distributions: dict[str, str],
+        user_attrs: dict[str, Any], system_attrs: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self._write(
+            _CREATE_TRIAL,
+            study_id=0,
+            datetime_start=_now(),
+            state=int(TrialState.RUNNING),
+            value=None,
+            values=None,
+            distributions=distributions,
+            params=params,
+            user_attrs=user_attrs,
+            system_attrs=system_attrs,
+            intermediate_values={},
+        )
+
+    def set_intermediate_value(self, number: int, step: int, value: float) -> None:
+        self._write(_SET_TRIAL_INTERMEDIATE_VALUE, trial_id=number, step=step, intermediate_value=value)
+
+    def set_user_attr(self, number: int, key: str, value: Any) -> None:
+        self._write(_SET_TRIAL_USER_ATTR, trial_id=number, user_attr={key: value})
+
+    def set_system_attr(self, number: int, key: str, value: Any) -> None:
+        self._write(_SET_TRIAL_SYSTEM_ATTR, trial_id=number, system_attr={key: value})
+
+    def finish_trial(self, number: int, state: TrialState, values: Sequence[float] | None) -> None:
+        self._write(
+            _SET_TRIAL_STATE_VALUES,
+            trial_id=number,
+            state=int(state),
+            values=list(values) if values is not None else None,
+            datetime_complete=_now(),
+        )
+
+    def set_study_attr(self, key: str, value: Any) -> None:
+        self._study_attrs[key] = value
+        self._write(_SET_STUDY_USER_ATTR, study_id=0, user_attr={key: value})
+
+    def study_attrs(self) -> dict[str, Any]:
+        return dict(self._study_attrs)
+
+    def load_trials(self) -> list[FrozenTrial]:
+        return self._study_of(JournalStorage(self._journal)).get_trials(deepcopy=False)
+
+    def optuna_study(self) -> optuna.Study:
+        if self._view is None:
+            self._view = self._study_of(JournalStorage(self._journal))
+        return self._view
+
+    def sync(self) -> None:
+        self._journal.sync()
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _write(self, op_code: int, **fields: Any) -> None:
+        self._journal.append({"op_code": op_code, "worker_id": self._writer_id, **fields})
+
+    def _study_of(self, storage: JournalStorage) -> optuna.Study:
+        names = [study.study_name for study in storage.get_all_studies()]
+        if names != [self._name]:
+            raise ConfigError(
+                f"{self._journal.path} holds the experiment {', '.join(map(repr, names)) or 'of nobody'}, "
+                f"not {self._name!r}"
+            )
+        return optuna.load_study(study_name=self._name, storage=storage)
+
+
+def _now() -> str:
+    return datetime.now(tz=UTC).isoformat(timespec="microseconds")

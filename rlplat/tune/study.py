@@ -1,0 +1,341 @@
+"""The study: an experiment's trials in one of Optuna's storages, as the truth that a resumed experiment begins from.
+
+    study = Study.open(out / "study.journal", "demo", ["max"], resume=resume)
+    study.settle({"space": ..., "seed": 1}, may_change={"num_samples": 20})
+    trials = study.load()                                      # after a crash: as they were
+    study.create(trial, distributions); study.report(trial); study.note(trial); study.end(trial)
+    study.sync()                                               # once per turn: what was said is on the disk
+
+How a `Trial` is kept, in Optuna's terms (`optuna.load_study` and optuna-dashboard see an ordinary study):
+
+    params, distributions         what was drawn
+    intermediate values           {n: metric} of the n-th report that counts, n = 1, 2, ...
+    system attribute report:<n>   [progress, step, metrics...] of it, where that is not [n, n, metric]
+    system attribute trial        everything else that is not in the other places, written when it changes
+    user attributes               config; metrics (the last report, at the end); error
+    state                         RUNNING until it ends; COMPLETE, PRUNED (stopped by the scheduler), FAIL
+    value                         the metric of the last report
+
+A trial that goes back to a checkpoint counts fewer reports than are written. `note` writes down how many count
+(`reports`) and how many there are (`written`); from there each report says it again until it has passed `written`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rlplat.errors import ConfigError, MissingExtra
+from rlplat.tune.trial import CheckpointMark, Trial, TrialState
+
+if TYPE_CHECKING:
+    import optuna
+
+try:
+    from optuna.distributions import BaseDistribution, distribution_to_json
+    from optuna.trial import FrozenTrial
+    from optuna.trial import TrialState as OptunaState
+
+    from rlplat.tune.journal_writer import JournalWriter
+except ImportError:
+    raise MissingExtra("optuna", "tune", "tuning") from None
+
+Direction = Literal["max", "min"]
+
+
+class StudyWriter(Protocol):
+    """A storage as `Study` uses it: written without waiting, confirmed by `sync`."""
+
+    is_new: bool
+
+    def create_trial(
+        self, number: int, params: dict[str, float], distributions: dict[str, str],
+        user_attrs: dict[str, Any], system_attrs: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """params: in Optuna's internal form (a choice is its index); distributions: as JSON."""
+        ...
+
+    def set_intermediate_value(self, number: int, step: int, value: float) -> None: ...
+
+    def set_user_attr(self, number: int, key: str, value: Any) -> None: ...
+
+    def set_system_attr(self, number: int, key: str, value: Any) -> None: ...
+
+    def finish_trial(self, number: int, state: OptunaState, values: Sequence[float] | None) -> None: ...
+
+    def set_study_attr(self, key: str, value: Any) -> None: ...
+
+    def study_attrs(self) -> dict[str, Any]: ...
+
+    def load_trials(self) -> list[FrozenTrial]: ...
+
+    def optuna_study(self) -> optuna.Study: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Written:
+    """What the storage knows of a trial that has not ended."""
+
+    reports: int = 0
+    """Intermediate values that count."""
+    highest: int = 0
+    """Intermediate values that are there; more than `reports` after a step back to a checkpoint."""
+    config: str = ""
+    record: str = ""
+
+
+class Study:
+    def __init__(self, writer: StudyWriter, directions: Sequence[Direction]) -> None:
+        self._writer = writer
+        self._sign = -1.0 if directions[0] == "min" else 1.0
+        self._written: dict[int, _Written] = {}
+        self._distributions: dict[str, tuple[BaseDistribution, str]] = {}
+
+    @classmethod
+    def open(cls, storage: str | Path, name: str, directions: Sequence[Direction], *, resume: bool) -> Study:
+        """storage: a path, or postgresql://user@host/database. resume: the study may be there already (if the tuner
+        was killed before it had written anything, it is not). ConfigError: it is there and resume is False; it
+        cannot be reached; another process is at it."""
+        writer: StudyWriter
+        if isinstance(storage, str) and "://" in storage:
+            raise ConfigError(f"storage {storage.partition(':')[0]}:// is not there yet")
+        writer = JournalWriter(Path(storage), name, directions)
+        if not writer.is_new and not resume:
+            writer.close()
+            raise ConfigError(
+                f"there is an experiment {name!r} in {storage}: go on with --resume, or start a new one with --out"
+            )
+        return cls(writer, directions)
+
+    # ----------------------------------------------------------------------------------------- the experiment's own
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `settle` has written."""
+        return self._writer.study_attrs()
+
+    def settle(self, fixed: Mapping[str, Any], may_change: Mapping[str, Any] | None = None) -> None:
+        """Write the experiment's settings; on resume, ConfigError names a fixed one that is another now."""
+        known = self.settings
+        for key, value in fixed.items():
+            text = _json(value, key)
+            if key not in known:
+                self._writer.set_study_attr(key, json.loads(text))
+            elif known[key] != json.loads(text):
+                raise ConfigError(
+                    f"{_first_difference(key, known[key], json.loads(text))}; an experiment goes on with what it began "
+                    "with: start a new one with --out"
+                )
+        for key, value in (may_change or {}).items():
+            text = _json(value, key)
+            if key not in known or known[key] != json.loads(text):
+                self._writer.set_study_attr(key, json.loads(text))
+
+    @property
+    def optuna(self) -> optuna.Study:
+        """For samplers to read: its trials are those of this study up to the last call of any method here."""
+        return self._writer.optuna_study()
+
+    # ------------------------------------------------------------------------------------------------------- trials
+
+    def create(self, trial: Trial, distributions: Mapping[str, Any]) -> None:
+        """distributions: Optuna's, by the names of `trial.params` that have one."""
+        written = _Written(config=_json(trial.config, "config"))
+        record = self._record(trial, written)
+        written.record = _json(record, f"trial {trial.number}")
+        params, described = {}, {}
+        for name, distribution in distributions.items():
+            if name in trial.params:
+                params[name] = distribution.to_internal_repr(trial.params[name])
+                described[name] = self._described(name, distribution)
+        self._writer.create_trial(
+            trial.number, params, described,
+            {"config": json.loads(written.config)}, {"trial": json.loads(written.record)},
+        )  # fmt: skip
+        self._written[trial.number] = written
+
+    def report(self, trial: Trial) -> None:
+        """The last entry of `trial.history`."""
+        written, number = self._written[trial.number], len(trial.history)
+        progress, score = trial.history[-1]
+        value = self._sign * score
+        self._writer.set_intermediate_value(trial.number, number, value)
+        if progress != number or trial.step != number or tuple(trial.values) != (value,):
+            self._writer.set_system_attr(
+                trial.number, f"report:{number}", [progress, trial.step, *trial.values]
+            )
+        written.reports = number
+        if number <= written.highest:
+            self._writer.set_system_attr(trial.number, "counts", [number, written.highest])
+        else:
+            written.highest = number
+
+    def note(self, trial: Trial) -> None:
+        """Whatever else has changed."""
+        written = self._written[trial.number]
+        self._note_config(trial, written)
+        written.reports = len(trial.history)
+        record = _json(self._record(trial, written), f"trial {trial.number}")
+        if record != written.record:
+            if written.reports < written.highest:
+                self._writer.set_system_attr(trial.number, "counts", [written.reports, written.highest])
+            self._writer.set_system_attr(trial.number, "trial", json.loads(record))
+            written.record = record
+
+    def end(self, trial: Trial) -> None:
+        """`trial.state` has ended: the last word on it."""
+        self.note(trial)
+        if trial.last:
+            self._writer.set_user_attr(trial.number, "metrics", _plain(trial.last, "metrics"))
+        if trial.error:
+            self._writer.set_user_attr(trial.number, "error", trial.error)
+        state = {TrialState.COMPLETE: OptunaState.COMPLETE, TrialState.STOPPED: OptunaState.PRUNED}.get(
+            trial.state, OptunaState.FAIL
+        )
+        values = [float(value) for value in trial.values]
+        if not values or any(math.isnan(value) for value in values):
+            self._writer.finish_trial(trial.number, OptunaState.FAIL, None)
+        else:
+            self._writer.finish_trial(trial.number, state, None if state is OptunaState.FAIL else values)
+        del self._written[trial.number]
+
+    def load(self) -> list[Trial]:
+        """All trials by number, with their history; those that have not ended can be reported on again."""
+        return [self._restored(frozen) for frozen in self._writer.load_trials()]
+
+    def sync(self) -> None:
+        """Returns when everything said so far is safe. OSError: the disk is full, say; it can be tried again."""
+        self._writer.sync()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    # ------------------------------------------------------------------------------------------------------- a Trial
+
+    def _described(self, name: str, distribution: BaseDistribution) -> str:
+        known = self._distributions.get(name)
+        if known is None or known[0] is not distribution:
+            known = self._distributions[name] = (distribution, distribution_to_json(distribution))
+        return known[1]
+
+    def _note_config(self, trial: Trial, written: _Written) -> None:
+        config = _json(trial.config, "config")
+        if config != written.config:
+            self._writer.set_user_attr(trial.number, "config", json.loads(config))
+            written.config = config
+
+    def _record(self, trial: Trial, written: _Written) -> dict[str, Any]:
+        record: dict[str, Any] = {"state": trial.state.value, "seed": trial.seed, "params": trial.params}
+        if trial.step != len(trial.history):
+            record["step"] = trial.step
+        if trial.progress != (trial.history[-1][0] if trial.history else 0.0):
+            record["progress"] = trial.progress
+        if trial.last and not trial.state.has_ended:
+            record["last"] = trial.last  # `end` writes it as the user attribute `metrics`
+        if trial.checkpoint is not None:
+            mark = trial.checkpoint
+            record["checkpoint"] = [mark.step, mark.name, mark.progress]
+        for key in ("failures", "error", "notes", "run_s"):
+            if value := getattr(trial, key):
+                record[key] = value
+        record["reports"] = len(trial.history)
+        return record
+
+    def _restored(self, frozen: FrozenTrial) -> Trial:
+        record = frozen.system_attrs["trial"]
+        highest = max(frozen.intermediate_values, default=0)
+        reports = highest
+        counted, was_highest = frozen.system_attrs.get("counts", (highest, 0))
+        if highest <= was_highest:
+            reports = counted
+        trial = Trial(
+            number=frozen.number,
+            config=frozen.user_attrs["config"],
+            params=record["params"],
+            seed=record["seed"],
+            state=TrialState(record["state"]),
+            failures=record.get("failures", 0),
+            error=record.get("error", ""),
+            notes=record.get("notes", {}),
+            run_s=record.get("run_s", 0.0),
+        )
+        step = 0
+        for number in range(1, reports + 1):
+            value = frozen.intermediate_values[number]
+            progress, step, *values = frozen.system_attrs.get(f"report:{number}", (number, number, value))
+            trial.history.append((progress, self._sign * value))
+            trial.values = tuple(values)
+        trial.step, trial.progress = step, trial.history[-1][0] if trial.history else 0.0
+        if record["reports"] == reports:  # no report since
+            trial.step = record.get("step", reports)
+            trial.progress = record.get("progress", trial.progress)
+            trial.last = record.get("last", {})
+        trial.last = frozen.user_attrs.get("metrics", trial.last)
+        if "checkpoint" in record:
+            trial.checkpoint = CheckpointMark(*record["checkpoint"])
+        if not frozen.state.is_finished():
+            self._written[trial.number] = _Written(
+                reports, highest, _json(trial.config, "config"), _json(record, "trial")
+            )
+        return trial
+
+
+def _json(value: Any, name: str) -> str:
+    """ConfigError names what in it is not JSON."""
+    try:
+        return json.dumps(value, default=_number)
+    except (TypeError, ValueError):
+        raise ConfigError(_what_is_not_json(value, name)) from None
+
+
+def _plain(value: Any, name: str) -> Any:
+    return json.loads(_json(value, name))
+
+
+def _number(value: Any) -> Any:
+    """A numpy scalar is a number to everybody but `json`."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _what_is_not_json(value: Any, name: str) -> str:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                return f"the key {key!r} in {name} is not a text"
+            try:
+                json.dumps(part, default=_number)
+            except (TypeError, ValueError):
+                return _what_is_not_json(part, f"{name}.{key}")
+    if isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            try:
+                json.dumps(part, default=_number)
+            except (TypeError, ValueError):
+                return _what_is_not_json(part, f"{name}[{index}]")
+    return (
+        f"{name} is {value!r}, a {type(value).__name__}: what an experiment remembers is kept as JSON, so it must be a "
+        "number, a text, true, false, null, or a list or a mapping of them"
+    )
+
+
+def _first_difference(name: str, old: Any, new: Any) -> str:
+    """The deepest place in which two JSON values differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key not in new:
+                return f"{name}.{key} was {old[key]!r} and is not there now"
+            if key not in old:
+                return f"{name}.{key} is {new[key]!r} and was not there before"
+            if old[key] != new[key]:
+                return _first_difference(f"{name}.{key}", old[key], new[key])
+    return f"{name} was {old!r} and is {new!r} now"

@@ -1,0 +1,93 @@
+"""`TrialHost`: the actor in which trials run, one at a time; it is used again for the next trial.
+
+    turn = get(host.begin.remote(order))          # opens the trial's program and runs it to its first report
+    turn = get(host.advance.remote())             # ... to its next one
+    saved = get(host.save.remote())               # between two reports only: exactly the state of the last one
+    get(host.end.remote())
+
+An actor runs its calls in order, so `save` and `advance` may be sent together.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlplat.tune.program import Program, TrialContext
+from rlplat.tune.programs import open_program
+
+
+class Order(NamedTuple):
+    number: int
+    config: dict[str, Any]
+    seed: int
+    attempt: int
+    step: int
+    """Reports of the trial so far."""
+    checkpoint: str
+    """Name of the checkpoint to go on from; "" to begin."""
+
+
+class Turn(NamedTuple):
+    metrics: dict[str, Any] | None
+    """Of the report; None: the trial came to its own end."""
+    run_s: float
+    can_save: bool
+
+
+class SavedTurn(NamedTuple):
+    name: str | None
+    step: int
+    seconds: float
+
+
+class TrialHost:
+    def __init__(self, trainable: Any, trials: str, metric: str, seeds_per_trial: int) -> None:
+        """trials: the directory with a folder for each trial; metric: the experiment's first."""
+        self._trainable = trainable
+        self._trials = Path(trials)
+        self._metric, self._num_seeds = metric, seeds_per_trial
+        self._program: Program | None = None
+        self._step = 0
+        self._directory = self._trials
+
+    def begin(self, order: Order) -> Turn:
+        self.end()
+        started = time.monotonic()
+        directory = self._directory = self._trials / f"{order.number:05d}"
+        context = TrialContext(
+            order.number, order.seed, directory, order.attempt, metric=self._metric, num_seeds=self._num_seeds
+        )
+        self._program = open_program(self._trainable, order.config, context)
+        self._step = order.step
+        if order.checkpoint:
+            self._program.load_from(directory / "checkpoints" / order.checkpoint)
+        return self._turn(started)
+
+    def advance(self) -> Turn:
+        return self._turn(time.monotonic())
+
+    def save(self) -> SavedTurn:
+        assert self._program is not None
+        started = time.monotonic()
+        name = self._program.save_to(self._directory / "checkpoints") if self._program.can_save else None
+        return SavedTurn(name, self._step, time.monotonic() - started)
+
+    def end(self) -> None:
+        """What runs of the trial is told to stop; returns when it has."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.close()
+
+    def _turn(self, started: float) -> Turn:
+        assert self._program is not None
+        try:
+            metrics = self._program.step()
+        except BaseException:
+            program, self._program = self._program, None
+            program.close()
+            raise
+        if metrics is not None:
+            self._step += 1
+        return Turn(metrics, time.monotonic() - started, self._program.can_save)

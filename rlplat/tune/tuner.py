@@ -1,0 +1,394 @@
+"""`tune.run`: from settings to an analysis. The shell around `Experiment`: trial hosts, refs, files, signals.
+
+One turn of the loop: take what the hosts have answered → `experiment.handle` → record (study, results) → flush → tell
+the hosts. Nothing is told before what it follows from is recorded, so a tuner that is killed at any moment can go on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import rlplat
+from rlplat.errors import RlplatError, TaskError, UsageError
+from rlplat.rl.interruption import Interrupted as Signalled
+from rlplat.rl.interruption import Interruption
+from rlplat.tune import experiment as ex
+from rlplat.tune.analysis import Analysis
+from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.experiment import Experiment
+from rlplat.tune.program import StillRunning
+from rlplat.tune.programs import TrainableKind, check_trainable
+from rlplat.tune.schedulers.registry import make_scheduler
+from rlplat.tune.search import Searcher, make_searcher
+from rlplat.tune.slots import Call, Demand, Slot, Slots
+from rlplat.tune.snapshot import View
+from rlplat.tune.space import Space
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.study import Study
+from rlplat.tune.table import open_view
+from rlplat.tune.trial import Trial
+from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef, PlacementGroup
+
+
+def run(
+    trainable: Any,
+    space: Mapping[str, Any],
+    *,
+    metric: str | Sequence[str] | None = None,
+    mode: str | Sequence[str] = "max",
+    num_samples: int = 1,
+    stop: Mapping[str, float] | None = None,
+    resources: Mapping[str, float] | None = None,
+    searcher: str | Searcher = "random",
+    scheduler: Any = "fifo",
+    max_concurrent: int | None = None,
+    seed: int = 0,
+    seeds_per_trial: int = 1,
+    max_failures: int = 2,
+    max_silence_s: float | None = None,
+    checkpoint_period: int | None = None,
+    time_budget_s: float | None = None,
+    name: str = "",
+    out: str | os.PathLike[str] | None = None,
+    storage: str = "",
+    resume: bool = False,
+    progress: bool = True,
+) -> Analysis:
+    """Run trials of `trainable` with configs from `space`; returns when all have ended. Settings: `ExperimentSpec`.
+
+    trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
+    algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
+    resume: go on with the experiment in `out`. progress: show a table (on a terminal) or lines.
+    Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
+    """
+    spec = ExperimentSpec(
+        trainable=trainable,
+        space=space,
+        metric=_names(metric),
+        mode=_names(mode),  # type: ignore[arg-type]
+        num_samples=num_samples,
+        stop=dict(stop or {}),
+        resources=resources,
+        searcher=searcher if isinstance(searcher, Searcher) else Searcher(searcher),
+        scheduler=scheduler,
+        max_concurrent=max_concurrent,
+        seed=seed,
+        seeds_per_trial=seeds_per_trial,
+        max_failures=max_failures,
+        max_silence_s=max_silence_s,
+        checkpoint_period=checkpoint_period,
+        time_budget_s=time_budget_s,
+        name=name,
+        out=Path(out) if out is not None else Path(),
+        storage=storage,
+    )
+    return run_experiment(spec, resume=resume, progress=progress)
+
+
+def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool = True) -> Analysis:
+    """`run` on settings that are put together already."""
+    kind = check_trainable(spec.trainable)
+    spec = spec.checked()
+    space = Space.parse(spec.space)
+    scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
+    view = open_view(progress)
+    with ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say) as directory:
+        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
+        try:
+            searcher = make_searcher(
+                spec.searcher,
+                space,
+                study,
+                seed=spec.seed,
+                num_samples=spec.num_samples,
+                num_objectives=len(spec.metric),
+            )
+            scheduler.open(spec.seed, space)
+            experiment = Experiment(
+                spec,
+                searcher,
+                scheduler,
+                trial_seed=lambda number: trial_seed(spec.seed, number),
+                is_algorithm=kind.is_algorithm,
+            )
+            owns_runtime = not rlplat.is_initialized()
+            if owns_runtime:
+                rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+            try:
+                tuner = Tuner(spec, kind, experiment, study, directory, view)
+                return tuner.run(resume=resume)
+            finally:
+                if owns_runtime:
+                    rlplat.shutdown()
+        finally:
+            study.close()
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """32 bits for trial `number` of an experiment with this seed."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+
+
+class Tuner:
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        kind: TrainableKind,
+        experiment: Experiment,
+        study: Study,
+        directory: ExperimentDirectory,
+        view: View,
+    ) -> None:
+        self.spec, self.kind, self.experiment = spec, kind, experiment
+        self.study, self.directory, self.view = study, directory, view
+        self._slots = Slots(self._make_host, rlplat.cluster_resources())
+        self._to_begin: deque[Trial] = deque()
+        """Trials for which no slot of their size is free yet."""
+        self._best: tuple[int, tuple[float, ...]] | None = None
+        self._abort: Exception | None = None
+        self._started = time.monotonic()
+
+    def run(self, *, resume: bool) -> Analysis:
+        try:
+            with Interruption(self.view.say) as interruption, interruption.deferred():
+                if resume:
+                    self._restore()
+                while not self._is_over():
+                    if interruption.signal_number:
+                        self._perform(self.experiment.handle(ex.Interrupted("interrupted")))
+                    self._check_time()
+                    self._fill()
+                    self._turn()
+                if interruption.signal_number and self._abort is None:
+                    raise Signalled(interruption.signal_number)
+        finally:
+            self._close()
+        if self._abort is not None:
+            raise self._abort
+        return Analysis(self.study.load, self.spec.metric, self.spec.mode, self.directory.path)
+
+    # ------------------------------------------------------------ one turn
+
+    def _is_over(self) -> bool:
+        return self._abort is not None or (self.experiment.is_done and not self._to_begin)
+
+    def _restore(self) -> None:
+        trials = self.study.load()
+        actions = self.experiment.restore(trials)
+        self.directory.reconcile(trials)
+        self._perform(actions)
+
+    def _check_time(self) -> None:
+        budget = self.spec.time_budget_s
+        if budget is not None and time.monotonic() - self._started >= budget:
+            self._perform(self.experiment.handle(ex.Interrupted(f"the time budget of {budget:g} s is spent")))
+
+    def _fill(self) -> None:
+        """Give every free slot a trial, and open slots as long as there is room and somebody for them."""
+        if self.experiment.interrupted:
+            for trial in self._to_begin:
+                self._perform(self.experiment.handle(ex.NotBegun(trial.number)))
+            self._to_begin.clear()
+        limit = self.spec.max_concurrent or math.inf
+        while True:
+            while self._to_begin and (slot := self._slots.free(self._demand(self._to_begin[0]))):
+                self._begin(slot, self._to_begin.popleft())
+            if self._to_begin:
+                self._slots.open(self._demand(self._to_begin[0]))
+                break
+            if len(self._slots.by_trial) >= limit or not self._has_room():
+                break
+            actions = self.experiment.next_trial()
+            self._perform(actions)
+            if not self._to_begin:
+                break
+        self._slots.clean()
+
+    def _has_room(self) -> bool:
+        """Whether a trial of the usual size could begin now."""
+        return any(slot.is_free for slot in self._slots.all) or self._slots.fits(
+            self.kind.demand(self.spec.resources, {})
+        )
+
+    def _demand(self, trial: Trial) -> Demand:
+        return self.kind.demand(self.spec.resources, trial.config)
+
+    def _turn(self) -> None:
+        """Wait for the first answer, then take all that are there."""
+        refs = {ref: slot for slot in self._slots.all if (ref := slot.waits_for) is not None}
+        if refs:
+            ready, rest = rlplat.wait(list(refs), num_returns=1, timeout=self._patience())
+            if rest:
+                ready += rlplat.wait(rest, num_returns=len(rest), timeout=0)[0]
+            for ref in ready:
+                self._answered(refs[ref], ref)
+            self._find_silent()
+        elif not self._is_over():
+            time.sleep(0.05)  # nothing runs: somebody else's trial has the room
+        self.directory.flush()
+        self.study.sync()
+        now = time.monotonic()
+        slots = (len(self._slots.by_trial), len(self._slots.all))
+        self.view.show(self.experiment.snapshot(now - self._started, slots))
+
+    def _patience(self) -> float:
+        """Seconds until something other than an answer is to be done."""
+        patience = 0.25
+        if self.spec.max_silence_s is not None:
+            patience = min(patience, self.spec.max_silence_s / 4)
+        return patience
+
+    def _answered(self, slot: Slot, ref: ObjectRef) -> None:
+        if ref is slot.opening:
+            self._slots.opened(slot)
+            return
+        call = slot.take()
+        number = call.number
+        try:
+            answer = rlplat.get(ref)
+        except (RlplatError, KeyboardInterrupt, SystemExit) as error:
+            self._lost(slot, call, error)
+            return
+        if number is None or number != slot.trial:
+            return
+        if isinstance(answer, SavedTurn):
+            event: ex.Event = ex.Saved(number, answer.name, answer.step, answer.seconds)
+        elif isinstance(answer, Turn) and answer.metrics is not None:
+            event = ex.Reported(number, answer.metrics, answer.run_s, answer.can_save)
+        elif isinstance(answer, Turn):
+            event = ex.Returned(number, answer.run_s)
+        else:
+            return  # of `end`
+        self._perform(self.experiment.handle(event))
+
+    def _lost(self, slot: Slot, call: Call, error: BaseException) -> None:
+        """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
+        cause = getattr(error, "cause", None) or error.__cause__ or error
+        if isinstance(cause, UsageError):
+            self._perform([ex.Abort(cause)])
+            return
+        slot.calls.clear()
+        number = slot.trial
+        is_stuck = isinstance(error, StillRunning)
+        if is_stuck or not isinstance(error, TaskError):
+            self._slots.renew(slot)
+        if number is None or number not in self.experiment.live_numbers:
+            return
+        if call.number != number or (is_stuck and call.method == "begin"):
+            self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
+            return
+        text = _remote_text(error)
+        self._perform(self.experiment.handle(ex.Crashed(number, text)))
+
+    def _find_silent(self) -> None:
+        limit = self.spec.max_silence_s
+        if limit is None:
+            return
+        now = time.monotonic()
+        for slot in self._slots.all:
+            if slot.calls and slot.trial is not None and now - slot.since > limit:
+                number = slot.trial
+                self._slots.renew(slot)
+                text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
+                self._perform(self.experiment.handle(ex.Crashed(number, text)))
+
+    # ------------------------------------------------------------ actions
+
+    def _perform(self, actions: Sequence[ex.Action]) -> None:
+        """In their order: an experiment names records before what follows from them."""
+        for action in actions:
+            if isinstance(action, ex.RecordReport):
+                self.study.report(action.trial)
+                self.directory.record(action.trial, action.trial.last)
+            elif isinstance(action, ex.Advance):
+                self._slots.by_trial[action.number].call("advance")
+            elif isinstance(action, ex.RecordTrial):
+                self.study.create(action.trial)
+            elif isinstance(action, ex.RecordChange):
+                self.study.note(action.trial)
+            elif isinstance(action, ex.RecordEnd):
+                self.directory.flush()
+                self.study.end(action.trial)
+                self.directory.end(action.trial)
+                self._note_best()
+            elif isinstance(action, ex.Begin):
+                slot = self._slots.by_trial.get(action.trial.number)
+                if slot is None:
+                    self._to_begin.append(action.trial)
+                else:
+                    self._begin(slot, action.trial)
+            elif isinstance(action, ex.Save):
+                self._slots.by_trial[action.number].call("save")
+            elif isinstance(action, ex.Release):
+                self._slots.release(action.number)
+            elif isinstance(action, ex.CopyCheckpoint):
+                self._copy(action)
+            elif isinstance(action, ex.Say):
+                self.view.say(action.text)
+                self.directory.log(action.text)
+            elif self._abort is None:
+                self._abort = action.error
+
+    def _begin(self, slot: Slot, trial: Trial) -> None:
+        checkpoint = trial.checkpoint.name if trial.checkpoint else ""
+        order = Order(trial.number, trial.config, trial.seed, trial.failures, trial.step, checkpoint)
+        self._slots.assign(slot, trial.number)
+        slot.call("begin", order)
+
+    def _copy(self, action: ex.CopyCheckpoint) -> None:
+        source = self.directory.trial_directory(action.source) / "checkpoints" / action.mark.name
+        target = self.directory.trial_directory(action.target) / "checkpoints" / action.name
+        copy_checkpoint(source, target)
+
+    def _note_best(self) -> None:
+        best = self.experiment.best()
+        if best and (best[0].number, best[0].values) != self._best:
+            self._best = (best[0].number, best[0].values)
+            self.directory.best(best[0], self.kind.document(best[0].config))
+
+    def _make_host(self, group: PlacementGroup) -> ActorHandle:
+        strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
+        trials, metric = str(self.directory.trials), self.spec.metric[0]
+        return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
+
+    def _close(self) -> None:
+        """Whatever ended the loop: what runs is ended, what was recorded is on the disk."""
+        self._slots.close_all()
+        self.study.sync()
+        snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
+        self.view.close(snapshot)
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Hard links under a temporary name, then a rename: whole or absent."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".copying-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary, copy_function=os.link)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(temporary, target)
+
+
+def _remote_text(error: BaseException) -> str:
+    """What user code raised, with its traceback; or how the process died."""
+    cause = getattr(error, "cause", None)
+    return f"{type(cause).__name__}: {cause}\n{error}" if cause is not None else str(error)
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else tuple(given)
