@@ -100,7 +100,10 @@ class _Written:
     at: tuple[int, float] = (0, 0.0)
     """(step, progress)."""
     config: str = ""
+    """The user attribute."""
     record: str = ""
+    is_changed: bool = False
+    """Its config is no longer the one it began with (PBT)."""
 
 
 class Study:
@@ -207,17 +210,21 @@ class Study:
         """Whatever else has changed; a shorter `trial.history`: it has gone back to a checkpoint."""
         written = self._written[trial.number]
         config = _json(trial.config, "config")
-        if config != written.config:
-            self._writer.set_user_attr(trial.number, "config", json.loads(config))
-            written.config = config
+        written.is_changed = written.is_changed or config != written.config
         if len(trial.history) != written.reports:
             written.reports, written.at = len(trial.history), (-1, 0.0)
             self._writer.set_system_attr(trial.number, "counts", [written.reports, written.highest])
         self._note_place(trial, written)
-        record = _json(_record(trial), f"trial {trial.number}")
-        if record != written.record:
-            self._writer.set_system_attr(trial.number, "trial", json.loads(record))
-            written.record = record
+        record = _record(trial)
+        if written.is_changed:
+            record["config"] = trial.config  # in one line with the checkpoint that it goes on from
+        text = _json(record, f"trial {trial.number}")
+        if text != written.record:
+            self._writer.set_system_attr(trial.number, "trial", json.loads(text))
+            written.record = text
+        if config != written.config:  # for who looks at the storage
+            self._writer.set_user_attr(trial.number, "config", json.loads(config))
+            written.config = config
 
     def _note_place(self, trial: Trial, written: _Written) -> None:
         if written.at != (trial.step, trial.progress):
@@ -256,8 +263,9 @@ class Study:
                 reports=len(trial.history),
                 highest=_highest(frozen),
                 at=(trial.step, trial.progress),
-                config=_json(trial.config, "config"),
+                config=_json(frozen.user_attrs["config"], "config"),
                 record=_json(frozen.system_attrs["trial"], "trial"),
+                is_changed="config" in frozen.system_attrs["trial"],
             )
             if trial.state.has_ended:  # killed between the trial's last word and Optuna's
                 self._finish(trial)
@@ -314,7 +322,7 @@ def _restored(frozen: FrozenTrial, sign: float) -> Trial:
     record = frozen.system_attrs["trial"]
     trial = Trial(
         number=frozen.number,
-        config=frozen.user_attrs["config"],
+        config=record.get("config", frozen.user_attrs["config"]),
         params=record["params"],
         seed=record["seed"],
         state=TrialState(record["state"]),
