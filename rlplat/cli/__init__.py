@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": "train an agent, or go on with a run",
+    "tune": "search for the best config: many trials, from a file or from flags",
     "evaluate": "play episodes with a trained agent and report its returns",
     "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
@@ -39,6 +40,7 @@ examples:
   rlplat train --algo ppo --env Pong --set learning_rate=3e-4 --stop.env-steps 2000000
   rlplat train --resume runs/ppo-Pong-20261121-0915
   rlplat evaluate runs/demo --episodes 20
+  rlplat tune configs/tune/ppo-cartpole.yaml       many trials: which settings are best?
   rlplat play runs/demo
   rlplat runs
   rlplat status                                    of the cluster that runs on this machine, from another terminal

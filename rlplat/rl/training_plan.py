@@ -54,6 +54,8 @@ def plan_training(
 def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None) -> TrainingPlan:
     """A config file says its algorithm (`algo: ppo`); in `configs/ppo/` the directory does."""
     layer = load_yaml(path)
+    if "trainable" in layer.values or isinstance(layer.values.get("runs"), dict):
+        raise ConfigError(f"{path} is an experiment, which is many runs: rlplat tune {path}")
     written = layer.values.pop("algo", None)
     if written is not None and not isinstance(written, str):
         raise ConfigError(f"{path}: 'algo' is the name of an algorithm, not {written!r}")

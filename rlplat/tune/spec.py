@@ -1,15 +1,40 @@
-"""`ExperimentSpec`: one experiment, settled; what `tune.run(...)` and a file in YAML both become."""
+"""`ExperimentSpec`: one experiment, settled; what `tune.run(...)` and a file in YAML both become.
+
+    spec = ExperimentSpec(train, {"alpha": tune.uniform(0, 1)}, metric=("accuracy",)).checked()
+
+`checked()` finds what can be found wrong before anything is on the disk or runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
+from rlplat.config import closest
+from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.tune.search import Searcher
 
+if TYPE_CHECKING:
+    from rlplat.tune.domains import Domain
+    from rlplat.tune.space import Space
+
 Mode = Literal["max", "min"]
+Made = TypeVar("Made")
+
+DEFAULT_METRIC = "episode_return_mean"
+"""Of trainables that are algorithms."""
+NUM_TRIED = 16
+"""Configs that an algorithm is shown before anything starts."""
+_RESOURCE_SPELLINGS = {
+    **dict.fromkeys(("cpus", "num_cpu", "num_cpus"), "cpu"),
+    **dict.fromkeys(("gpus", "num_gpu", "num_gpus"), "gpu"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +46,7 @@ class ExperimentSpec:
     metric: tuple[str, ...] = ()
     """What is to be the largest or smallest, by name; several: several objectives. Algorithms: episode_return_mean."""
     mode: tuple[Mode, ...] = ()
-    """"max" or "min", one for each metric."""
+    """"max" or "min", one for each metric; empty: all max."""
     num_samples: int = 1
     """Trials; with grids: how often the whole grid."""
     stop: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +71,230 @@ class ExperimentSpec:
     time_budget_s: float | None = None
     """After so many seconds no trial begins, and those that run are ended at their next report."""
     name: str = ""
+    """Empty: the trainable's."""
     out: Path = Path()
-    """The experiment's directory."""
+    """The experiment's directory; Path(): runs/<name>-<date>-<time>."""
     storage: str = ""
     """Empty: `<out>/study.journal`; postgresql://user@host/database."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where a key was written, for complaints: {"config.alpha": "experiment.yaml:3"}."""
+
+    def origin(self, key: str) -> str:
+        """`experiment.yaml:3` for a key of the experiment file (or the nearest key above it), or the empty string."""
+        while key and key not in self.origins:
+            key = key.rpartition(".")[0]
+        return self.origins.get(key, "")
+
+    def where(self, key: str) -> str:
+        """The same as a part of a sentence, with a space before it."""
+        origin = self.origin(key)
+        return f" in {origin}" if ":" in origin else f" (from {origin})" if origin else ""
+
+    def checked(self) -> ExperimentSpec:
+        """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
+        from rlplat.tune.programs import check_trainable
+        from rlplat.tune.schedulers.registry import make_scheduler
+        from rlplat.tune.search import number_of_trials
+        from rlplat.tune.space import Space
+
+        self._check_numbers()
+        _check_storage(self.storage, self.where("storage"))
+        kind = check_trainable(self.trainable)
+        spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
+        if kind.is_algorithm:
+            spec = replace(spec, space=_with_stop(spec.space, spec.stop))
+        space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
+        number_of_trials(space, spec.num_samples)
+        if kind.is_algorithm:
+            _try_configs(spec, space)
+        spec.placed("searcher", lambda: _try_searcher(spec, space))
+        scheduler = spec.placed("scheduler", lambda: make_scheduler(spec.scheduler, kind.unit, spec.stop))
+        if len(spec.metric) > 1 and scheduler.name != "fifo":
+            raise ConfigError(
+                f"scheduler {scheduler.name}{spec.where('scheduler')} judges by one metric, and there are "
+                f"{len(spec.metric)} ({', '.join(spec.metric)}): take one of them, or scheduler fifo"
+            )
+        if scheduler.needs_checkpoints and kind.can_save is False:
+            raise ConfigError(
+                f"scheduler {scheduler.name}{spec.where('scheduler')} pauses trials or copies them, and "
+                f"'{trainable_name(self.trainable)}' cannot be saved: give it save and load (a class), or "
+                "report(..., checkpoint=state) (a function); or take asha or median, which only stop trials"
+            )
+        return spec
+
+    def placed(self, key: str, make: Callable[[], Made]) -> Made:
+        """make(), with the place of `key` in the experiment file before its complaint."""
+        try:
+            return make()
+        except ConfigError as error:
+            origin = self.origins.get(key, "")
+            if ":" not in origin or origin in str(error):
+                raise
+            raise ConfigError(f"{origin}: {error}") from None
+
+    def _check_numbers(self) -> None:
+        for key, at_least in (
+            ("num_samples", 1), ("max_concurrent", 1), ("seeds_per_trial", 1), ("checkpoint_period", 1),
+            ("max_failures", 0), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, key)
+            if value is None and key in ("max_concurrent", "checkpoint_period"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+                raise ConfigError(
+                    f"{key}{self.where(key)} is a whole number of at least {at_least}, not {value!r}"
+                )
+        for key in ("max_silence_s", "time_budget_s"):
+            value = getattr(self, key)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ConfigError(f"{key}{self.where(key)} is a number of seconds above 0, not {value!r}")
+        for key, value in self.stop.items():
+            if not _is_number(value):
+                raise ConfigError(
+                    f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
+                )
+        for key, value in (self.resources or {}).items():
+            where = self.where(f"resources.{key}")
+            if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
+                raise ConfigError(f"unknown resource '{key}'{where}; did you mean '{right}'?")
+            if not _is_number(value) or value < 0 or math.isinf(value):
+                raise ConfigError(f"resources.{key}{where} is a number of at least 0, not {value!r}")
+            if key == "gpu" and value > 1 and value != int(value):
+                raise ConfigError(
+                    f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}"
+                )
+
+    def _objectives(self, is_algorithm: bool) -> dict[str, Any]:
+        metric = self.metric or ((DEFAULT_METRIC,) if is_algorithm else ())
+        mode = self.mode or ("max",) * len(metric)
+        if not metric:
+            raise ConfigError(
+                "which metric is to be the best? Name one that the trainable reports: metric: accuracy in a file, "
+                'metric="accuracy" in Python'
+            )
+        if twice := sorted({name for name in metric if metric.count(name) > 1}):
+            raise ConfigError(f"metric{self.where('metric')}: '{twice[0]}' is there twice")
+        for word in mode:
+            if word not in ("max", "min"):
+                raise ConfigError(f"mode{self.where('mode')} is 'max' or 'min', not {word!r}")
+        if len(mode) != len(metric):
+            raise ConfigError(
+                f"mode{self.where('mode')}: {_counted(len(mode), 'mode')} ({', '.join(mode)}) for "
+                f"{_counted(len(metric), 'metric')} ({', '.join(metric)}): give one for each"
+            )
+        return {"metric": metric, "mode": mode}
+
+    def _place(self) -> dict[str, Any]:
+        name = self.name or trainable_name(self.trainable)
+        if not re.fullmatch(r"[\w.+=@-]+", name) or name.strip(".") == "":
+            raise ConfigError(
+                f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
+            )
+        out = self.out
+        if out == Path():
+            stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+            out, number = Path("runs") / stem, 1
+            while out.exists():
+                number += 1
+                out = Path("runs") / f"{stem}-{number}"
+        return {"name": name, "out": out}
+
+
+def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec: ExperimentSpec) -> None:
+    """InfeasibleResources where one trial ({"CPU": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
+    for name, amount in demand.items():
+        if amount <= cluster.get(name, 0):
+            continue
+        ours = name.lower() if name in ("CPU", "GPU") else name
+        known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
+        if ours in (spec.resources or {}):
+            lower = f"lower resources.{ours}"
+        elif name == "CPU":
+            lower = "lower config.num_rollout_workers"
+        else:
+            lower = "lower what the config asks for"
+        raise InfeasibleResources(
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}"
+            f"{'' if name in cluster else closest(name, cluster)}; {lower}"
+        )
+
+
+def _check_storage(storage: str, where: str) -> None:
+    if not storage:
+        return
+    url = urlsplit(storage)
+    if url.scheme.partition("+")[0] == "sqlite":
+        raise ConfigError(
+            f"storage{where}: SQLite locks up while several processes write; leave storage away for a file in the "
+            "experiment's directory, or take postgresql://user@host/database"
+        )
+    if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
+        raise ConfigError(
+            f"storage{where} is postgresql://user@host/database, or left away for a file in the experiment's directory; "
+            f"not {storage!r}"
+        )
+
+
+def _with_stop(space: Mapping[str, Any], stop: Mapping[str, float]) -> Mapping[str, Any]:
+    """The config of an algorithm ends where the experiment does: its schedules run to there, and best.yaml trains so
+    long."""
+    inner = space.get("stop", {})
+    if "env_steps" not in stop or not isinstance(inner, Mapping) or "env_steps" in inner:
+        return space
+    return {**space, "stop": {**inner, "env_steps": int(stop["env_steps"])}}
+
+
+def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
+    """Whether there is such a searcher, with such options, for this space; it looks at the study only when it is
+    asked."""
+    from rlplat.tune.search import make_searcher
+
+    make_searcher(
+        spec.searcher,
+        space,
+        None,
+        seed=spec.seed,
+        num_samples=spec.num_samples,
+        num_objectives=len(spec.metric),
+    )
+
+
+def _try_configs(spec: ExperimentSpec, space: Space) -> None:
+    """Whether the algorithm accepts what the space gives: its lowest and highest values, and some in between."""
+    import numpy as np
+
+    from rlplat.config import Layer, resolve
+    from rlplat.rl.registry import load_algorithm
+    from rlplat.tune.domains import Range
+
+    rng = np.random.default_rng(spec.seed)
+    origins = {
+        tuple(key.split(".")[1:]): origin for key, origin in spec.origins.items() if key.startswith("config.")
+    }
+    config_class = load_algorithm(spec.trainable).config_class
+
+    def lowest(name: str, domain: Domain) -> Any:
+        return domain.clip(domain.low) if isinstance(domain, Range) else domain.sample(rng)
+
+    def highest(name: str, domain: Domain) -> Any:
+        return domain.clip(domain.high) if isinstance(domain, Range) else domain.sample(rng)
+
+    for choose in (lowest, highest, *[lambda name, domain: domain.sample(rng)] * NUM_TRIED):
+        resolve(config_class, [Layer(space.draw(choose, rng).config, origins)])
+
+
+def trainable_name(trainable: Any) -> str:
+    """`ppo`, `train` for ./my_trial.py:train, a function's or a class's name; safe as a directory's name."""
+    if isinstance(trainable, str):
+        text = trainable.rpartition(":")[2]
+    else:
+        text = getattr(trainable, "__name__", type(trainable).__name__)
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.").lower() or "experiment"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`tune.run`: an experiment from its settings to its analysis. The shell around `Experiment`: hosts, refs, files, signals.
+"""`tune.run`: from settings to an analysis. The shell around `Experiment`: trial hosts, refs, files, signals.
 
 One turn of the loop: take what the hosts have answered → `experiment.handle` → record (study, results) → flush → tell
 the hosts. Nothing is told before what it follows from is recorded, so a tuner that is killed at any moment can go on.
@@ -6,32 +6,34 @@ the hosts. Nothing is told before what it follows from is recorded, so a tuner t
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import rlplat
-from rlplat.errors import InfeasibleResources, RlplatError, TaskError, UsageError
+from rlplat.errors import RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
 from rlplat.tune.analysis import Analysis
-from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.directory import ExperimentDirectory, refuse_existing
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.program import StillRunning
 from rlplat.tune.programs import TrainableKind, check_trainable
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
+from rlplat.tune.slots import Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
-from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.spec import ExperimentSpec, check_demand
 from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trial import Trial
@@ -39,6 +41,7 @@ from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef, PlacementGroup
+
 
 def run(
     trainable: Any,
@@ -66,8 +69,8 @@ def run(
 ) -> Analysis:
     """Run trials of `trainable` with configs from `space`; returns when all have ended. Settings: `ExperimentSpec`.
 
-    trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), the name
-    of an algorithm, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
+    trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
+    algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
     resume: go on with the experiment in `out`. progress: show a table (on a terminal) or lines.
     Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
     """
@@ -97,80 +100,52 @@ def run(
 
 def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool = True) -> Analysis:
     """`run` on settings that are put together already."""
-    kind = check_trainable(spec.trainable)
     spec = spec.checked()
+    if not resume:
+        refuse_existing(spec.out)
+    kind = check_trainable(spec.trainable)
+    owns_runtime = not rlplat.is_initialized()
+    if owns_runtime:
+        rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+    try:
+        check_demand(kind.demand(spec.resources, {}), rlplat.cluster_resources(), spec)
+        return _run_on_cluster(spec, kind, resume, open_view(progress))
+    finally:
+        if owns_runtime:
+            rlplat.shutdown()
+
+
+def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
     space = Space.parse(spec.space)
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
-    view = open_view(progress)
-    with ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say) as directory:
+    scheduler.open(spec.seed, space)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(
+            ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say)
+        )
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
-        try:
-            searcher = make_searcher(
-                spec.searcher,
-                space,
-                study,
-                seed=spec.seed,
-                num_samples=spec.num_samples,
-                num_objectives=len(spec.metric),
-            )
-            scheduler.open(spec.seed, space)
-            experiment = Experiment(
-                spec,
-                searcher,
-                scheduler,
-                trial_seed=lambda number: trial_seed(spec.seed, number),
-                is_algorithm=kind.is_algorithm,
-            )
-            owns_runtime = not rlplat.is_initialized()
-            if owns_runtime:
-                rlplat.init(preload=("torch",) if kind.is_algorithm else ())
-            try:
-                tuner = Tuner(spec, kind, experiment, study, directory, view)
-                return tuner.run(resume=resume)
-            finally:
-                if owns_runtime:
-                    rlplat.shutdown()
-        finally:
-            study.close()
+        stack.callback(study.close)
+        searcher = make_searcher(
+            spec.searcher,
+            space,
+            study,
+            seed=spec.seed,
+            num_samples=spec.num_samples,
+            num_objectives=len(spec.metric),
+        )
+        experiment = Experiment(
+            spec,
+            searcher,
+            scheduler,
+            trial_seed=lambda number: trial_seed(spec.seed, number),
+            is_algorithm=kind.is_algorithm,
+        )
+        return Tuner(spec, kind, experiment, study, directory, view).run(resume=resume)
 
 
 def trial_seed(seed: int, number: int) -> int:
     """32 bits for trial `number` of an experiment with this seed."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
-
-
-@dataclass(frozen=True)
-class _Call:
-    method: str
-    number: int | None
-    """The trial that it is for."""
-    ref: ObjectRef
-
-
-@dataclass(eq=False)
-class _Slot:
-    """Room for one trial: a placement group and the host in it."""
-
-    demand: dict[str, float]
-    group: PlacementGroup
-    opening: ObjectRef | None
-    """There when the group has its resources."""
-    host: ActorHandle | None = None
-    trial: int | None = None
-    calls: deque[_Call] = field(default_factory=deque)
-    """Whose answers are awaited, in their order."""
-    since: float = 0.0
-    """When the oldest of them was made, or came to be the oldest."""
-    is_dirty: bool = False
-    """A released trial may still run in the host: the next `begin` ends it, or `end` does."""
-
-    @property
-    def waits_for(self) -> ObjectRef | None:
-        return self.calls[0].ref if self.calls else self.opening
-
-    @property
-    def is_free(self) -> bool:
-        return self.trial is None and self.host is not None
 
 
 class Tuner:
@@ -185,11 +160,9 @@ class Tuner:
     ) -> None:
         self.spec, self.kind, self.experiment = spec, kind, experiment
         self.study, self.directory, self.view = study, directory, view
-        self._slots: list[_Slot] = []
-        self._slot_by_trial: dict[int, _Slot] = {}
+        self._slots = Slots(self._make_host, rlplat.cluster_resources())
         self._to_begin: deque[Trial] = deque()
-        """Trials that found no slot of their size yet."""
-        self._room = rlplat.cluster_resources()
+        """Trials for which no slot of their size is free yet."""
         self._best: tuple[int, tuple[float, ...]] | None = None
         self._abort: Exception | None = None
         self._started = time.monotonic()
@@ -211,7 +184,7 @@ class Tuner:
             self._close()
         if self._abort is not None:
             raise self._abort
-        return Analysis(self.study.load, self.spec.metric, self.spec.mode, self.directory.path)
+        return Analysis(self.study.load(), self.spec.metric, self.spec.mode, self.directory.path)
 
     # ------------------------------------------------------------ one turn
 
@@ -235,41 +208,33 @@ class Tuner:
             for trial in self._to_begin:
                 self._perform(self.experiment.handle(ex.NotBegun(trial.number)))
             self._to_begin.clear()
-        limit = self.spec.max_concurrent
-        while limit is None or len(self._slot_by_trial) + len(self._to_begin) < limit:
-            if len(self._to_begin) >= 1 or not self._has_room():
+        limit = self.spec.max_concurrent or math.inf
+        while True:
+            while self._to_begin and (slot := self._slots.free(self._demand(self._to_begin[0]))):
+                self._begin(slot, self._to_begin.popleft())
+            if self._to_begin:
+                self._slots.open(self._demand(self._to_begin[0]))
+                break
+            if len(self._slots.by_trial) >= limit or not self._has_room():
                 break
             actions = self.experiment.next_trial()
             self._perform(actions)
-            if not any(isinstance(action, ex.Begin) for action in actions):
+            if not self._to_begin:
                 break
-        self._begin_waiting()
-        for slot in self._slots:
-            if slot.is_free and slot.is_dirty:
-                self._call(slot, "end")
-                slot.is_dirty = False
+        self._slots.clean()
 
     def _has_room(self) -> bool:
         """Whether a trial of the usual size could begin now."""
-        if any(slot.is_free for slot in self._slots):
-            return True
-        return self._fits(self.kind.demand(self.spec.resources, {}))
+        return any(slot.is_free for slot in self._slots.all) or self._slots.fits(
+            self.kind.demand(self.spec.resources, {})
+        )
 
-    def _begin_waiting(self) -> None:
-        while self._to_begin:
-            trial = self._to_begin[0]
-            demand = self.kind.demand(self.spec.resources, trial.config)
-            slot = self._free_slot(demand)
-            if slot is None:
-                if not any(s.opening is not None and s.demand == demand for s in self._slots):
-                    self._open_slot(demand)
-                return
-            self._to_begin.popleft()
-            self._begin(slot, trial)
+    def _demand(self, trial: Trial) -> Demand:
+        return self.kind.demand(self.spec.resources, trial.config)
 
     def _turn(self) -> None:
         """Wait for the first answer, then take all that are there."""
-        refs = {ref: slot for slot in self._slots if (ref := slot.waits_for) is not None}
+        refs = {ref: slot for slot in self._slots.all if (ref := slot.waits_for) is not None}
         if refs:
             ready, rest = rlplat.wait(list(refs), num_returns=1, timeout=self._patience())
             if rest:
@@ -281,9 +246,9 @@ class Tuner:
             time.sleep(0.05)  # nothing runs: somebody else's trial has the room
         self.directory.flush()
         self.study.sync()
-        now = time.monotonic()
-        used = len(self._slot_by_trial)
-        self.view.show(self.experiment.snapshot(now - self._started, (used, len(self._slots))))
+        if self.view.is_due():
+            slots = (len(self._slots.by_trial), len(self._slots.all))
+            self.view.show(self.experiment.snapshot(time.monotonic() - self._started, slots))
 
     def _patience(self) -> float:
         """Seconds until something other than an answer is to be done."""
@@ -292,12 +257,11 @@ class Tuner:
             patience = min(patience, self.spec.max_silence_s / 4)
         return patience
 
-    def _answered(self, slot: _Slot, ref: ObjectRef) -> None:
+    def _answered(self, slot: Slot, ref: ObjectRef) -> None:
         if ref is slot.opening:
-            self._opened(slot)
+            self._slots.opened(slot)
             return
-        call = slot.calls.popleft()
-        slot.since = time.monotonic()
+        call = slot.take()
         number = call.number
         try:
             answer = rlplat.get(ref)
@@ -316,7 +280,7 @@ class Tuner:
             return  # of `end`
         self._perform(self.experiment.handle(event))
 
-    def _lost(self, slot: _Slot, call: _Call, error: BaseException) -> None:
+    def _lost(self, slot: Slot, call: Call, error: BaseException) -> None:
         """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
         cause = getattr(error, "cause", None) or error.__cause__ or error
         if isinstance(cause, UsageError):
@@ -326,7 +290,7 @@ class Tuner:
         number = slot.trial
         is_stuck = isinstance(error, StillRunning)
         if is_stuck or not isinstance(error, TaskError):
-            self._throw_away(slot)
+            self._slots.renew(slot)
         if number is None or number not in self.experiment.live_numbers:
             return
         if call.number != number or (is_stuck and call.method == "begin"):
@@ -340,11 +304,10 @@ class Tuner:
         if limit is None:
             return
         now = time.monotonic()
-        for slot in list(self._slots):
+        for slot in self._slots.all:
             if slot.calls and slot.trial is not None and now - slot.since > limit:
                 number = slot.trial
-                slot.calls.clear()
-                self._throw_away(slot)
+                self._slots.renew(slot)
                 text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
                 self._perform(self.experiment.handle(ex.Crashed(number, text)))
 
@@ -357,9 +320,9 @@ class Tuner:
                 self.study.report(action.trial)
                 self.directory.record(action.trial, action.trial.last)
             elif isinstance(action, ex.Advance):
-                self._call(self._slot_by_trial[action.number], "advance")
+                self._slots.by_trial[action.number].call("advance")
             elif isinstance(action, ex.RecordTrial):
-                self.study.create(action.trial)
+                self.study.create(action.trial, {})
             elif isinstance(action, ex.RecordChange):
                 self.study.note(action.trial)
             elif isinstance(action, ex.RecordEnd):
@@ -368,15 +331,15 @@ class Tuner:
                 self.directory.end(action.trial)
                 self._note_best()
             elif isinstance(action, ex.Begin):
-                slot = self._slot_by_trial.get(action.trial.number)
+                slot = self._slots.by_trial.get(action.trial.number)
                 if slot is None:
                     self._to_begin.append(action.trial)
                 else:
                     self._begin(slot, action.trial)
             elif isinstance(action, ex.Save):
-                self._call(self._slot_by_trial[action.number], "save")
+                self._slots.by_trial[action.number].call("save")
             elif isinstance(action, ex.Release):
-                self._release(action.number)
+                self._slots.release(action.number)
             elif isinstance(action, ex.CopyCheckpoint):
                 self._copy(action)
             elif isinstance(action, ex.Say):
@@ -385,24 +348,11 @@ class Tuner:
             elif self._abort is None:
                 self._abort = action.error
 
-    def _begin(self, slot: _Slot, trial: Trial) -> None:
-        assert slot.host is not None
-        slot.trial = trial.number
-        self._slot_by_trial[trial.number] = slot
+    def _begin(self, slot: Slot, trial: Trial) -> None:
         checkpoint = trial.checkpoint.name if trial.checkpoint else ""
         order = Order(trial.number, trial.config, trial.seed, trial.failures, trial.step, checkpoint)
-        slot.is_dirty = False
-        self._call(slot, "begin", order)
-
-    def _call(self, slot: _Slot, method: str, *arguments: Any) -> None:
-        if not slot.calls:
-            slot.since = time.monotonic()
-        slot.calls.append(_Call(method, slot.trial, getattr(slot.host, method).remote(*arguments)))
-
-    def _release(self, number: int) -> None:
-        slot = self._slot_by_trial.pop(number, None)
-        if slot is not None:
-            slot.trial, slot.is_dirty = None, True
+        self._slots.assign(slot, trial.number)
+        slot.call("begin", order)
 
     def _copy(self, action: ex.CopyCheckpoint) -> None:
         source = self.directory.trial_directory(action.source) / "checkpoints" / action.mark.name
@@ -415,69 +365,15 @@ class Tuner:
             self._best = (best[0].number, best[0].values)
             self.directory.best(best[0], self.kind.document(best[0].config))
 
-    # ------------------------------------------------------------ slots
-
-    def _fits(self, demand: Mapping[str, float]) -> bool:
-        used: dict[str, float] = {}
-        for slot in self._slots:
-            for name, amount in slot.demand.items():
-                used[name] = used.get(name, 0.0) + amount
-        return all(
-            used.get(name, 0.0) + amount <= self._room.get(name, 0.0) + 1e-9
-            for name, amount in demand.items()
-        )
-
-    def _free_slot(self, demand: dict[str, float]) -> _Slot | None:
-        return next((slot for slot in self._slots if slot.is_free and slot.demand == demand), None)
-
-    def _open_slot(self, demand: dict[str, float]) -> None:
-        for name, amount in demand.items():
-            if amount > self._room.get(name, 0.0):
-                have = ", ".join(f"{key} {value:g}" for key, value in sorted(self._room.items()))
-                raise InfeasibleResources(
-                    f"a trial asks for {name} {amount:g}, and the cluster has {have}: lower resources "
-                    "(or num_rollout_workers)"
-                )
-        for slot in [slot for slot in self._slots if slot.is_free and not slot.calls]:
-            if self._fits(demand):
-                break
-            self._close_slot(slot)
-        if self._fits(demand):
-            group = rlplat.placement_group([demand], strategy="STRICT_PACK")
-            self._slots.append(_Slot(demand, group, group.ready()))
-
-    def _opened(self, slot: _Slot) -> None:
-        assert slot.opening is not None
-        rlplat.get(slot.opening)
-        slot.opening = None
-        self._new_host(slot)
-
-    def _new_host(self, slot: _Slot) -> None:
-        strategy = rlplat.PlacementGroupSchedulingStrategy(
-            slot.group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
-        )
+    def _make_host(self, group: PlacementGroup) -> ActorHandle:
+        strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
-        slot.host = host.remote(self.spec.trainable, str(self.directory.trials), self.spec.metric[0], self.spec.seeds_per_trial)
-
-    def _throw_away(self, slot: _Slot) -> None:
-        if slot.host is not None:
-            rlplat.kill(slot.host)
-        if slot.trial is not None:
-            self._slot_by_trial.pop(slot.trial, None)
-        slot.trial, slot.is_dirty = None, False
-        self._new_host(slot)
-
-    def _close_slot(self, slot: _Slot) -> None:
-        self._slots.remove(slot)
-        if slot.host is not None:
-            rlplat.kill(slot.host)
-        rlplat.remove_placement_group(slot.group)
+        trials, metric = str(self.directory.trials), self.spec.metric[0]
+        return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
 
     def _close(self) -> None:
         """Whatever ended the loop: what runs is ended, what was recorded is on the disk."""
-        for slot in list(self._slots):
-            self._close_slot(slot)
-        self._slot_by_trial.clear()
+        self._slots.close_all()
         self.study.sync()
         snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
         self.view.close(snapshot)

@@ -1,0 +1,276 @@
+"""`rlplat tune`: from an experiment file, or an algorithm and a search space, to the best config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplat.config import Layer, layer_from_flags
+from rlplat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlplat.tune.analysis import Analysis
+    from rlplat.tune.spec import ExperimentSpec
+
+_EPILOG = """\
+An experiment file says what is tried (docs/tuning.md). --set changes its keys; a key that an experiment does not have
+belongs to the config of the trials (--set learning_rate=1e-3, or config.learning_rate=1e-3). Several experiments in one
+file (`runs:`) run one after another.
+
+examples:
+  rlplat tune configs/tune/ppo-cartpole.yaml
+  rlplat tune configs/tune/ppo-cartpole.yaml --num-samples 40 --set scheduler=asha --out runs/forty
+  rlplat tune configs/tune/ppo-cartpole.yaml --out runs/forty --resume
+  rlplat tune --algo ppo --env CartPole-v1 --set "learning_rate={loguniform: [1e-4, 1e-2]}" --num-samples 8
+  rlplat tune show runs/forty                      best config, importance of the parameters, pictures
+
+Ctrl-C once: trials that can be saved are saved at their next report, and the command says how to go on (exit code 130).
+"""
+
+SHOWN_OF_FRONT = 5
+"""Trials of a Pareto front that are printed; the rest is in the table of `rlplat tune show`."""
+_SETTING_FLAGS = ("num_samples", "max_concurrent", "storage")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat tune",
+        description="Search for the best config. Needs an experiment file, or --algo; `rlplat tune show DIR` looks at "
+        "what came out.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        metavar="EXPERIMENT.yaml",
+        help="what is to be tried; with --resume also the directory of an experiment",
+    )
+    parser.add_argument(
+        "--algo", metavar="NAME", help="without a file: the algorithm, or ./file.py:trainable"
+    )
+    parser.add_argument(
+        "--env", metavar="NAME", help="without a file: the environment; its tuned config is the base"
+    )
+    parser.add_argument("--num-samples", metavar="N", help="trials (with grids: how often the whole grid)")
+    parser.add_argument(
+        "--max-concurrent", metavar="N", help="trials at once (default: as many as have room)"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="the experiment's directory (default: runs/<name of the file>)"
+    )
+    parser.add_argument(
+        "--storage", metavar="URL", help="postgresql://user@host/database (default: a file in the directory)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the experiment in its directory")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help='keys of the experiment or of the config, e.g. seed=2 "gamma={uniform: [0.9, 1]}"',
+    )
+    parser.add_argument(
+        "--only", nargs="+", action="extend", default=[], metavar="NAME", help="of a file with `runs`: these"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per experiment, and no table"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    if arguments[:1] == ["show"]:
+        from rlplat.cli import tune_show
+
+        return tune_show.run(arguments[1:])
+    options = build_parser().parse_args(arguments)
+    from rlplat.tune.directory import refuse_existing
+
+    specs = [spec.checked() for spec in planned(options)]
+    resumed = {spec.name: options.resume and (spec.out / "experiment.yaml").exists() for spec in specs}
+    if options.resume and not any(resumed.values()):
+        raise ConfigError(
+            f"--resume: there is no experiment in {specs[0].out}; leave --resume away to begin it, or say where it is: "
+            "--out DIR"
+        )
+    for spec in specs:  # all of them, before the first one begins
+        if not resumed[spec.name]:
+            refuse_existing(spec.out)
+    exit_code = 0
+    for number, spec in enumerate(specs, 1):
+        if len(specs) > 1 and not options.json:
+            print(f"experiment {number} of {len(specs)}: {spec.name}", file=sys.stderr)
+        exit_code = max(exit_code, _run_one(spec, resumed[spec.name], arguments, as_json=options.json))
+    return exit_code
+
+
+def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
+    """The experiments of the command line, not checked yet."""
+    from rlplat.cli.train import settings_layer
+    from rlplat.tune.experiment_file import SAVED_AS, load_experiments
+
+    given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
+    flags = layer_from_flags([(name, text) for name, text in given if text is not None])
+    settings = [settings_layer(options.set), flags]
+    if options.experiment is None:
+        return [_without_file(options, settings)]
+    if options.algo or options.env:
+        raise ConfigError(
+            f"{options.experiment} says the trainable and its config; leave --algo and --env away "
+            "(--set trainable=..., --set env=...)"
+        )
+    path = Path(options.experiment)
+    if path.is_dir():
+        if not (path / SAVED_AS).exists():
+            raise ConfigError(f"there is no experiment in {path}: it has no {SAVED_AS}")
+        if not options.resume:
+            raise ConfigError(
+                f"{path} is an experiment's directory: --resume goes on with it, rlplat tune show {path}"
+            )
+        if options.out:
+            raise ConfigError(f"an experiment goes on in its own directory, {path}: leave --out away")
+        options.out, path = str(path), path / SAVED_AS
+    if options.out:
+        settings.append(layer_from_flags([("out", options.out)]))
+    return load_experiments(path, settings, options.only)
+
+
+def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> ExperimentSpec:
+    """--algo and --env; the tuned config of that environment, where there is one, is what the settings change."""
+    from rlplat.config import load_yaml
+    from rlplat.rl.registry import algorithm_homes, tuned_config
+    from rlplat.tune.experiment_file import aimed, experiment_of, overlay
+
+    if options.algo is None:
+        raise ConfigError(
+            "what is to be tuned? Give an experiment file: rlplat tune EXPERIMENT.yaml, or --algo ppo --env NAME --set "
+            '"learning_rate={loguniform: [1e-4, 1e-2]}"'
+        )
+    if options.only:
+        raise ConfigError("--only chooses among the `runs` of an experiment file, and there is no file")
+    base, config_keys = Layer({"trainable": options.algo}), set()
+    if options.algo.lower() in algorithm_homes():
+        base.values["trainable"] = options.algo.lower()
+        tuned = tuned_config(options.algo, options.env) if options.env else None
+        if tuned is not None:
+            layer = load_yaml(tuned)
+            config = {
+                key: value for key, value in layer.values.items() if key not in ("algo", "expect", "stop")
+            }
+            base.values["config"], config_keys = config, set(config)
+            base.values["stop"] = {"env_steps": layer.values.get("stop", {}).get("env_steps")}
+            base.origins.update({("config", *path): origin for path, origin in layer.origins.items()})
+            print(f"the base is the tuned config {tuned}", file=sys.stderr)
+        if options.env and tuned is None:
+            base.values["config"] = {"env": options.env}
+    elif options.env:
+        base.values["config"] = {"env": options.env}
+    if options.out:
+        base.values["out"] = options.out
+    return experiment_of(overlay([base, *(aimed(layer, config_keys) for layer in settings)]))
+
+
+def _run_one(spec: ExperimentSpec, resume: bool, arguments: Sequence[str], *, as_json: bool) -> int:
+    from rlplat.tune.tuner import run_experiment
+
+    try:
+        analysis = run_experiment(spec, resume=resume, progress=not as_json)
+    except KeyboardInterrupt:
+        print(f"the experiment is in {spec.out}; to go on: {_resuming(arguments, spec)}", file=sys.stderr)
+        raise
+    if as_json:
+        print(json.dumps(summary(spec, analysis), allow_nan=False))
+    elif analysis.pareto_front:
+        print("\n".join(_result(spec, analysis)))
+    if not analysis.pareto_front:
+        print(
+            f"rlplat: no trial of {spec.name} has a result{_last_error(analysis)}\nmore: {spec.out}/log.txt",
+            file=sys.stderr,
+        )
+    return 0 if analysis.pareto_front else 1
+
+
+def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
+    """What --json prints: JSON without NaN; with several objectives `best` is the Pareto front."""
+    states = [str(trial.state) for trial in analysis.trials]
+    return {
+        "name": spec.name,
+        "directory": str(spec.out),
+        "trials": {state: states.count(state) for state in sorted(set(states))},
+        "metric": list(spec.metric),
+        "mode": list(spec.mode),
+        "best": [
+            {
+                "trial": trial.number,
+                "values": dict(zip(spec.metric, trial.values, strict=True)),
+                "params": _finite(trial.params),
+                "config": _finite(trial.config),
+            }
+            for trial in (analysis.pareto_front if len(spec.metric) > 1 else analysis.pareto_front[:1])
+        ],
+    }
+
+
+def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
+    """Lines for people: the best trial (or trials), where everything is, what to do next."""
+    states = [str(trial.state) for trial in analysis.trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    lines = [f"{spec.name}: {len(states)} trials ({counts})"]
+    several = len(spec.metric) > 1
+    shown = analysis.pareto_front[:SHOWN_OF_FRONT] if several else analysis.pareto_front[:1]
+    if several:
+        lines.append(f"{len(analysis.pareto_front)} trials that no other one beats in everything:")
+    for trial in shown:
+        values = ", ".join(
+            f"{name} {value:.6g}" for name, value in zip(spec.metric, trial.values, strict=True)
+        )
+        lines.append(f"{'' if several else 'best: '}trial {trial.number}, {values}")
+        lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
+    out = shlex.quote(str(spec.out))
+    if isinstance(spec.trainable, str) and ":" not in spec.trainable:
+        lines.append(f"train with the best config: rlplat train {out}/best.yaml")
+    else:
+        lines.append(f"the best config is in {out}/best.yaml")
+    lines.append(f"everything is in {out}; look at it: rlplat tune show {out}")
+    return lines
+
+
+def _resuming(arguments: Sequence[str], spec: ExperimentSpec) -> str:
+    """The command that goes on with what this one began."""
+    words = [word for word in arguments if word not in ("--resume", "--json")]
+    out = [] if "runs" in spec.origins or _has_option(words, "--out") else ["--out", str(spec.out)]
+    return shlex.join(["rlplat", "tune", *words, *out, "--resume"])
+
+
+def _has_option(words: Sequence[str], name: str) -> bool:
+    return any(word == name or word.startswith(f"{name}=") for word in words)
+
+
+def _last_error(analysis: Analysis) -> str:
+    for trial in reversed(analysis.trials):
+        if lines := [line for line in trial.error.splitlines() if line.strip()]:
+            return f"; trial {trial.number}: {lines[0].strip()}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,144 @@
+"""Slots: room for one trial each. A placement group holds the trial's whole demand, and in it lives a trial host.
+
+slots = Slots(make_host, rlplat.cluster_resources())
+slot = slots.free({"CPU": 1.0}) or slots.open({"CPU": 1.0})       # None: no room now
+slot.assign(7); slot.call("begin", order)
+ref = slot.waits_for                                             # for `wait`; then slots.opened(slot) or slot.take()
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import rlplat
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef, PlacementGroup
+
+Demand = dict[str, float]
+"""{"CPU": 1.0, "GPU": 0.5}: the cluster's names."""
+
+_EPS = 1e-9
+
+
+@dataclass(frozen=True)
+class Call:
+    method: str
+    number: int | None
+    """The trial that it is for."""
+    ref: ObjectRef
+
+
+@dataclass(eq=False)
+class Slot:
+    demand: Demand
+    group: PlacementGroup
+    opening: ObjectRef | None
+    """There when the group has its resources; None once it has."""
+    host: ActorHandle | None = None
+    trial: int | None = None
+    calls: deque[Call] = field(default_factory=deque)
+    """Whose answers are awaited, in their order."""
+    since: float = 0.0
+    """When the oldest of them was made, or came to be the oldest (monotonic seconds)."""
+    is_dirty: bool = False
+    """A released trial may still run in the host: the next `begin` ends it, or `end` does."""
+
+    @property
+    def is_free(self) -> bool:
+        return self.trial is None and self.host is not None
+
+    @property
+    def waits_for(self) -> ObjectRef | None:
+        return self.calls[0].ref if self.calls else self.opening
+
+    def call(self, method: str, *arguments: Any) -> None:
+        if not self.calls:
+            self.since = time.monotonic()
+        self.calls.append(Call(method, self.trial, getattr(self.host, method).remote(*arguments)))
+
+    def take(self) -> Call:
+        """The oldest call, which has been answered."""
+        self.since = time.monotonic()
+        return self.calls.popleft()
+
+
+class Slots:
+    def __init__(self, make_host: Callable[[PlacementGroup], ActorHandle], room: Mapping[str, float]) -> None:
+        """room: what the cluster has in all. Others may use it too; then a slot opens when they let go."""
+        self._make_host = make_host
+        self.room = room
+        self.all: list[Slot] = []
+        self.by_trial: dict[int, Slot] = {}
+
+    def free(self, demand: Demand) -> Slot | None:
+        return next((slot for slot in self.all if slot.is_free and slot.demand == demand), None)
+
+    def open(self, demand: Demand) -> None:
+        """Reserve the resources of one more slot, at the price of idle slots of another size; not where one of this size
+        is being opened, nor where there is no room."""
+        if any(slot.opening is not None and slot.demand == demand for slot in self.all):
+            return
+        for slot in [slot for slot in self.all if slot.is_free and not slot.calls]:
+            if self.fits(demand):
+                break
+            self.close(slot)
+        if self.fits(demand):
+            group = rlplat.placement_group([demand], strategy="STRICT_PACK")
+            self.all.append(Slot(demand, group, group.ready()))
+
+    def fits(self, demand: Mapping[str, float]) -> bool:
+        """Beside the slots that there are."""
+        return all(
+            sum(slot.demand.get(name, 0.0) for slot in self.all) + amount <= self.room.get(name, 0.0) + _EPS
+            for name, amount in demand.items()
+        )
+
+    def opened(self, slot: Slot) -> None:
+        """Its resources are there: start the host."""
+        assert slot.opening is not None
+        rlplat.get(slot.opening)
+        slot.opening = None
+        slot.host = self._make_host(slot.group)
+
+    def assign(self, slot: Slot, number: int) -> None:
+        slot.trial, slot.is_dirty = number, False
+        self.by_trial[number] = slot
+
+    def release(self, number: int) -> None:
+        """The trial has ended or waits again; something of it may still run in the host."""
+        slot = self.by_trial.pop(number, None)
+        if slot is not None:
+            slot.trial, slot.is_dirty = None, True
+
+    def clean(self) -> None:
+        """End what still runs of released trials whose slots nobody took."""
+        for slot in self.all:
+            if slot.is_free and slot.is_dirty:
+                slot.call("end")
+                slot.is_dirty = False
+
+    def renew(self, slot: Slot) -> None:
+        """Kill the host, with all that it runs, and start another one."""
+        if slot.host is not None:
+            rlplat.kill(slot.host)
+        if slot.trial is not None:
+            self.by_trial.pop(slot.trial, None)
+        slot.trial, slot.is_dirty = None, False
+        slot.calls.clear()
+        slot.host = self._make_host(slot.group)
+
+    def close(self, slot: Slot) -> None:
+        self.all.remove(slot)
+        if slot.host is not None:
+            rlplat.kill(slot.host)
+        rlplat.remove_placement_group(slot.group)
+
+    def close_all(self) -> None:
+        for slot in list(self.all):
+            self.close(slot)
+        self.by_trial.clear()
