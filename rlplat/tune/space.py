@@ -66,8 +66,10 @@ __all__ = [
     "SampleFrom",
     "Space",
     "Suggestion",
+    "as_yaml",
     "choice",
     "grid",
+    "is_domain",
     "lograndint",
     "loguniform",
     "qloguniform",
@@ -99,6 +101,13 @@ class Suggestion:
     """Complete: constants, drawn values, what `sample_from` computed."""
     params: dict[str, Any]
     """What was drawn, by dotted name: scalars; for an option that is a list or a dict, its label."""
+
+
+def is_domain(value: Any) -> bool:
+    """Whether it is one thing, drawn or computed: a domain, or `{uniform: [0, 1]}`."""
+    if isinstance(value, Mapping):
+        return len(value) == 1 and next(iter(value)) in (*_NAMES, "constant")
+    return isinstance(value, Domain | SampleFrom)
 
 
 class Space:
@@ -475,6 +484,19 @@ def _with_plain_numbers(domain: Range) -> Range:
     if domain.quantum is not None:
         return type(domain)(float(domain.low), float(domain.high), float(domain.quantum))
     return type(domain)(kind(domain.low), kind(domain.high))
+
+
+def as_yaml(domain: Domain | SampleFrom) -> dict[str, Any]:
+    """What `Space.parse` reads again: `{"uniform": [0, 1]}`. A function of Python's is "module:name", and is found
+    there only if it is one of a module."""
+    name = _spoken(domain)
+    if isinstance(domain, Options):
+        return {name: list(domain.options)}
+    if isinstance(domain, Range):
+        return {name: [domain.low, domain.high, *([] if domain.quantum is None else [domain.quantum])]}
+    assert isinstance(domain, SampleFrom)
+    function = domain.function
+    return {"sample_from": f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', '?')}"}
 
 
 def _spoken(domain: Domain | SampleFrom) -> str:
