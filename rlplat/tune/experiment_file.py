@@ -23,7 +23,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from rlplat.config import Layer, closest, load_yaml, parse_yaml, resolve
 from rlplat.config_sources import KeyPath, put
@@ -224,7 +232,9 @@ def _several(
     runs = layer.values.pop("runs")
     at_runs = layer.origins.get(("runs",), path)
     if not isinstance(runs, dict) or not runs:
-        raise ConfigError(f"'runs' in {at_runs} holds experiments by name: runs: {{small: {{...}}, large: {{...}}}}")
+        raise ConfigError(
+            f"'runs' in {at_runs} holds experiments by name: runs: {{small: {{...}}, large: {{...}}}}"
+        )
     found: list[tuple[str, str, ExperimentSpec]] = []
     complaints: list[str] = []
     for run_name, overrides in runs.items():
@@ -236,7 +246,9 @@ def _several(
         except ConfigError as error:
             complaints.append(f"run '{run_name}': {error}")
         if len(found) > MAX_EXPERIMENTS:
-            raise ConfigError(f"{at_runs}: more than {MAX_EXPERIMENTS:,} experiments in one file, repeats included")
+            raise ConfigError(
+                f"{at_runs}: more than {MAX_EXPERIMENTS:,} experiments in one file, repeats included"
+            )
     if complaints:
         raise ConfigError("\n".join(complaints))
     names = [name for _, name, _ in found]
@@ -246,7 +258,9 @@ def _several(
     for name in only:
         known = [*runs, *names]
         if name not in known:
-            raise ConfigError(f"--only {name}: {path} has no such run{closest(name, known)}\nruns: {', '.join(runs)}")
+            raise ConfigError(
+                f"--only {name}: {path} has no such run{closest(name, known)}\nruns: {', '.join(runs)}"
+            )
     return [spec for run_name, name, spec in found if not wanted or wanted & {run_name, name}]
 
 
@@ -268,7 +282,9 @@ def _repeated(
     for key in ("name", "out"):
         if key in own:
             at = layer.origins[("runs", run_name, key)]
-            raise ConfigError(f"'{key}' in {at}: a run is called by its key, '{run_name}', below the file's `out`")
+            raise ConfigError(
+                f"'{key}' in {at}: a run is called by its key, '{run_name}', below the file's `out`"
+            )
     base = Layer(dict(layer.values), layer.origins)
     out = base.values.pop("out", None)
     base_name = base.values.pop("name", stem)
@@ -289,7 +305,11 @@ def _lay_over(target: dict[str, Any], source: Mapping[str, Any], path: KeyPath) 
         here, old = (*path, key), target.get(key)
         if here in (("searcher",), ("scheduler",)):
             old, value = _named(old), _named(value)
-            if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) != old.get("name"):
+            if (
+                isinstance(old, dict)
+                and isinstance(value, dict)
+                and value.get("name", old.get("name")) != old.get("name")
+            ):
                 old = None  # another one: the settings of the old one are not for it
         if isinstance(value, dict):
             merges = isinstance(old, dict) and not is_domain(old) and not is_domain(value)
@@ -330,7 +350,7 @@ def _searcher(value: str | dict[str, Any], origins: Mapping[str, str]) -> Search
 
 
 def _home_of(trainable: Any) -> str:
-    """"module:name" of a function or a class, what the user wrote of the rest."""
+    """ "module:name" of a function or a class, what the user wrote of the rest."""
     if isinstance(trainable, str):
         return trainable
     return f"{getattr(trainable, '__module__', '?')}:{getattr(trainable, '__qualname__', type(trainable).__name__)}"

@@ -99,6 +99,8 @@ class Suggestion:
     """Complete: constants, drawn values, what `sample_from` computed."""
     params: dict[str, Any]
     """What was drawn, by dotted name: scalars; for an option that is a list or a dict, its label."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """JSON that the searcher wants back with the recorded trial, in `Trial.notes["searcher"]`."""
 
 
 class Space:
@@ -121,9 +123,13 @@ class Space:
         return _Parser(where or (lambda path: "")).parse(config)
 
     @property
-    def is_conditional(self) -> bool:
-        """Whether some parameters are drawn in some trials only."""
-        return any(draw.conditions for draw in self._root.draws())
+    def conditions(self) -> dict[str, tuple[Any, ...]]:
+        """For each parameter what must have been drawn before; equal for those that are always drawn together, and
+        empty for those that are in every trial."""
+        conditions: dict[str, tuple[Any, ...]] = {}
+        for draw in self._root.draws():  # a name may stand in several options, with the same domain
+            conditions[draw.name] = (*conditions.get(draw.name, ()), *draw.conditions)
+        return conditions
 
     @property
     def grid_axes(self) -> dict[str, int]:
@@ -322,7 +328,7 @@ class _Parser:
 
     def _node(self, value: Any, place: _Place) -> _Node:
         if isinstance(value, Domain | SampleFrom):
-            return self._domain(value, _spoken(value), place)
+            return self._domain(value, type(value).__name__.lower(), place)
         if isinstance(value, Mapping):
             if len(value) == 1:
                 (key, inner), *_ = value.items()
@@ -475,14 +481,6 @@ def _with_plain_numbers(domain: Range) -> Range:
     if domain.quantum is not None:
         return type(domain)(float(domain.low), float(domain.high), float(domain.quantum))
     return type(domain)(kind(domain.low), kind(domain.high))
-
-
-def _spoken(domain: Domain | SampleFrom) -> str:
-    for names in (_RANGES, _OPTIONS):
-        for name, kind in names.items():
-            if type(domain) is kind:
-                return name
-    return type(domain).__name__
 
 
 def _near(key: Any) -> str:

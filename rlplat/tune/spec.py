@@ -166,7 +166,9 @@ class ExperimentSpec:
             if not _is_number(value) or value < 0 or math.isinf(value):
                 raise ConfigError(f"resources.{key}{where} is a number of at least 0, not {value!r}")
             if key == "gpu" and value > 1 and value != int(value):
-                raise ConfigError(f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}")
+                raise ConfigError(
+                    f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}"
+                )
 
     def _objectives(self, is_algorithm: bool) -> dict[str, Any]:
         metric = self.metric or ((DEFAULT_METRIC,) if is_algorithm else ())
