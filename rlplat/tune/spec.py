@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
@@ -97,6 +98,7 @@ class ExperimentSpec:
         from rlplat.tune.space import Space
 
         self._check_numbers()
+        _check_storage(self.storage, self.where("storage"))
         kind = check_trainable(self.trainable)
         spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
         if kind.is_algorithm:
@@ -199,22 +201,37 @@ class ExperimentSpec:
 
 
 def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec: ExperimentSpec) -> None:
-    """InfeasibleResources where one trial ({"cpu": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
-    has = {name.lower() if name in ("CPU", "GPU") else name: amount for name, amount in cluster.items()}
+    """InfeasibleResources where one trial ({"CPU": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
     for name, amount in demand.items():
-        if amount <= has.get(name, 0):
+        if amount <= cluster.get(name, 0):
             continue
-        known = ", ".join(f"{key} {value:g}" for key, value in sorted(has.items()) if value)
-        if spec.resources is not None and name in spec.resources:
-            lower = f"lower resources.{name}"
-        elif name == "cpu":
+        ours = name.lower() if name in ("CPU", "GPU") else name
+        known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
+        if ours in (spec.resources or {}):
+            lower = f"lower resources.{ours}"
+        elif name == "CPU":
             lower = "lower config.num_rollout_workers"
         else:
-            lower = f"give resources.{name}, or lower what the config asks for"
-        hint = closest(name, has) if name not in has else ""
+            lower = "lower what the config asks for"
         raise InfeasibleResources(
-            f"one trial needs {name} {amount:g}{spec.where(f'resources.{name}')}, the cluster has "
-            f"{f'{has[name]:g}' if has.get(name) else 'none'} ({known}){hint}; {lower}"
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}"
+            f"{'' if name in cluster else closest(name, cluster)}; {lower}"
+        )
+
+
+def _check_storage(storage: str, where: str) -> None:
+    if not storage:
+        return
+    url = urlsplit(storage)
+    if url.scheme.partition("+")[0] == "sqlite":
+        raise ConfigError(
+            f"storage{where}: SQLite locks up while several processes write; leave storage away for a file in the "
+            "experiment's directory, or take postgresql://user@host/database"
+        )
+    if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
+        raise ConfigError(
+            f"storage{where} is postgresql://user@host/database, or left away for a file in the experiment's directory; "
+            f"not {storage!r}"
         )
 
 
