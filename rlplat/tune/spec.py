@@ -230,7 +230,7 @@ def _check_storage(storage: str, where: str) -> None:
         )
     if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
         raise ConfigError(
-            f"storage{where} is postgresql://user@host/database, or left away for a file in the experiment's directory; "
+            f"storage{where}: postgresql://user@host/database, or left away for a file in the experiment's directory, "
             f"not {storage!r}"
         )
 
