@@ -108,7 +108,7 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
 
     name = snapshot.name if cell_len(snapshot.name) <= width // 3 else snapshot.name[: width // 3 - 1] + "…"
     bar = tqdm.format_meter(
-        ended(snapshot), snapshot.num_trials, snapshot.wall_s, ncols=width, prefix=name, unit="trial"
+        ended(snapshot), snapshot.num_trials or 0, snapshot.wall_s, ncols=width, prefix=name, unit="trial"
     )
     in_use, in_all = snapshot.slots
     counts = f"{counts_text(snapshot)}; slots {in_use} of {in_all}"

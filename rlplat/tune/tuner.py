@@ -120,8 +120,9 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
-        directory = ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say)
-        stack.callback(directory.close)
+        directory = stack.enter_context(
+            ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say)
+        )
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
         stack.callback(study.close)
         searcher = make_searcher(
@@ -245,9 +246,9 @@ class Tuner:
             time.sleep(0.05)  # nothing runs: somebody else's trial has the room
         self.directory.flush()
         self.study.sync()
-        now = time.monotonic()
-        slots = (len(self._slots.by_trial), len(self._slots.all))
-        self.view.show(self.experiment.snapshot(now - self._started, slots))
+        if self.view.is_due():
+            slots = (len(self._slots.by_trial), len(self._slots.all))
+            self.view.show(self.experiment.snapshot(time.monotonic() - self._started, slots))
 
     def _patience(self) -> float:
         """Seconds until something other than an answer is to be done."""
@@ -367,7 +368,7 @@ class Tuner:
     def _make_host(self, group: PlacementGroup) -> ActorHandle:
         strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
-        trials, metric = str(self.directory.path / "trials"), self.spec.metric[0]
+        trials, metric = str(self.directory.trials), self.spec.metric[0]
         return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
 
     def _close(self) -> None:
