@@ -101,6 +101,8 @@ class Suggestion:
     """Complete: constants, drawn values, what `sample_from` computed."""
     params: dict[str, Any]
     """What was drawn, by dotted name: scalars; for an option that is a list or a dict, its label."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """JSON that the searcher wants back with the recorded trial, in `Trial.notes["searcher"]`."""
 
 
 def is_domain(value: Any) -> bool:
@@ -130,9 +132,13 @@ class Space:
         return _Parser(where or (lambda path: "")).parse(config)
 
     @property
-    def is_conditional(self) -> bool:
-        """Whether some parameters are drawn in some trials only."""
-        return any(draw.conditions for draw in self._root.draws())
+    def conditions(self) -> dict[str, tuple[Any, ...]]:
+        """For each parameter what must have been drawn before; equal for those that are always drawn together, and
+        empty for those that are in every trial."""
+        conditions: dict[str, tuple[Any, ...]] = {}
+        for draw in self._root.draws():  # a name may stand in several options, with the same domain
+            conditions[draw.name] = (*conditions.get(draw.name, ()), *draw.conditions)
+        return conditions
 
     @property
     def grid_axes(self) -> dict[str, int]:
@@ -331,7 +337,7 @@ class _Parser:
 
     def _node(self, value: Any, place: _Place) -> _Node:
         if isinstance(value, Domain | SampleFrom):
-            return self._domain(value, _spoken(value), place)
+            return self._domain(value, type(value).__name__.lower(), place)
         if isinstance(value, Mapping):
             if len(value) == 1:
                 (key, inner), *_ = value.items()
