@@ -24,7 +24,7 @@ from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
 from rlplat.tune.analysis import Analysis
-from rlplat.tune.directory import ExperimentDirectory, refuse_existing
+from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
 from rlplat.tune.program import StillRunning
@@ -110,8 +110,12 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
     if owns_runtime:
         rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
-        check_demand(kind.demand(spec.resources, {}), rlplat.cluster_resources(), spec)
+        check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
         return _run_on_cluster(spec, kind, resume, open_view(progress))
+    except UsageError:
+        if not resume:
+            take_back(spec.out)
+        raise
     finally:
         if owns_runtime:
             rlplat.shutdown()
