@@ -26,36 +26,59 @@ class TensorboardWriter:
         """resumed_at: env steps of the checkpoint that the run goes on from; TensorBoard hides what an earlier
         file says beyond it."""
         directory.mkdir(parents=True, exist_ok=True)
-        now = time.time()
-        self._file = Appender(
-            directory
-            / f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        )
-        self._file.append(_framed(_event(now, 0) + _bytes_field(3, b"brain.Event:2")))
+        self._file = Appender(directory / event_file_name())
+        self._file.append(version_record())
         if resumed_at is not None:
-            session_log = _bytes_field(7, _varint_field(1, _SESSION_START))
-            self._file.append(_framed(_event(now, resumed_at + 1) + session_log))
+            self._file.append(purge_record(resumed_at + 1))
 
     def write(self, record: Record) -> None:
-        values = b""
-        for name, value in record.items():
-            number = finite_or_none(value)
-            if name != _X_AXIS and isinstance(number, int | float):
-                scalar = (
-                    _bytes_field(1, name.encode())
-                    + b"\x15"
-                    + struct.pack("<f", min(max(number, -3e38), 3e38))
-                )
-                values += _bytes_field(1, scalar)
+        values = scalars({name: value for name, value in record.items() if name != _X_AXIS})
         if values:
-            self._file.append(_framed(_event(time.time(), int(record[_X_AXIS])) + _bytes_field(5, values)))
+            self._file.append(summary_record(time.time(), int(record[_X_AXIS]), values))
 
     def close(self) -> None:
         self._file.close()
 
 
+def event_file_name() -> str:
+    """Of a file that no other process, and none before, has written."""
+    return (
+        f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+    )
+
+
+def version_record() -> bytes:
+    """The first record of a file."""
+    return _framed(_event(time.time(), 0) + bytes_field(3, b"brain.Event:2"))
+
+
+def purge_record(step: int) -> bytes:
+    """From here on TensorBoard hides what was said before of this step and those beyond."""
+    return _framed(_event(time.time(), step) + bytes_field(7, varint_field(1, _SESSION_START)))
+
+
+def summary_record(wall_time_s: float, step: int, values: bytes) -> bytes:
+    """values: the fields of a Summary message, from `scalars`."""
+    return _framed(_event(wall_time_s, step) + bytes_field(5, values))
+
+
+def scalars(record: Record) -> bytes:
+    """Every finite figure of the record; empty where there is none."""
+    values = b""
+    for name, value in record.items():
+        number = finite_or_none(value)
+        if isinstance(number, int | float):
+            simple_value = b"\x15" + struct.pack("<f", min(max(number, -3e38), 3e38))
+            values += bytes_field(1, bytes_field(1, name.encode()) + simple_value)
+    return values
+
+
 def _event(wall_time_s: float, step: int) -> bytes:
-    return b"\x09" + struct.pack("<d", wall_time_s) + _varint_field(2, step)
+    return b"\x09" + struct.pack("<d", wall_time_s) + varint_field(2, step)
+
+
+def double_field(field: int, number: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", number)
 
 
 def _varint(number: int) -> bytes:
@@ -67,11 +90,11 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _varint_field(field: int, number: int) -> bytes:
+def varint_field(field: int, number: int) -> bytes:
     return _varint(field << 3) + _varint(number)
 
 
-def _bytes_field(field: int, data: bytes) -> bytes:
+def bytes_field(field: int, data: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(data)) + data
 
 

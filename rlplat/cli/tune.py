@@ -53,11 +53,19 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="EXPERIMENT.yaml",
         help="what is to be tried; with --resume also the directory of an experiment",
     )
-    parser.add_argument("--algo", metavar="NAME", help="without a file: the algorithm, or ./file.py:trainable")
-    parser.add_argument("--env", metavar="NAME", help="without a file: the environment; its tuned config is the base")
+    parser.add_argument(
+        "--algo", metavar="NAME", help="without a file: the algorithm, or ./file.py:trainable"
+    )
+    parser.add_argument(
+        "--env", metavar="NAME", help="without a file: the environment; its tuned config is the base"
+    )
     parser.add_argument("--num-samples", metavar="N", help="trials (with grids: how often the whole grid)")
-    parser.add_argument("--max-concurrent", metavar="N", help="trials at once (default: as many as have room)")
-    parser.add_argument("--out", metavar="DIR", help="the experiment's directory (default: runs/<name of the file>)")
+    parser.add_argument(
+        "--max-concurrent", metavar="N", help="trials at once (default: as many as have room)"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="the experiment's directory (default: runs/<name of the file>)"
+    )
     parser.add_argument(
         "--storage", metavar="URL", help="postgresql://user@host/database (default: a file in the directory)"
     )
@@ -73,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", action="extend", default=[], metavar="NAME", help="of a file with `runs`: these"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per experiment, and no table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per experiment, and no table"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -124,7 +134,9 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
         if not (path / SAVED_AS).exists():
             raise ConfigError(f"there is no experiment in {path}: it has no {SAVED_AS}")
         if not options.resume:
-            raise ConfigError(f"{path} is an experiment's directory: --resume goes on with it, rlplat tune show {path}")
+            raise ConfigError(
+                f"{path} is an experiment's directory: --resume goes on with it, rlplat tune show {path}"
+            )
         if options.out:
             raise ConfigError(f"an experiment goes on in its own directory, {path}: leave --out away")
         options.out, path = str(path), path / SAVED_AS
@@ -152,7 +164,9 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
         tuned = tuned_config(options.algo, options.env) if options.env else None
         if tuned is not None:
             layer = load_yaml(tuned)
-            config = {key: value for key, value in layer.values.items() if key not in ("algo", "expect", "stop")}
+            config = {
+                key: value for key, value in layer.values.items() if key not in ("algo", "expect", "stop")
+            }
             base.values["config"], config_keys = config, set(config)
             base.values["stop"] = {"env_steps": layer.values.get("stop", {}).get("env_steps")}
             base.origins.update({("config", *path): origin for path, origin in layer.origins.items()})
@@ -217,7 +231,9 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     if several:
         lines.append(f"{len(analysis.pareto_front)} trials that no other one beats in everything:")
     for trial in shown:
-        values = ", ".join(f"{name} {value:.6g}" for name, value in zip(spec.metric, trial.values, strict=True))
+        values = ", ".join(
+            f"{name} {value:.6g}" for name, value in zip(spec.metric, trial.values, strict=True)
+        )
         lines.append(f"{'' if several else 'best: '}trial {trial.number}, {values}")
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
     out = shlex.quote(str(spec.out))

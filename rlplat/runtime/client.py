@@ -28,7 +28,7 @@ from rlplat.runtime.io_loop import IoLoop, Patience
 from rlplat.runtime.messages import PLAIN_CALL, CallOptions, Shape, Value
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Entry
-from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
+from rlplat.runtime.placement import GroupBook, PlacementGroup, capture_of, group_of, most_leases, shape_of
 from rlplat.runtime.rebuilding import Rebuilder
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.retries import (
@@ -125,10 +125,21 @@ class Client:
 
     # ---------------------------------------------------------------- submitting
 
-    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options, lane: Lane) -> Any:
+    def submit_task(
+        self,
+        code: RemoteCode,
+        args: tuple,
+        kwargs: dict,
+        options: Options,
+        lane: Lane,
+        capture: messages.Capture | None,
+    ) -> Any:
         key = self._code_key(code)
         name = options.name or code.name
-        message, deps, refs = self._make_call(args, kwargs, name, options.num_returns, key, "")
+        is_full = capture is not None
+        message, deps, refs = self._make_call(args, kwargs, name, options.num_returns, key, "", is_full)
+        if is_full:
+            message.capture = capture
         with self._lock:
             self._check_open()
             record, out = self._record(message, key, name, options.num_returns, refs)
@@ -150,12 +161,13 @@ class Client:
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
         """`submit_task` for one function and its options: small plain arguments take a short way."""
         name, retries = options.name or code.name, options.max_retries
-        lane, key = self._lane(options, name), ""
+        lane, key, capture = self._lane(options, name), "", capture_of(options)
         is_plain = (
             options.num_returns == 1
             and options.timeout_s is None
             and options.retry_exceptions is False
             and options.max_retries != 0  # `retries`, rule 4
+            and capture is None
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
         ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
@@ -165,7 +177,7 @@ class Client:
             nonlocal key
             data = pack(args) if is_plain and not kwargs else None
             if data is None:
-                return self.submit_task(code, args, kwargs, options, lane)
+                return self.submit_task(code, args, kwargs, options, lane, capture)
             key = key or self._code_key(code)
             with lock:
                 if not loop.is_open:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import codec, messages, refs, stack_dump
 from rlplat.runtime.api import TERMINATE
+from rlplat.runtime.capturing import Capturing
 from rlplat.runtime.client import NODE, Client, values_of
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.crash_points import crash_point
@@ -238,6 +239,8 @@ class Worker(Client):
         elif kind is messages.RunFull and message.code:
             began = time.perf_counter()
             name = self._code_name[message.code]
+            if message.capture is not None:
+                refs.set_backend(Capturing(self, message.capture))
             try:
                 args, kwargs = self._open_args(owner, message)
                 result = self._target(message.code)(*args, **kwargs)
@@ -248,6 +251,8 @@ class Worker(Client):
                     self._reply(owner, message.task, name, message.num_returns, result)
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
+            if message.capture is not None:
+                refs.set_backend(self)
             ended = time.perf_counter()
             self._spans.append((name, began, ended))
             self._tell_pace(owner, message.code, ended - began)
@@ -382,6 +387,8 @@ class Worker(Client):
     def _create_actor(self, owner: str, message: messages.CreateActor) -> None:
         name = self._code_name[message.code]
         self._actor_id = message.actor
+        if message.capture is not None:
+            refs.set_backend(Capturing(self, message.capture))
         began = time.perf_counter()
         try:
             crash_point("before_constructor")

@@ -37,7 +37,7 @@ from rlplat.config import Layer, closest, load_yaml, parse_yaml, resolve
 from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
 from rlplat.tune.search import Searcher
-from rlplat.tune.space import is_domain
+from rlplat.tune.space import as_yaml, is_domain
 from rlplat.tune.spec import ExperimentSpec, Mode
 
 SAVED_AS = "experiment.yaml"
@@ -177,7 +177,11 @@ def _change(old: Any, new: Any, place: str) -> tuple[str, str, str] | None:
         for key in [*old, *new]:
             if (change := _change(old.get(key), new.get(key), f"{place}.{key}")) is not None:
                 return change
-    return (place, *("not set" if value is None else repr(value) for value in (old, new)))
+    return place, _written(old), _written(new)
+
+
+def _written(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def overlay(layers: Sequence[Layer]) -> Layer:
@@ -303,13 +307,9 @@ def _repeated(
 def _lay_over(target: dict[str, Any], source: Mapping[str, Any], path: KeyPath) -> None:
     for key, value in source.items():
         here, old = (*path, key), target.get(key)
-        if here in (("searcher",), ("scheduler",)):
+        if key in ("searcher", "scheduler") and not path:
             old, value = _named(old), _named(value)
-            if (
-                isinstance(old, dict)
-                and isinstance(value, dict)
-                and value.get("name", old.get("name")) != old.get("name")
-            ):
+            if _name_of(value) not in (None, _name_of(old)):
                 old = None  # another one: the settings of the old one are not for it
         if isinstance(value, dict):
             merges = isinstance(old, dict) and not is_domain(old) and not is_domain(value)
@@ -334,6 +334,10 @@ def _config_keys(values: Mapping[str, Any]) -> set[str]:
 
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
+
+
+def _name_of(value: Any) -> Any:
+    return value.get("name") if isinstance(value, dict) else None
 
 
 def _searcher(value: str | dict[str, Any], origins: Mapping[str, str]) -> Searcher:
@@ -363,7 +367,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if is_domain(value):
-        return _plain(value.as_yaml())
+        return _plain(as_yaml(value))
     if value is None or isinstance(value, str | bool | int | float):
         return value
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else repr(value)

@@ -113,7 +113,8 @@ class Suggests(Protocol):
 def make_searcher(
     settings: Searcher, space: Space, study: Any, *, seed: int, num_samples: int, num_objectives: int = 1
 ) -> Suggests:
-    """study: the `Study` whose recorded trials a model learns from; the others need none (None)."""
+    """study: the `Study` whose recorded trials a model learns from; the others need none. With None a searcher with
+    a model is checked, and cannot suggest."""
     settings = settings.checked()
     name, options = settings.name, settings.options
     total = number_of_trials(space, num_samples)
@@ -132,19 +133,23 @@ def make_searcher(
 
         searcher = QuasiRandomSearch(space, seed=seed, num_trials=total, **options)
     else:
-        searcher = _model_search(settings, space, study, seed, total)
+        searcher = _model_search(settings, space, study, seed, total, num_objectives)
     return WithPoints(searcher, space, settings.points, seed) if settings.points else searcher
 
 
-def _model_search(settings: Searcher, space: Space, study: Any, seed: int, total: int) -> Suggests:
+def _model_search(
+    settings: Searcher, space: Space, study: Any, seed: int, total: int, num_objectives: int
+) -> Suggests:
     from rlplat.tune.evolution import EvolutionSearch
     from rlplat.tune.history import Recorded
     from rlplat.tune.samplers import ModelSearch, earlier_outcomes, make_sampler
 
-    maximize = [direction.name == "MAXIMIZE" for direction in study.optuna.directions]
+    maximize = [True] * num_objectives
+    if study is not None:
+        maximize = [direction.name == "MAXIMIZE" for direction in study.optuna.directions]
     earlier, told = [], []
     for place in settings.warm_start:
-        fitting, ended = earlier_outcomes(place, space, maximize)
+        fitting, ended = earlier_outcomes(place, space, None if study is None else maximize)
         if not fitting:
             raise ConfigError(
                 f"warm_start: none of the {ended} trials in {place} has {', '.join(space.domains)} within this space"

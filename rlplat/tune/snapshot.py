@@ -27,6 +27,10 @@ class Snapshot:
 
 
 class View(Protocol):
+    def is_due(self) -> bool:
+        """Whether `show` would do anything now: else no snapshot need be made."""
+        ...
+
     def show(self, snapshot: Snapshot) -> None:
         """Called often; draws when enough time has passed."""
         ...

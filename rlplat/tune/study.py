@@ -90,6 +90,8 @@ class _Written:
     """Intermediate values that are there; more than `reports` after a step back to a checkpoint."""
     config: str = ""
     record: str = ""
+    is_changed: bool = False
+    """Its config is no longer the one it began with (PBT)."""
 
 
 class Study:
@@ -181,7 +183,8 @@ class Study:
     def note(self, trial: Trial) -> None:
         """Whatever else has changed."""
         written = self._written[trial.number]
-        self._note_config(trial, written)
+        config = _json(trial.config, "config")
+        written.is_changed = written.is_changed or config != written.config
         written.reports = len(trial.history)
         record = _json(self._record(trial, written), f"trial {trial.number}")
         if record != written.record:
@@ -189,6 +192,11 @@ class Study:
                 self._writer.set_system_attr(trial.number, "counts", [written.reports, written.highest])
             self._writer.set_system_attr(trial.number, "trial", json.loads(record))
             written.record = record
+        if (
+            config != written.config
+        ):  # for who looks at the storage; `record` has it in one line with its checkpoint
+            self._writer.set_user_attr(trial.number, "config", json.loads(config))
+            written.config = config
 
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended: the last word on it."""
@@ -226,12 +234,6 @@ class Study:
             known = self._distributions[name] = (distribution, distribution_to_json(distribution))
         return known[1]
 
-    def _note_config(self, trial: Trial, written: _Written) -> None:
-        config = _json(trial.config, "config")
-        if config != written.config:
-            self._writer.set_user_attr(trial.number, "config", json.loads(config))
-            written.config = config
-
     def _record(self, trial: Trial, written: _Written) -> dict[str, Any]:
         record: dict[str, Any] = {"state": trial.state.value, "seed": trial.seed, "params": trial.params}
         if trial.step != len(trial.history):
@@ -246,6 +248,8 @@ class Study:
         for key in ("failures", "error", "notes", "run_s"):
             if value := getattr(trial, key):
                 record[key] = value
+        if written.is_changed:
+            record["config"] = trial.config
         record["reports"] = len(trial.history)
         return record
 
@@ -258,7 +262,7 @@ class Study:
             reports = counted
         trial = Trial(
             number=frozen.number,
-            config=frozen.user_attrs["config"],
+            config=record.get("config", frozen.user_attrs["config"]),
             params=record["params"],
             seed=record["seed"],
             state=TrialState(record["state"]),
@@ -283,7 +287,11 @@ class Study:
             trial.checkpoint = CheckpointMark(*record["checkpoint"])
         if not frozen.state.is_finished():
             self._written[trial.number] = _Written(
-                reports, highest, _json(trial.config, "config"), _json(record, "trial")
+                reports,
+                highest,
+                _json(frozen.user_attrs["config"], "config"),
+                _json(record, "trial"),
+                "config" in record,
             )
         return trial
 

@@ -6,6 +6,7 @@ the hosts. Nothing is told before what it follows from is recorded, so a tuner t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -23,7 +24,7 @@ from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
 from rlplat.tune.analysis import Analysis
-from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.directory import ExperimentDirectory, refuse_existing
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.program import StillRunning
 from rlplat.tune.programs import TrainableKind, check_trainable
@@ -32,7 +33,7 @@ from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.slots import Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
-from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.spec import ExperimentSpec, check_demand
 from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trial import Trial
@@ -99,41 +100,45 @@ def run(
 
 def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool = True) -> Analysis:
     """`run` on settings that are put together already."""
-    kind = check_trainable(spec.trainable)
     spec = spec.checked()
+    if not resume:
+        refuse_existing(spec.out)
+    kind = check_trainable(spec.trainable)
+    owns_runtime = not rlplat.is_initialized()
+    if owns_runtime:
+        rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+    try:
+        check_demand(kind.demand(spec.resources, {}), rlplat.cluster_resources(), spec)
+        return _run_on_cluster(spec, kind, resume, open_view(progress))
+    finally:
+        if owns_runtime:
+            rlplat.shutdown()
+
+
+def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
     space = Space.parse(spec.space)
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
-    view = open_view(progress)
-    with ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say) as directory:
+    scheduler.open(spec.seed, space)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
-        try:
-            searcher = make_searcher(
-                spec.searcher,
-                space,
-                study,
-                seed=spec.seed,
-                num_samples=spec.num_samples,
-                num_objectives=len(spec.metric),
-            )
-            scheduler.open(spec.seed, space)
-            experiment = Experiment(
-                spec,
-                searcher,
-                scheduler,
-                trial_seed=lambda number: trial_seed(spec.seed, number),
-                is_algorithm=kind.is_algorithm,
-            )
-            owns_runtime = not rlplat.is_initialized()
-            if owns_runtime:
-                rlplat.init(preload=("torch",) if kind.is_algorithm else ())
-            try:
-                tuner = Tuner(spec, kind, experiment, study, directory, view)
-                return tuner.run(resume=resume)
-            finally:
-                if owns_runtime:
-                    rlplat.shutdown()
-        finally:
-            study.close()
+        stack.callback(study.close)
+        searcher = make_searcher(
+            spec.searcher,
+            space,
+            study,
+            seed=spec.seed,
+            num_samples=spec.num_samples,
+            num_objectives=len(spec.metric),
+        )
+        experiment = Experiment(
+            spec,
+            searcher,
+            scheduler,
+            trial_seed=lambda number: trial_seed(spec.seed, number),
+            is_algorithm=kind.is_algorithm,
+        )
+        return Tuner(spec, kind, experiment, study, directory, view).run(resume=resume)
 
 
 def trial_seed(seed: int, number: int) -> int:
@@ -177,7 +182,7 @@ class Tuner:
             self._close()
         if self._abort is not None:
             raise self._abort
-        return Analysis(self.study.load, self.spec.metric, self.spec.mode, self.directory.path)
+        return Analysis(self.study.load(), self.spec.metric, self.spec.mode, self.directory.path)
 
     # ------------------------------------------------------------ one turn
 
@@ -239,9 +244,9 @@ class Tuner:
             time.sleep(0.05)  # nothing runs: somebody else's trial has the room
         self.directory.flush()
         self.study.sync()
-        now = time.monotonic()
-        slots = (len(self._slots.by_trial), len(self._slots.all))
-        self.view.show(self.experiment.snapshot(now - self._started, slots))
+        if self.view.is_due():
+            slots = (len(self._slots.by_trial), len(self._slots.all))
+            self.view.show(self.experiment.snapshot(time.monotonic() - self._started, slots))
 
     def _patience(self) -> float:
         """Seconds until something other than an answer is to be done."""
@@ -315,7 +320,7 @@ class Tuner:
             elif isinstance(action, ex.Advance):
                 self._slots.by_trial[action.number].call("advance")
             elif isinstance(action, ex.RecordTrial):
-                self.study.create(action.trial)
+                self.study.create(action.trial, {})
             elif isinstance(action, ex.RecordChange):
                 self.study.note(action.trial)
             elif isinstance(action, ex.RecordEnd):

@@ -1,0 +1,240 @@
+"""The directory of an experiment: what is in it, who may write to it.
+
+    EXP/  experiment.yaml (complete, resolved)  study.journal (the truth)  results.jsonl  results.csv  best.yaml
+          tensorboard/  trials/00007/  log.txt
+
+    directory = ExperimentDirectory.open(spec.out, spec, resume=False, say=view.say)
+    directory.record(trial, metrics)       # a report
+    directory.end(trial)
+    directory.flush()                      # once per turn: nothing is written before
+    directory.close()
+
+The process that tunes holds a lock on log.txt, as one that trains does, so that nobody goes on with an experiment that
+is still going. All but the study is derived from it: a full disk drops lines and is told once, it never stops trials.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlplat.errors import ConfigError
+from rlplat.tune.hparams import ExperimentCurves
+from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, replace_file
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.trial import Trial, TrialState
+
+
+class ExperimentDirectory:
+    def __init__(
+        self, path: Path, spec: ExperimentSpec, log_file: Any, say: Callable[[str], None] | None
+    ) -> None:
+        """Use `open`."""
+        self.path = path
+        self._spec = spec
+        self._log_file = log_file
+        self._say = say
+        self._reports = ReportLines(path / "results.jsonl")
+        self._rows = TrialRows(path / "results.csv")
+        self._curves = ExperimentCurves(
+            path / "tensorboard", self.trials, spec.metric, spec.name, domains_of(spec)
+        )
+        self._best: tuple[Trial, Mapping[str, Any] | str | None] | None = None
+        self.dropped = 0
+        """Writes that the disk refused."""
+
+    @classmethod
+    def open(
+        cls, path: Path, spec: ExperimentSpec, *, resume: bool, say: Callable[[str], None] | None = None
+    ) -> ExperimentDirectory:
+        """ConfigError where an experiment (or anything else) is there already and `resume` is not said, where there is
+        none to resume, where another process is at it, where it cannot be written.
+
+        say: for a line of text to the user.
+        """
+        from rlplat.tune.experiment_file import dump_experiment, refuse_changes
+
+        saved = path / "experiment.yaml"
+        if resume and not saved.exists() and not _has_just_begun(path):
+            raise ConfigError(f"there is no experiment in {path} to go on with: it has no experiment.yaml")
+        if not resume:
+            refuse_existing(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            log_file = open(path / "log.txt", "a", encoding="utf-8")
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        try:
+            fcntl.flock(log_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if saved.exists():
+                refuse_changes(spec, saved)
+            (path / "trials").mkdir(exist_ok=True)
+            replace_file(saved, dump_experiment(spec))
+            return cls(path, spec, log_file, say)
+        except ConfigError:
+            log_file.close()
+            raise
+        except BlockingIOError:
+            log_file.close()
+            raise ConfigError(
+                f"the experiment in {path} is still going: another process is at it; "
+                f"to look at it: rlplat tune show {path}"
+            ) from None
+        except OSError as error:
+            log_file.close()
+            raise _cannot_write(path, error) from None
+
+    def __enter__(self) -> ExperimentDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def trials(self) -> Path:
+        return self.path / "trials"
+
+    @property
+    def storage(self) -> str:
+        """Where the study is."""
+        return self._spec.storage or str(self.path / "study.journal")
+
+    def trial_directory(self, number: int) -> Path:
+        """`trials/00007/`, made when it is not there."""
+        path = self.trials / f"{number:05d}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def reconcile(self, trials: Sequence[Trial]) -> None:
+        """An experiment goes on: the derived files get the state of the study.
+
+        trials: all of them, those that run again set back to the step from which they go on. What was reported beyond
+        it goes, and so do trials of which the study knows nothing.
+        """
+        last_steps = {trial.number: trial.step for trial in trials}
+        try:
+            forget_superseded(self._reports.path, last_steps)
+            self._reports.forget()
+            self._rows.close()
+            (self.path / "results.csv").unlink(missing_ok=True)
+            self._rows = TrialRows(self.path / "results.csv")
+            for trial in trials:
+                if trial.state.has_ended:
+                    self._rows.write(trial)
+            self._curves.resume({t.number: t.step for t in trials if not t.state.has_ended and t.step})
+        except OSError as error:
+            self._refused(error)
+
+    def record(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
+        """A report; `trial.step`, `.progress` and `.run_s` are those right after it."""
+        self._reports.record(trial, metrics)
+        self._curves.record(trial, metrics)
+
+    def end(self, trial: Trial) -> None:
+        """The trial's state has ended: its row, and the end of its session in TensorBoard."""
+        self._reports.end(trial)
+        self._try(lambda: self._rows.write(trial))
+        self._try(lambda: self._curves.end(trial))
+
+    def best(self, trial: Trial, document: Mapping[str, Any] | str | None = None) -> None:
+        """A new best trial. document: what `best.yaml` says (as text: its YAML), for an algorithm what
+        `rlplat train best.yaml` reads; None: the trial's config."""
+        self._best = (trial, document)
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        self._try(self._reports.flush)
+        self._try(self._curves.flush)
+        if self._best is not None:
+            trial, document = self._best
+            self._best = None
+            self._try(
+                lambda: replace_file(self.path / "best.yaml", describe_best(trial, document, self._spec))
+            )
+
+    def say(self, text: str) -> None:
+        """To the user and to log.txt."""
+        if self._say is not None:
+            self._say(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        try:
+            self._log_file.write(f"{datetime.now().isoformat(' ', 'seconds')}  {text}\n")
+            self._log_file.flush()
+        except (OSError, ValueError):
+            pass  # a full disk must not end the experiment
+
+    def close(self) -> None:
+        self.flush()
+        if self._reports.has_superseded:
+            self._try(lambda: forget_superseded(self._reports.path))
+        for part in (self._reports, self._rows, self._curves):
+            self._try(part.close)
+        if self.dropped:
+            self.say(
+                f"{self.path}: {self.dropped} writes of results were refused by the disk; the study has them all"
+            )
+        try:
+            self._log_file.close()
+        except OSError:
+            pass  # what was buffered does not fit on the disk
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            self.say(f"results: {error}; the experiment goes on, results that cannot be written are dropped")
+
+
+def refuse_existing(path: Path) -> None:
+    """A new experiment needs a directory of its own: one that is not there yet, or an empty one."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if (path / "experiment.yaml").exists():
+        raise ConfigError(
+            f"an experiment is already in {path}; go on with it: --resume (in Python resume=True), "
+            "or choose another place: --out DIRECTORY (in Python out=...)"
+        )
+    raise ConfigError(f"{path} already exists; choose another place: --out DIRECTORY (in Python out=...)")
+
+
+def _has_just_begun(path: Path) -> bool:
+    """Killed before it had written what it is."""
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {"log.txt", "trials"}
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write to the experiment's directory {path}: {error.strerror or error}")
+
+
+def domains_of(spec: ExperimentSpec) -> dict[str, Sequence[Any] | None]:
+    """The values of each parameter where there are finitely many to choose from, else None."""
+    from rlplat.tune.space import Options, Space
+
+    domains = Space.parse(spec.space).domains
+    return {name: domain.labels if isinstance(domain, Options) else None for name, domain in domains.items()}
+
+
+def describe_best(trial: Trial, document: Mapping[str, Any] | str | None, spec: ExperimentSpec) -> str:
+    """The text of best.yaml: what it is in comments, then the config."""
+    figures = ", ".join(
+        f"{name} {value:g} ({mode})"
+        for name, value, mode in zip(spec.metric, trial.values, spec.mode, strict=False)
+    )
+    verb = "" if trial.state is TrialState.RUNNING else f", {trial.state}"
+    head = f"# the best trial so far of {spec.name}: {trial.number}, {figures} after {trial.step} reports{verb}\n"
+    if isinstance(document, str):
+        return head + document
+    content = as_json(trial.config if document is None else document)
+    return head + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
