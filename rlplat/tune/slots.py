@@ -23,6 +23,8 @@ Demand = dict[str, float]
 """{"CPU": 1.0, "GPU": 0.5}: the cluster's names."""
 
 _EPS = 1e-9
+_ENDING_S = 6.0
+"""A function that goes on after `TrialStopped` is given up after 5 s (programs.GRACE_S)."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Slots:
         return next((slot for slot in self.all if slot.is_free and slot.demand == demand), None)
 
     def open(self, demand: Demand) -> None:
-        """Reserve the resources of one more slot, at the price of idle slots of another size; not where one of this size
-        is being opened, nor where there is no room."""
+        """Reserve the resources of one more slot, at the price of idle slots of another size; not where one of this
+        size is being opened, nor where there is no room."""
         if any(slot.opening is not None and slot.demand == demand for slot in self.all):
             return
         for slot in [slot for slot in self.all if slot.is_free and not slot.calls]:
@@ -139,6 +141,10 @@ class Slots:
         rlplat.remove_placement_group(slot.group)
 
     def close_all(self) -> None:
+        """Trials that ended are let go of properly (their `finally` blocks run); what still runs is killed."""
+        self.clean()
+        if ending := [call.ref for slot in self.all if slot.is_free for call in slot.calls]:
+            rlplat.wait(ending, num_returns=len(ending), timeout=_ENDING_S)
         for slot in list(self.all):
             self.close(slot)
         self.by_trial.clear()
