@@ -21,7 +21,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, TrialScheduler, Verdict
+from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Stop, TrialScheduler, Verdict
 from rlplat.tune.search import Suggests
 from rlplat.tune.snapshot import Snapshot
 from rlplat.tune.spec import ExperimentSpec
@@ -239,6 +239,7 @@ class Experiment:
             self._live[trial.number] = _Live(trial, saved_run_s=trial.run_s)
             if trial.state is not TrialState.PAUSED:
                 interrupted.append(trial)
+        self._look_whether_all_are_there()
         for trial in interrupted:
             if trial.checkpoint and trial.checkpoint.step == trial.step and trial.history:
                 verdict = self._scheduler.judge(trial)
@@ -248,6 +249,9 @@ class Experiment:
                 if isinstance(verdict, Pause):
                     self._move(trial, TrialState.PAUSED)
                     actions.append(RecordChange(trial))
+                    continue
+                if isinstance(verdict, Exploit):
+                    actions += self._exploit(trial, verdict, in_its_slot=False) or self._wait_again(trial)
                     continue
             actions += self._wait_again(trial)
         return actions + self._give_due()
@@ -265,16 +269,18 @@ class Experiment:
         number = self.num_trials
         suggestion = self._searcher.suggest(number)
         if suggestion is None:
-            self._is_exhausted = True
-            self._scheduler.no_more_trials()
+            self._no_more_trials()
             return self._give_due() + self.next_trial()
         trial = Trial(number, suggestion.config, suggestion.params, self._trial_seed(number))
         trial.state = TrialState.RUNNING
+        if suggestion.notes:
+            trial.notes["searcher"] = suggestion.notes
         self.counts[TrialState.RUNNING] += 1
         self.num_trials += 1
         self._live[number] = _Live(trial)
         self._scheduler.add(trial)
-        return [RecordTrial(trial), Begin(trial)]
+        self._look_whether_all_are_there()
+        return [RecordTrial(trial), *self._give_due(), Begin(trial)]
 
     def handle(self, event: Event) -> list[Action]:
         if isinstance(event, Interrupted):
@@ -359,7 +365,7 @@ class Experiment:
                 return [*actions, Save(trial.number)]
             return actions + self._saved(live, Saved(trial.number, None, trial.step))
         if isinstance(verdict, Exploit):
-            return actions + self._exploit(trial, verdict)
+            return actions + (self._exploit(trial, verdict, in_its_slot=True) or [Advance(trial.number)])
         is_due = event.can_save and self._is_checkpoint_due(live)
         if event.can_save and (is_due or (isinstance(verdict, Continue) and verdict.save)):
             actions.append(Save(trial.number))
@@ -429,21 +435,44 @@ class Experiment:
 
     # ------------------------------------------------------------ judgements
 
-    def _exploit(self, trial: Trial, verdict: Exploit) -> list[Action]:
-        """Go on from another trial's checkpoint; where it has none yet, go on as before."""
+    def _exploit(self, trial: Trial, verdict: Exploit, *, in_its_slot: bool) -> list[Action]:
+        """Go on from another trial's checkpoint: at once where the trial has a slot, else when its turn comes.
+        [] where there is no such checkpoint.
+
+        `trial.step` stays the trial's own count of reports, so that no report takes the place of another and the rule
+        `step` is an exact budget; `trial.progress` is the copied checkpoint's.
+        """
         source = self._live.get(verdict.source)
         mark = source.trial.checkpoint if source else None
         if source is None or mark is None:
-            return [Advance(trial.number)]
-        exploits = trial.notes.get("exploits", 0) + 1
-        trial.notes["exploits"] = exploits
-        name = f"exploit_{exploits}_from_{verdict.source}_{mark.name}"
-        copy = CopyCheckpoint(verdict.source, mark, trial.number, name)
-        trial.checkpoint = CheckpointMark(mark.step, name, mark.progress)
-        trial.config, trial.params = verdict.config, verdict.params
-        trial.step, trial.progress = mark.step, mark.progress
-        self._live[trial.number].saved_run_s = trial.run_s
-        return [copy, RecordChange(trial), Say(f"trial {trial.number}: {verdict.reason}"), Begin(trial)]
+            return []
+        scores = [score for progress, score in source.trial.history if progress <= mark.progress]
+        exploits = trial.notes.setdefault("exploits", [])
+        name = f"exploit_{len(exploits) + 1}_from_{verdict.source}_{mark.name}"
+        trial.notes["schedule"] = [
+            *(past for past in _schedule(source.trial) if past[0] < mark.progress),
+            [mark.progress, verdict.params],
+        ]
+        exploits.append(
+            {
+                "step": trial.step,
+                "reports": len(trial.history),
+                "source": verdict.source,
+                "progress": mark.progress,
+                "score": scores[-1] if scores else None,
+                "params": verdict.params,
+            }
+        )
+        trial.checkpoint = CheckpointMark(trial.step, name, mark.progress)
+        trial.config, trial.params, trial.progress = verdict.config, verdict.params, mark.progress
+        live = self._live[trial.number]
+        live.saved_run_s = trial.run_s
+        actions: list[Action] = [CopyCheckpoint(verdict.source, mark, trial.number, name)]
+        if in_its_slot:
+            actions += [RecordChange(trial), Begin(trial)]
+        else:
+            actions += self._wait_again(trial)
+        return [*actions, Say(f"trial {trial.number}: {verdict.reason}")]
 
     def _give_due(self) -> list[Action]:
         """Carry out the scheduler's verdicts on paused trials."""
@@ -453,14 +482,17 @@ class Experiment:
                 live = self._live[number]
                 if live.pausing:
                     live.due = verdict
-                else:
+                elif live.trial.state is TrialState.PAUSED:
+                    # Else it crashed before it was paused, begins again anyway, and will be judged at its next report.
                     actions += self._carry_out(live, verdict)
         return actions
 
     def _carry_out(self, live: _Live, verdict: Due) -> list[Action]:
-        if isinstance(verdict, Resume):
-            return self._wait_again(live.trial)
-        return self._stop(live.trial, verdict)
+        if isinstance(verdict, Stop):
+            return self._stop(live.trial, verdict)
+        if isinstance(verdict, Exploit):
+            return self._exploit(live.trial, verdict, in_its_slot=False) or self._wait_again(live.trial)
+        return self._wait_again(live.trial)
 
     def _wake_forgotten(self) -> list[Action]:
         """Where only paused trials are left and nobody will judge them any more, they go on."""
@@ -473,7 +505,7 @@ class Experiment:
         """Take the metrics of a report into the trial; the empty string, why the trial failed, or what is wrong with
         the experiment."""
         unit = self._scheduler.unit
-        progress = trial.step if unit == "step" else metrics.get(unit)
+        progress = trial.progress + 1 if unit == "step" else metrics.get(unit)
         if progress is None or isinstance(progress, bool) or not isinstance(progress, int | float):
             return ConfigError(
                 f"the trial scheduler counts in '{unit}', and trial {trial.number} reported no number of that name"
@@ -534,11 +566,24 @@ class Experiment:
         mark = trial.checkpoint
         trial.step = mark.step if mark else 0
         trial.progress = mark.progress if mark else 0.0
-        trial.history = [point for point in trial.history if point[0] <= trial.progress] if mark else []
+        # Before a copy the trial may have been further than the copy is: that much stays.
+        kept = trial.notes["exploits"][-1]["reports"] if trial.notes.get("exploits") else 0
+        while len(trial.history) > kept and (mark is None or trial.history[-1][0] > mark.progress):
+            trial.history.pop()
         if not trial.history:
             trial.values = ()
         self._waiting.append(trial.number)
         return [RecordChange(trial)]
+
+    def _look_whether_all_are_there(self) -> None:
+        """So that the scheduler knows it when the last one begins, not when a slot is free after that."""
+        expected = self._searcher.num_trials
+        if expected is not None and self.num_trials >= expected and not self._is_exhausted:
+            self._no_more_trials()
+
+    def _no_more_trials(self) -> None:
+        self._is_exhausted = True
+        self._scheduler.no_more_trials()
 
     def _stop(self, trial: Trial, verdict: Stop) -> list[Action]:
         state = TrialState.COMPLETE if verdict.is_complete else TrialState.STOPPED
@@ -585,6 +630,11 @@ class Experiment:
         """Of an earlier report: the history has the reports with values, the newest ones last."""
         behind = trial.step - step
         return trial.history[-1 - behind][0] if behind < len(trial.history) else trial.progress
+
+
+def _schedule(trial: Trial) -> list[Any]:
+    """[[progress from which on, params], ...] of the weights that the trial has."""
+    return list(trial.notes.get("schedule", [[0.0, trial.params]]))
 
 
 def _first_line(text: str) -> str:

@@ -154,6 +154,18 @@ def test_a_paused_trial_is_saved_first_and_goes_on_when_it_is_due() -> None:
     assert trial.step == 1
 
 
+def test_a_trial_that_crashes_before_it_is_paused_begins_again_once_whatever_is_due() -> None:
+    scheduler = Scripted({(0, 1): Pause()})
+    experiment = make(2, scheduler)
+    trial, other = begun(experiment), begun(experiment)
+    assert kinds(report(experiment, 0, 0.5)) == [RecordReport, Save]
+    experiment.handle(Crashed(0, "killed"))
+    scheduler._due = [(0, Resume())]
+    experiment.handle(Returned(other.number))
+    assert begun(experiment) is trial
+    assert experiment.next_trial() == []
+
+
 def test_pausing_without_a_checkpoint_ends_the_experiment_with_what_to_do() -> None:
     experiment = make(2, Scripted({(0, 1): Pause()}))
     begun(experiment)
@@ -202,7 +214,6 @@ def test_a_crashed_trial_begins_again_from_its_checkpoint_and_then_has_failed() 
     actions = experiment.handle(Crashed(0, "boom again"))
     assert kinds(actions) == [RecordEnd, Say, Release]
     assert (trial.state, trial.error) == (TrialState.FAILED, "boom again")
-    assert experiment.is_done is False
     assert experiment.next_trial() == []
     assert experiment.is_done
 
@@ -264,19 +275,62 @@ def test_interrupted_trials_are_saved_at_their_next_report_and_wait() -> None:
 
 def test_an_exploit_copies_records_and_begins_in_that_order() -> None:
     verdict = Exploit(1, {"x": 9}, {"x": 9}, "from 1")
-    experiment = make(2, Scripted({(0, 2): verdict}), checkpoint_period=1)
+    experiment = make(2, Scripted({(0, 2): verdict}), checkpoint_period=3)
+    trial, _source = begun(experiment), begun(experiment)
+    for acc in (0.7, 0.8, 0.9):
+        report(experiment, 1, acc)
+    experiment.handle(Saved(1, "step_3", 3))
+    report(experiment, 1, 1.0)
+    report(experiment, 0, 0.1)
+    actions = report(experiment, 0, 0.2)
+    assert kinds(actions) == [RecordReport, CopyCheckpoint, RecordChange, Begin, Say]
+    assert actions[1] == CopyCheckpoint(1, CheckpointMark(3, "step_3", 3.0), 0, "exploit_1_from_1_step_3")
+    assert (trial.config, trial.params) == ({"x": 9}, {"x": 9})
+    # progress is the copy's, the count of reports is the trial's own
+    assert (trial.step, trial.progress) == (2, 3.0)
+    assert trial.checkpoint == CheckpointMark(2, "exploit_1_from_1_step_3", 3.0)
+    assert trial.notes["exploits"] == [
+        {"step": 2, "reports": 2, "source": 1, "progress": 3.0, "score": 0.9, "params": {"x": 9}}
+    ]
+    assert trial.notes["schedule"] == [[0.0, {"x": 1}], [3.0, {"x": 9}]]
+    report(experiment, 0, 0.95)
+    assert trial.history == [(1.0, 0.1), (2.0, 0.2), (4.0, 0.95)]
+
+
+def test_a_copy_of_younger_weights_keeps_what_its_trial_reported_before() -> None:
+    verdict = Exploit(1, {"x": 9}, {"x": 9}, "from 1")
+    experiment = make(2, Scripted({(0, 3): verdict}), checkpoint_period=1)
     trial, _source = begun(experiment), begun(experiment)
     report(experiment, 1, 0.9)
-    report(experiment, 0, 0.1)
     experiment.handle(Saved(1, "step_1", 1))
-    actions = report(experiment, 0, 0.2)
-    assert kinds(actions) == [RecordReport, CopyCheckpoint, RecordChange, Say, Begin]
-    assert actions[1] == CopyCheckpoint(1, CheckpointMark(1, "step_1", 1.0), 0, "exploit_1_from_1_step_1")
-    assert (trial.config, trial.step, trial.checkpoint) == (
-        {"x": 9},
-        1,
-        CheckpointMark(1, "exploit_1_from_1_step_1", 1.0),
-    )
+    for acc in (0.1, 0.2, 0.3):
+        report(experiment, 0, acc)
+    assert (trial.step, trial.progress) == (3, 1.0)
+    report(experiment, 0, 0.92)
+    experiment.handle(Crashed(0, "boom"))
+    assert (trial.step, trial.progress) == (3, 1.0)
+    assert trial.history == [(1.0, 0.1), (2.0, 0.2), (3.0, 0.3)]
+
+
+def test_without_a_checkpoint_to_copy_the_trial_goes_on() -> None:
+    experiment = make(2, Scripted({(0, 1): Exploit(1, {"x": 9}, {"x": 9}, "from 1")}))
+    trial, _source = begun(experiment), begun(experiment)
+    assert kinds(report(experiment, 0, 0.1)) == [RecordReport, Advance]
+    assert (trial.config, trial.notes) == ({"x": 0}, {})
+
+
+def test_a_paused_trial_may_go_on_as_a_copy() -> None:
+    scheduler = Scripted({(0, 1): Pause()})
+    experiment = make(2, scheduler, checkpoint_period=1)
+    trial, _source = begun(experiment), begun(experiment)
+    report(experiment, 1, 0.9)
+    experiment.handle(Saved(1, "step_1", 1))
+    report(experiment, 0, 0.1)
+    scheduler._due = [(0, Exploit(1, {"x": 9}, {"x": 9}, "from 1"))]
+    actions = experiment.handle(Saved(0, "step_1", 1))
+    assert kinds(actions) == [RecordChange, RecordChange, Release, CopyCheckpoint, RecordChange, Say]
+    assert (trial.state, trial.config) == (TrialState.WAITING, {"x": 9})
+    assert begun(experiment) is trial
 
 
 def test_the_front_of_two_objectives() -> None:

@@ -4,7 +4,7 @@
     scheduler.record(trial, progress, score)                # it reported
     verdict = scheduler.judge(trial)                        # Continue | Stop | Pause | Exploit
     scheduler.end(trial)                                    # it ended, one way or another
-    for number, verdict in scheduler.due(): ...             # Resume | Stop for paused ones, whenever something changed
+    for number, verdict in scheduler.due(): ...             # Resume | Stop | Exploit for paused ones, at every change
 
 A score is higher where the trial is better: the experiment turns the sign for `mode: min`. There is no clock, no file
 and no random number that does not come from (seed, trial, progress). What a scheduler must remember of a trial that
@@ -50,7 +50,10 @@ class Resume:
 
 @dataclass(frozen=True)
 class Exploit:
-    """Go on from the newest checkpoint of trial `source`, with `config` (and its flat `params`)."""
+    """Go on from the newest checkpoint of trial `source`, with `config` (and its flat `params`).
+
+    The experiment writes it into `trial.notes["exploits"]` and `trial.notes["schedule"]` (see `schedulers/pbt.py`).
+    """
 
     source: int
     config: dict[str, Any]
@@ -59,7 +62,7 @@ class Exploit:
 
 
 Verdict = Continue | Stop | Pause | Exploit
-Due = Resume | Stop
+Due = Resume | Stop | Exploit
 
 
 class TrialScheduler(Protocol):
