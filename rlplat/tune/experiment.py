@@ -480,7 +480,8 @@ class Experiment:
                 live = self._live[number]
                 if live.pausing:
                     live.due = verdict
-                else:
+                elif live.trial.state is TrialState.PAUSED:
+                    # Else it crashed before it was paused, begins again anyway, and will be judged at its next report.
                     actions += self._carry_out(live, verdict)
         return actions
 

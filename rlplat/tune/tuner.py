@@ -120,7 +120,9 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
+        directory = stack.enter_context(
+            ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say)
+        )
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
         stack.callback(study.close)
         searcher = make_searcher(

@@ -154,6 +154,18 @@ def test_a_paused_trial_is_saved_first_and_goes_on_when_it_is_due() -> None:
     assert trial.step == 1
 
 
+def test_a_trial_that_crashes_before_it_is_paused_begins_again_once_whatever_is_due() -> None:
+    scheduler = Scripted({(0, 1): Pause()})
+    experiment = make(2, scheduler)
+    trial, other = begun(experiment), begun(experiment)
+    assert kinds(report(experiment, 0, 0.5)) == [RecordReport, Save]
+    experiment.handle(Crashed(0, "killed"))
+    scheduler._due = [(0, Resume())]
+    experiment.handle(Returned(other.number))
+    assert begun(experiment) is trial
+    assert experiment.next_trial() == []
+
+
 def test_pausing_without_a_checkpoint_ends_the_experiment_with_what_to_do() -> None:
     experiment = make(2, Scripted({(0, 1): Pause()}))
     begun(experiment)

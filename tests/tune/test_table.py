@@ -68,6 +68,29 @@ def test_the_table_fits_the_terminal(width: int, height: int, num_running: int, 
         assert shown is None or hidden == f"… and {100 - shown} more"
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "trial state accuracy steps time alpha +1"),
+        (36, "trial state accuracy steps alpha"),
+        (22, "trial accuracy alpha"),
+        (16, "trial accuracy"),
+    ],
+)
+def test_what_a_narrow_terminal_shows(width: int, shown: str) -> None:
+    snapshot = Snapshot(
+        "e",
+        ("accuracy",),
+        {},
+        3,
+        [a_trial(i, 0.5, alpha=i, same="y" * 60) for i in range(3)],
+        [],
+        1.0,
+        (3, 4),
+    )
+    assert lines_of(picture(snapshot, width, 24), width, 24)[2].split() == shown.split()
+
+
 def test_long_wide_and_many_parameters_are_cut_to_the_width() -> None:
     params = {f"group{i}.parameter_{i}": f"{'长' * 30}{i}" for i in range(20)}
     lines = lines_of(picture(a_snapshot(3, 2, **params), 80, 24), 80, 24)
@@ -105,6 +128,18 @@ def test_the_live_table_draws_four_times_a_second_and_text_goes_above_it() -> No
     assert "a word with [brackets]" in stream.getvalue()
     view.close(a_snapshot(0, 3))
     assert "an-experiment" in stream.getvalue()[drawn:]
+
+
+def test_a_terminal_of_another_size_is_drawn_anew() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = LiveTable(Console(file=stream, force_terminal=True, width=80, height=24), clock)
+    view.show(a_snapshot(2, 1))
+    assert "\x1b[2J" not in stream.getvalue()
+    view.console.width = 60
+    clock.now_s = 1
+    view.show(a_snapshot(2, 1))
+    assert "\x1b[2J" in stream.getvalue() and "learning_rate" in stream.getvalue().rpartition("\x1b[2J")[2]
+    view.close(None)
 
 
 def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
