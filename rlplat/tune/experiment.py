@@ -273,6 +273,8 @@ class Experiment:
             return self._give_due() + self.next_trial()
         trial = Trial(number, suggestion.config, suggestion.params, self._trial_seed(number))
         trial.state = TrialState.RUNNING
+        if suggestion.notes:
+            trial.notes["searcher"] = suggestion.notes
         self.counts[TrialState.RUNNING] += 1
         self.num_trials += 1
         self._live[number] = _Live(trial)

@@ -111,15 +111,21 @@ class Suggests(Protocol):
 
 
 def make_searcher(
-    settings: Searcher, space: Space, study: Any, *, seed: int, num_samples: int, num_objectives: int = 1
+    settings: Searcher,
+    space: Space,
+    study: Any,
+    *,
+    seed: int,
+    num_samples: int,
+    modes: Sequence[str] = ("max",),
 ) -> Suggests:
-    """study: the `Study` whose recorded trials a model learns from; the others need none. With None a searcher with
-    a model is checked, and cannot suggest."""
+    """study: the `Study` whose recorded trials a model learns from; it is asked only with `suggest`, so that None will do
+    to check the settings. modes: "max" or "min" for each objective."""
     settings = settings.checked()
     name, options = settings.name, settings.options
     total = number_of_trials(space, num_samples)
     searcher: Suggests
-    if num_objectives > 1 and name not in _SEVERAL_OBJECTIVES:
+    if len(modes) > 1 and name not in _SEVERAL_OBJECTIVES:
         raise ConfigError(
             f"searcher {name} has one objective; {', '.join(_SEVERAL_OBJECTIVES)} can have several"
         )
@@ -133,23 +139,21 @@ def make_searcher(
 
         searcher = QuasiRandomSearch(space, seed=seed, num_trials=total, **options)
     else:
-        searcher = _model_search(settings, space, study, seed, total, num_objectives)
+        searcher = _model_search(settings, space, study, modes, seed, total)
     return WithPoints(searcher, space, settings.points, seed) if settings.points else searcher
 
 
 def _model_search(
-    settings: Searcher, space: Space, study: Any, seed: int, total: int, num_objectives: int
+    settings: Searcher, space: Space, study: Any, modes: Sequence[str], seed: int, total: int
 ) -> Suggests:
     from rlplat.tune.evolution import EvolutionSearch
     from rlplat.tune.history import Recorded
     from rlplat.tune.samplers import ModelSearch, earlier_outcomes, make_sampler
 
-    maximize = [True] * num_objectives
-    if study is not None:
-        maximize = [direction.name == "MAXIMIZE" for direction in study.optuna.directions]
+    maximize = [mode == "max" for mode in modes]
     earlier, told = [], []
     for place in settings.warm_start:
-        fitting, ended = earlier_outcomes(place, space, None if study is None else maximize)
+        fitting, ended = earlier_outcomes(place, space, maximize)
         if not fitting:
             raise ConfigError(
                 f"warm_start: none of the {ended} trials in {place} has {', '.join(space.domains)} within this space"
