@@ -249,7 +249,7 @@ def _groups(space: Space, conditional: bool) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool] | None) -> tuple[list[Outcome], int]:
+def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool]) -> tuple[list[Outcome], int]:
     """The trials of an earlier experiment that fit this space: they have all the parameters that each trial has, and
     within their domains. place: the experiment's directory, its study.journal, or postgresql://user@host/database
     (#name: this study of it only). Returns them, oldest first, and how many had ended in all."""
