@@ -24,10 +24,12 @@ from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
 from rlplat.tune.analysis import Analysis
-from rlplat.tune.directory import ExperimentDirectory, refuse_existing
+from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
+from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
 from rlplat.tune.program import StillRunning
 from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
+from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.slots import Call, Demand, Slot, Slots
@@ -52,7 +54,7 @@ def run(
     num_samples: int = 1,
     stop: Mapping[str, float] | None = None,
     resources: Mapping[str, float] | None = None,
-    searcher: str | Searcher = "random",
+    searcher: str | Mapping[str, Any] | Searcher = "random",
     scheduler: Any = "fifo",
     max_concurrent: int | None = None,
     seed: int = 0,
@@ -82,7 +84,7 @@ def run(
         num_samples=num_samples,
         stop=dict(stop or {}),
         resources=resources,
-        searcher=searcher if isinstance(searcher, Searcher) else Searcher(searcher),
+        searcher=searcher_of(searcher),
         scheduler=scheduler,
         max_concurrent=max_concurrent,
         seed=seed,
@@ -108,8 +110,12 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
     if owns_runtime:
         rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
-        check_demand(kind.demand(spec.resources, {}), rlplat.cluster_resources(), spec)
+        check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
         return _run_on_cluster(spec, kind, resume, open_view(progress))
+    except UsageError:
+        if not resume:
+            take_back(spec.out)
+        raise
     finally:
         if owns_runtime:
             rlplat.shutdown()
@@ -120,19 +126,24 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(
-            ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say)
-        )
+        directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
         stack.callback(study.close)
+        if "experiment" in study.settings:
+            refuse_changes(spec, study.settings["experiment"], directory.storage)
+        study.settle({}, may_change={"experiment": settings_of(spec)})
+        in_optunas_terms = distributions(space)
+        study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
         searcher = make_searcher(
             spec.searcher,
             space,
             study,
             seed=spec.seed,
             num_samples=spec.num_samples,
-            num_objectives=len(spec.metric),
+            modes=spec.mode,
         )
+        if searcher.notice:
+            view.say(searcher.notice)
         experiment = Experiment(
             spec,
             searcher,
@@ -328,7 +339,7 @@ class Tuner:
             elif isinstance(action, ex.Advance):
                 self._slots.by_trial[action.number].call("advance")
             elif isinstance(action, ex.RecordTrial):
-                self.study.create(action.trial, {})
+                self.study.create(action.trial)
             elif isinstance(action, ex.RecordChange):
                 self.study.note(action.trial)
             elif isinstance(action, ex.RecordEnd):
