@@ -424,8 +424,8 @@ class Experiment:
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
             again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
-            told = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
-            return [told, *self._wait_again(trial), Release(trial.number)]
+            said = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
+            return [said, *self._wait_again(trial), Release(trial.number)]
         actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
         if self._is_hopeless():
             error = f"no trial has come to its first report; trial {trial.number}: {event.error}"
@@ -523,8 +523,8 @@ class Experiment:
                 if self._metric_seen or self._is_algorithm:
                     return ""
                 return ConfigError(
-                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; reported: "
-                    f"{_listed(metrics)} (one that comes later is reported as None until then)"
+                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; "
+                    f"reported: {_listed(metrics)} (one that comes later is reported as None until then)"
                 )
             value = metrics[name]
             if value is None:

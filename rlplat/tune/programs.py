@@ -13,6 +13,7 @@ Which of them it is, is settled in the driver by `check_trainable`, before anyth
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import sys
@@ -94,6 +95,7 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
         return SeveralSeeds(lambda one: open_program(trainable, config, one), context)
     _, found = _find(trainable)
     form = _kind_of(found, "").form
+    config = copy.deepcopy(config)  # the trial may do with it what it likes
     if form == "algorithm":
         from rlplat.tune.rl_program import open_rl_program
 

@@ -409,7 +409,10 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 def _remote_text(error: BaseException) -> str:
     """What user code raised, with its traceback; or how the process died."""
     cause = getattr(error, "cause", None)
-    return f"{type(cause).__name__}: {cause}\n{error}" if cause is not None else str(error)
+    if cause is not None:
+        return f"{type(cause).__name__}: {cause}\n{error}"
+    notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where
+    return "\n".join([f"{type(error).__name__}: {error}" if notes else str(error), *notes])
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
