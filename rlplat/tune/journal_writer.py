@@ -41,7 +41,11 @@ class JournalWriter:
                 ]
                 self._write(_CREATE_STUDY, study_name=name, directions=[int(way) for way in wanted])
             else:
-                self._study_attrs = dict(_study_in(self._journal, name).user_attrs)
+                study = _study_in(self._journal, name)
+                self._study_attrs = dict(study.user_attrs)
+                self.directions = [
+                    "max" if way is StudyDirection.MAXIMIZE else "min" for way in study.directions
+                ]
         except BaseException:
             self._journal.close()
             raise
