@@ -94,10 +94,10 @@ def run(arguments: list[str]) -> int:
 
         return tune_show.run(arguments[1:])
     options = build_parser().parse_args(arguments)
-    from rlplat.tune.directory import refuse_existing
+    from rlplat.tune.directory import can_resume, refuse_existing
 
     specs = [spec.checked() for spec in planned(options)]
-    resumed = {spec.name: options.resume and (spec.out / "experiment.yaml").exists() for spec in specs}
+    resumed = {spec.name: options.resume and can_resume(spec.out) for spec in specs}
     if options.resume and not any(resumed.values()):
         raise ConfigError(
             f"--resume: there is no experiment in {specs[0].out}; leave --resume away to begin it, or say where it is: "

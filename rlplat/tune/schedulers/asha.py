@@ -190,7 +190,10 @@ class ASHA:
         reason = f"not among the {best_part(self._factor)} when there were no more trials"
         found: list[tuple[int, Due]] = []
         for heap in self._paused:
-            found += [(number, Stop(reason)) for _, number in heap if number in self._runs]
+            for _, number in heap:
+                if run := self._runs.get(number):
+                    run.is_paused = False
+                    found.append((number, Stop(reason)))
             heap.clear()
         self._num_paused = 0
         return found
