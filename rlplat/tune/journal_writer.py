@@ -36,6 +36,7 @@ class JournalWriter:
         try:
             if self.is_new:
                 self._study_attrs: dict[str, Any] = {}
+                self.directions = list(directions)
                 wanted = [
                     StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
                 ]
