@@ -127,7 +127,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
-        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
+        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume, say=view.say)
         stack.callback(study.close)
         if "experiment" in study.settings:
             refuse_changes(spec, study.settings["experiment"], directory.storage)
