@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -309,6 +310,11 @@ class Experiment:
         return self.num_trials if self._is_exhausted else self._searcher.num_trials
 
     @property
+    def has_result(self) -> bool:
+        """Whether any trial has ever reported the metric."""
+        return self._metric_seen
+
+    @property
     def last_error(self) -> str:
         """Of the trial that failed last."""
         return self._last_error
@@ -426,7 +432,9 @@ class Experiment:
         if not self._metric_seen and trial.step == 0 and self.counts[TrialState.FAILED] == self._num_ended():
             actions.append(
                 Abort(
-                    ConfigError(f"no trial has come to its first report; trial {trial.number}: {event.error}")
+                    ConfigError(
+                        f"no trial has come to its first report; trial {trial.number}: {_shortened(event.error)}"
+                    )
                 )
             )
         return actions
@@ -633,6 +641,17 @@ class Experiment:
 def _schedule(trial: Trial) -> list[Any]:
     """[[progress from which on, params], ...] of the weights that the trial has."""
     return list(trial.notes.get("schedule", [[0.0, trial.params]]))
+
+
+def _shortened(error: str) -> str:
+    """What was raised, and where in the user's code: an error with its traceback in a few lines."""
+    frames = re.findall(r'^ *File "([^"]+)", line (\d+), in (.+)$', error, re.MULTILINE)
+    places = [
+        f"  in {file}:{line}, {name}"
+        for file, line, name in frames
+        if not re.search("/rlplat/(tune|runtime|rl)/", file)
+    ]
+    return "\n".join([_first_line(error), *places[-3:]])
 
 
 def _first_line(text: str) -> str:

@@ -124,9 +124,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(
-            ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say)
-        )
+        directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
         stack.callback(study.close)
         searcher = make_searcher(
@@ -287,7 +285,8 @@ class Tuner:
     def _lost(self, slot: Slot, call: Call, error: BaseException) -> None:
         """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
         cause = getattr(error, "cause", None) or error.__cause__ or error
-        if isinstance(cause, UsageError):
+        is_usage = isinstance(cause, UsageError)
+        if is_usage and not self.experiment.has_result:  # would be the same in every trial
             self._perform([ex.Abort(cause)])
             return
         slot.calls.clear()
@@ -300,8 +299,8 @@ class Tuner:
         if call.number != number or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
-        text = _remote_text(error)
-        self._perform(self.experiment.handle(ex.Crashed(number, text)))
+        text = str(cause) if is_usage else _remote_text(error)
+        self._perform(self.experiment.handle(ex.Crashed(number, text, can_retry=not is_usage)))
 
     def _find_silent(self) -> None:
         limit = self.spec.max_silence_s
