@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune.hparams import ExperimentCurves
 from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, replace_file
@@ -61,7 +62,7 @@ class ExperimentDirectory:
         from rlplat.tune.experiment_file import dump_experiment, refuse_changes
 
         saved = path / "experiment.yaml"
-        if resume and not saved.exists() and not _has_just_begun(path):
+        if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:
             raise ConfigError(f"there is no experiment in {path} to go on with: it has no experiment.yaml")
         if not resume:
             refuse_existing(path)
@@ -73,7 +74,7 @@ class ExperimentDirectory:
         try:
             fcntl.flock(log_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if saved.exists():
-                refuse_changes(spec, saved)
+                refuse_changes(spec, load_yaml(saved).values, str(path))
             (path / "trials").mkdir(exist_ok=True)
             replace_file(saved, dump_experiment(spec))
             return cls(path, spec, log_file, say)

@@ -264,7 +264,7 @@ def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
         None,
         seed=spec.seed,
         num_samples=spec.num_samples,
-        num_objectives=len(spec.metric),
+        modes=spec.mode,
     )
 
 

@@ -279,7 +279,7 @@ BAD = [
     (["seed.yaml", "--storage", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "'./my_trial.py' has no 'trian'"),
     (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
-    (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "metric 'accuracy' of trial 0 is 'high', not a number"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],
      "trial 0 returned nothing, and reported nothing: return a dict of metrics, or report them"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:raises", "max_failures=0"], "ValueError: no such alpha\n  in "),

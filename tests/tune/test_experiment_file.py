@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplat.config import Layer, parse_yaml
+from rlplat.config import Layer, load_yaml, parse_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune import experiment_file, space
 from rlplat.tune.experiment_file import dump_experiment, experiment_of, load_experiments, refuse_changes
@@ -242,7 +242,7 @@ def test_a_resumed_experiment_is_the_one_that_was_begun() -> None:
     (spec,) = load(FULL)
     Path("experiment.yaml").write_text(dump_experiment(spec))
     (more,) = load(FULL.replace("num_samples: 20", "num_samples: 40").replace("max_concurrent: 2", ""))
-    refuse_changes(more, Path("experiment.yaml"))
+    refuse_changes(more, load_yaml(Path("experiment.yaml")).values, "here")
     for old, new, said in (
         (
             "[1e-4, 1e-2]",
@@ -256,7 +256,7 @@ def test_a_resumed_experiment_is_the_one_that_was_begun() -> None:
         ("name: tpe", "name: gp", "'searcher.name' was 'tpe', and is 'gp' now"),
     ):
         with pytest.raises(ConfigError) as caught:
-            refuse_changes(load(FULL.replace(old, new))[0], Path("experiment.yaml"))
+            refuse_changes(load(FULL.replace(old, new))[0], load_yaml(Path("experiment.yaml")).values, "here")
         assert said in str(caught.value) and "--out DIR" in str(caught.value)
 
 
