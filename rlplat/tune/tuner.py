@@ -309,8 +309,8 @@ class Tuner:
         if call.number != number or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
-        text = _remote_text(error)
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
+        text = _remote_text(error) if can_retry else str(cause)
         self._perform(self.experiment.handle(ex.Crashed(number, text, can_retry)))
 
     def _find_silent(self) -> None:
