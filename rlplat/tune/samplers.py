@@ -11,11 +11,13 @@ together, and their model learns from the trials that had them: a choice's optio
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,6 +36,8 @@ try:
         IntDistribution,
     )
     from optuna.samplers import BaseSampler
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
 except ImportError:
     raise MissingExtra("optuna", "tune", "a searcher with a model") from None
@@ -41,12 +45,17 @@ except ImportError:
 MakeSampler = Callable[[int], BaseSampler]
 """(seed) -> a new sampler."""
 
-_NAME = "history"
+
+_DISTRIBUTIONS: WeakKeyDictionary[Space, dict[str, BaseDistribution]] = WeakKeyDictionary()
 
 
-def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Optuna's name for every domain of the space: what `Study.create` records a trial's parameters with."""
-    return {name: distribution(domain) for name, domain in space.domains.items()}
+def distributions(space: Space, params: Iterable[str] | None = None) -> dict[str, BaseDistribution]:
+    """Optuna's form of the domains of these parameters (None: of all), by name: what a trial is recorded with. For a
+    space always the same objects."""
+    if space not in _DISTRIBUTIONS:
+        _DISTRIBUTIONS[space] = {name: distribution(domain) for name, domain in space.domains.items()}
+    known = _DISTRIBUTIONS[space]
+    return dict(known) if params is None else {name: known[name] for name in params if name in known}
 
 
 def distribution(domain: Domain) -> BaseDistribution:
@@ -62,7 +71,11 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 
 def make_sampler(name: str, options: Mapping[str, Any], num_objectives: int) -> MakeSampler:
-    """name: tpe, gp or nsga2. options: those of Optuna's sampler, checked."""
+    """name: tpe, gp or nsga2. options: those of Optuna's sampler."""
+    if name == "gp":
+        for package in ("torch", "scipy"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtra(package, "torch" if package == "torch" else "tune", "searcher gp")
 
     def make(seed: int) -> BaseSampler:
         with warnings.catch_warnings():
@@ -74,6 +87,10 @@ def make_sampler(name: str, options: Mapping[str, Any], num_objectives: int) -> 
                 return optuna.samplers.GPSampler(seed=seed, **options)
             return optuna.samplers.NSGAIISampler(seed=seed, **options)
 
+    try:
+        make(0)
+    except ValueError as error:
+        raise ConfigError(f"searcher {name}: {error}") from None
     return make
 
 
@@ -130,13 +147,13 @@ class ModelSearch:
         """What the sampler says for these parameters; empty: it knows too little yet."""
         usable = [outcome for outcome in shown if all(name in outcome.params for name in group)]
         trial = self._frozen.of(Outcome(number, {}, "running"))
-        storage = _OneQuestion([*(self._frozen.of(outcome) for outcome in usable), trial], self._study_attrs)
-        storage.create_new_study(self._frozen.directions, _NAME)
+        trials = [*(self._frozen.of(outcome) for outcome in usable), trial]
+        storage = _OneQuestion(trials, self._frozen.directions, self._study_attrs)
         (sampler_seed,) = np.random.SeedSequence(
             (self._seed, number, self._groups.index(group))
         ).generate_state(1)
         sampler = self._make(int(sampler_seed))
-        study = optuna.load_study(study_name=_NAME, storage=storage, sampler=sampler)
+        study = optuna.load_study(study_name="history", storage=storage, sampler=sampler)
         asked = {name: self._frozen.distributions[name] for name in group}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -155,10 +172,7 @@ class Frozen:
     def __init__(self, space: Space, maximize: Sequence[bool]) -> None:
         self.distributions = distributions(space)
         self._signs = [1.0 if up else -1.0 for up in maximize]
-        self.directions = [
-            optuna.study.StudyDirection.MAXIMIZE if up else optuna.study.StudyDirection.MINIMIZE
-            for up in maximize
-        ]
+        self.directions = [StudyDirection.MAXIMIZE if up else StudyDirection.MINIMIZE for up in maximize]
         self._when = datetime(2000, 1, 1)
 
     def of(self, outcome: Outcome) -> FrozenTrial:
@@ -191,12 +205,20 @@ _STATES = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "runni
 class _OneQuestion(optuna.storages.InMemoryStorage):
     """A storage that has these trials, and hears what the sampler wants to remember."""
 
-    def __init__(self, trials: list[FrozenTrial], study_attrs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, trials: list[FrozenTrial], directions: list[StudyDirection], study_attrs: Mapping[str, Any]
+    ) -> None:
         super().__init__()
-        self._shown = trials
+        self._shown, self._directions = trials, directions
         self._known_attrs = study_attrs
         self.trial_attrs: dict[str, Any] = {}
         self.new_study_attrs: dict[str, Any] = {}
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return 0
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return self._directions
 
     def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
         if states is None:
@@ -233,9 +255,10 @@ def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool]) -> tupl
     (#name: this study of it only). Returns them, oldest first, and how many had ended in all."""
     outcomes: list[Outcome] = []
     total = 0
-    signs = [1.0 if up else -1.0 for up in maximize]
     for study in _studies_of(place):
-        if [direction.name == "MAXIMIZE" for direction in study.directions] != list(maximize):
+        theirs = [direction.name == "MAXIMIZE" for direction in study.directions]
+        signs = [1.0 if up else -1.0 for up in theirs]
+        if theirs != list(maximize):
             raise ConfigError(
                 f"warm_start: '{study.study_name}' in {place} has "
                 f"{' and '.join(direction.name.lower() for direction in study.directions)} for its metric, and this "
@@ -273,7 +296,7 @@ def _studies_of(place: str) -> list[optuna.Study]:
             path = Path(place) / "study.journal" if Path(place).is_dir() else Path(place)
             if not path.is_file():
                 raise ConfigError(f"warm_start: there is no {path}")
-            backend = optuna.storages.journal.JournalFileBackend(str(path))
+            backend = JournalFileBackend(str(path))
             storage = optuna.storages.JournalStorage(backend)
         names = [study.study_name for study in storage.get_all_studies()]
         if name and name not in names:

@@ -111,14 +111,21 @@ class Suggests(Protocol):
 
 
 def make_searcher(
-    settings: Searcher, space: Space, study: Any, *, seed: int, num_samples: int, num_objectives: int = 1
+    settings: Searcher,
+    space: Space,
+    study: Any,
+    *,
+    seed: int,
+    num_samples: int,
+    modes: Sequence[str] = ("max",),
 ) -> Suggests:
-    """study: the `Study` whose recorded trials a model learns from; the others need none (None)."""
+    """study: the `Study` whose recorded trials a model learns from; it is asked only by `suggest`, so that None will
+    do to check the settings. modes: "max" or "min" for each objective."""
     settings = settings.checked()
     name, options = settings.name, settings.options
     total = number_of_trials(space, num_samples)
     searcher: Suggests
-    if num_objectives > 1 and name not in _SEVERAL_OBJECTIVES:
+    if len(modes) > 1 and name not in _SEVERAL_OBJECTIVES:
         raise ConfigError(
             f"searcher {name} has one objective; {', '.join(_SEVERAL_OBJECTIVES)} can have several"
         )
@@ -132,16 +139,18 @@ def make_searcher(
 
         searcher = QuasiRandomSearch(space, seed=seed, num_trials=total, **options)
     else:
-        searcher = _model_search(settings, space, study, seed, total)
+        searcher = _model_search(settings, space, study, modes, seed, total)
     return WithPoints(searcher, space, settings.points, seed) if settings.points else searcher
 
 
-def _model_search(settings: Searcher, space: Space, study: Any, seed: int, total: int) -> Suggests:
+def _model_search(
+    settings: Searcher, space: Space, study: Any, modes: Sequence[str], seed: int, total: int
+) -> Suggests:
     from rlplat.tune.evolution import EvolutionSearch
     from rlplat.tune.history import Recorded
     from rlplat.tune.samplers import ModelSearch, earlier_outcomes, make_sampler
 
-    maximize = [direction.name == "MAXIMIZE" for direction in study.optuna.directions]
+    maximize = [mode == "max" for mode in modes]
     earlier, told = [], []
     for place in settings.warm_start:
         fitting, ended = earlier_outcomes(place, space, maximize)
