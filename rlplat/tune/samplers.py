@@ -163,10 +163,7 @@ class Frozen:
     def __init__(self, space: Space, maximize: Sequence[bool]) -> None:
         self.distributions = distributions(space)
         self._signs = [1.0 if up else -1.0 for up in maximize]
-        self.directions = [
-            StudyDirection.MAXIMIZE if up else StudyDirection.MINIMIZE
-            for up in maximize
-        ]
+        self.directions = [StudyDirection.MAXIMIZE if up else StudyDirection.MINIMIZE for up in maximize]
         self._when = datetime(2000, 1, 1)
 
     def of(self, outcome: Outcome) -> FrozenTrial:
