@@ -149,7 +149,7 @@ class QUniform(Range):
         return math.floor((self.high - self.low) / self.quantum + 1e-9)
 
     @cached_property
-    def top(self) -> float:  # type: ignore[override]
+    def top(self) -> float:
         return self.clip(self.high)
 
     def problem(self) -> str:

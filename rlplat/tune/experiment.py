@@ -28,6 +28,8 @@ from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 
 NUM_BEST = 10
+NUM_HOPELESS = 3
+"""So many trials fail before the first report of any: then it is not their configs."""
 CHECKPOINT_SHARE = 0.1
 """Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
 FIRST_CHECKPOINT_S = 5.0
@@ -422,16 +424,19 @@ class Experiment:
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
             again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
-            actions = [Say(f"trial {trial.number} {again}: {_first_line(event.error)}")]
-            return [*actions, *self._wait_again(trial), Release(trial.number)]
+            told = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
+            return [told, *self._wait_again(trial), Release(trial.number)]
         actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
-        if not self._metric_seen and trial.step == 0 and self.counts[TrialState.FAILED] == self._num_ended():
-            actions.append(
-                Abort(
-                    ConfigError(f"no trial has come to its first report; trial {trial.number}: {event.error}")
-                )
-            )
+        if self._is_hopeless():
+            error = f"no trial has come to its first report; trial {trial.number}: {event.error}"
+            actions.append(Abort(ConfigError(error)))
         return actions
+
+    def _is_hopeless(self) -> bool:
+        """Nothing was ever reported, and enough trials have failed."""
+        num_failed = self.counts[TrialState.FAILED]
+        enough = min(NUM_HOPELESS, self.num_expected or NUM_HOPELESS)
+        return not self._metric_seen and num_failed == self._num_ended() and num_failed >= enough
 
     # ------------------------------------------------------------ judgements
 

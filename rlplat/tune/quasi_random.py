@@ -38,12 +38,8 @@ class QuasiRandomSearch:
             name: axis for axis, name in enumerate(n for n in space.domains if n not in space.grid_axes)
         }
         kind = qmc.Sobol if sequence == "sobol" else qmc.Halton
-        self._engine: Any = None
-        if self._axes:
-            self._engine = kind(
-                len(self._axes), scramble=scramble, seed=np.random.default_rng((seed, 0x5EED))
-            )
-        self._position = 0
+        self._engine = kind(len(self._axes), scramble=scramble, seed=np.random.default_rng((seed, _SCRAMBLE)))
+        self._at, self._last = -1, np.empty(0)
 
     def suggest(self, number: int) -> Suggestion | None:
         if number >= self._total:

@@ -11,6 +11,7 @@ together, and their model learns from the trials that had them: a choice's optio
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -70,7 +71,11 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 
 def make_sampler(name: str, options: Mapping[str, Any], num_objectives: int) -> MakeSampler:
-    """name: tpe, gp or nsga2. options: those of Optuna's sampler, checked."""
+    """name: tpe, gp or nsga2. options: those of Optuna's sampler."""
+    if name == "gp":
+        for package in ("torch", "scipy"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtra(package, "torch" if package == "torch" else "tune", "searcher gp")
 
     def make(seed: int) -> BaseSampler:
         with warnings.catch_warnings():
@@ -82,6 +87,10 @@ def make_sampler(name: str, options: Mapping[str, Any], num_objectives: int) -> 
                 return optuna.samplers.GPSampler(seed=seed, **options)
             return optuna.samplers.NSGAIISampler(seed=seed, **options)
 
+    try:
+        make(0)
+    except ValueError as error:
+        raise ConfigError(f"searcher {name}: {error}") from None
     return make
 
 
@@ -240,17 +249,16 @@ def _groups(space: Space, conditional: bool) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool] | None) -> tuple[list[Outcome], int]:
+def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool]) -> tuple[list[Outcome], int]:
     """The trials of an earlier experiment that fit this space: they have all the parameters that each trial has, and
     within their domains. place: the experiment's directory, its study.journal, or postgresql://user@host/database
-    (#name: this study of it only). maximize: None if that does not matter. Returns them, oldest first, and how many
-    had ended in all."""
+    (#name: this study of it only). Returns them, oldest first, and how many had ended in all."""
     outcomes: list[Outcome] = []
     total = 0
     for study in _studies_of(place):
         theirs = [direction.name == "MAXIMIZE" for direction in study.directions]
         signs = [1.0 if up else -1.0 for up in theirs]
-        if maximize is not None and theirs != list(maximize):
+        if theirs != list(maximize):
             raise ConfigError(
                 f"warm_start: '{study.study_name}' in {place} has "
                 f"{' and '.join(direction.name.lower() for direction in study.directions)} for its metric, and this "

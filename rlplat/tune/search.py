@@ -119,8 +119,8 @@ def make_searcher(
     num_samples: int,
     modes: Sequence[str] = ("max",),
 ) -> Suggests:
-    """study: the `Study` whose recorded trials a model learns from; it is asked only with `suggest`, so that None will do
-    to check the settings. modes: "max" or "min" for each objective."""
+    """study: the `Study` whose recorded trials a model learns from; it is asked only by `suggest`, so that None will
+    do to check the settings. modes: "max" or "min" for each objective."""
     settings = settings.checked()
     name, options = settings.name, settings.options
     total = number_of_trials(space, num_samples)

@@ -317,7 +317,10 @@ def endless(config, report):
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     space = {"a": tune.grid([1, 2, 3]), "notes": str(out / "notes"), "gate": str(out / "gate")}
-    analysis = tune.run(endless, space, metric="x", out=out / "e", resume="resume" in sys.argv, max_concurrent=2)
+    try:
+        analysis = tune.run(endless, space, metric="x", out=out / "e", resume="resume" in sys.argv, max_concurrent=2)
+    except KeyboardInterrupt as interrupted:
+        sys.exit(interrupted.exit_code)
     print([trial.step for trial in analysis.trials], [str(trial.state) for trial in analysis.trials])
 """
 
@@ -332,13 +335,14 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.getcwd(), "RLPLAT_NUM_CPUS": "2"},
+            env=os.environ | {"PYTHONPATH": os.getcwd()},
+            start_new_session=True,
         )
 
     process = start()
     try:
         assert soon(lambda: len(lines(tmp_path / "notes")) > 20)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         text, _ = process.communicate(timeout=30)
     finally:
         process.kill()
