@@ -88,6 +88,7 @@ def deaths_at_random(directory: Path, num_deaths: int, seed: int, **orders: Any)
     while trials is None:
         fuse = {"kill_after_s": chance.uniform(0.05, 1.0)} if life.deaths < num_deaths else {}
         trials = life.run(**fuse)
+    assert life.deaths, "it was over before the first death"
     life.check(trials)
     return trials
 
@@ -142,9 +143,9 @@ def test_a_tuner_that_dies_at_any_named_point_runs_every_trial_once(
     "settings",
     [
         {"searcher": "tpe", "num_samples": 14},
-        {"scheduler": {"name": "asha", "grace_period": 1, "reduction_factor": 3, "max_progress": 9}},
+        {"scheduler": {"name": "asha", "reduction_factor": 3, "max_progress": 9}},
         {"scheduler": {"name": "hyperband", "max_progress": 9}},
-        {"scheduler": {"name": "pbt", "perturbation_interval": 3, "hyperparam_mutations": {}}},
+        {"scheduler": {"name": "pbt", "perturbation_period": 3, "mutations": ["alpha"]}},
     ],
     ids=["tpe", "asha", "hyperband", "pbt"],
 )
@@ -159,4 +160,7 @@ def test_searchers_and_trial_schedulers_go_on_where_they_were(
         "step_s": 0.03,
     }
     undisturbed = Life(tmp_path / "undisturbed", **orders).run()
+    assert undisturbed is not None
+    if "scheduler" in settings and settings["scheduler"]["name"] != "pbt":
+        assert {state for _, state, *_ in undisturbed} == {"complete", "stopped"}
     assert deaths_at_random(tmp_path / "disturbed", 3, seed=5, **orders) == undisturbed
