@@ -260,7 +260,7 @@ class Explosive:
 def test_a_trainable_that_cannot_be_loaded_ends_the_experiment(cluster: None, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"(?s)no trial has come to its first report; trial 2: ImportError: there is no such package",
+        match=r"(?s)no trial has come to its first report; trial \d: ImportError: there is no such package",
     ):
         run(Explosive(), {"a": tune.uniform(0, 1)}, tmp_path, num_samples=1000)
 
