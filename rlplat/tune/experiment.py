@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -365,7 +366,8 @@ class Experiment:
             live.pausing = True
             if event.can_save:
                 return [*actions, Save(trial.number)]
-            return actions + self._saved(live, Saved(trial.number, None, trial.step))
+            told = [] if self.interrupted else actions  # without a checkpoint it will be reported again
+            return told + self._saved(live, Saved(trial.number, None, trial.step))
         if isinstance(verdict, Exploit):
             return actions + (self._exploit(trial, verdict, in_its_slot=True) or [Advance(trial.number)])
         is_due = event.can_save and self._is_checkpoint_due(live)
@@ -424,11 +426,11 @@ class Experiment:
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
             again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
-            told = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
-            return [told, *self._wait_again(trial), Release(trial.number)]
+            said = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
+            return [said, *self._wait_again(trial), Release(trial.number)]
         actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
         if self._is_hopeless():
-            error = f"no trial has come to its first report; trial {trial.number}: {event.error}"
+            error = f"no trial has come to its first report; trial {trial.number}: {_shortened(event.error)}"
             actions.append(Abort(ConfigError(error)))
         return actions
 
@@ -523,8 +525,8 @@ class Experiment:
                 if self._metric_seen or self._is_algorithm:
                     return ""
                 return ConfigError(
-                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; reported: "
-                    f"{_listed(metrics)} (one that comes later is reported as None until then)"
+                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; "
+                    f"reported: {_listed(metrics)} (one that comes later is reported as None until then)"
                 )
             value = metrics[name]
             if value is None:
@@ -640,6 +642,17 @@ class Experiment:
 def _schedule(trial: Trial) -> list[Any]:
     """[[progress from which on, params], ...] of the weights that the trial has."""
     return list(trial.notes.get("schedule", [[0.0, trial.params]]))
+
+
+def _shortened(error: str) -> str:
+    """What was raised, and where in the user's code: an error with its traceback in a few lines."""
+    frames = re.findall(r'^ *File "([^"]+)", line (\d+), in (.+)$', error, re.MULTILINE)
+    places = [
+        f"  in {file}:{line}, {name}"
+        for file, line, name in frames
+        if not re.search("/rlplat/(tune|runtime|rl)/", file)
+    ]
+    return "\n".join([_first_line(error), *places[-3:]])
 
 
 def _first_line(text: str) -> str:

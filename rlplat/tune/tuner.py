@@ -127,7 +127,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
-        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
+        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume, say=view.say)
         stack.callback(study.close)
         if "experiment" in study.settings:
             refuse_changes(spec, study.settings["experiment"], directory.storage)
@@ -310,8 +310,8 @@ class Tuner:
         if call.number != number or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
-        text = _remote_text(error)
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
+        text = _remote_text(error) if can_retry else str(cause)
         self._perform(self.experiment.handle(ex.Crashed(number, text, can_retry)))
 
     def _find_silent(self) -> None:
@@ -413,7 +413,10 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 def _remote_text(error: BaseException) -> str:
     """What user code raised, with its traceback; or how the process died."""
     cause = getattr(error, "cause", None)
-    return f"{type(cause).__name__}: {cause}\n{error}" if cause is not None else str(error)
+    if cause is not None:
+        return f"{type(cause).__name__}: {cause}\n{error}"
+    notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where
+    return "\n".join([f"{type(error).__name__}: {error}" if notes else str(error), *notes])
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:

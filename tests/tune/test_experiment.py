@@ -278,6 +278,15 @@ def test_interrupted_trials_are_saved_at_their_next_report_and_wait() -> None:
     assert experiment.is_done
 
 
+def test_an_interrupted_trial_without_a_checkpoint_reports_its_steps_again() -> None:
+    experiment = make(1)
+    trial = begun(experiment)
+    experiment.handle(Interrupted("Ctrl-C"))
+    assert kinds(experiment.handle(Reported(0, {"acc": 0.5}, 1.0, can_save=False))) == [RecordChange, Release]
+    assert (trial.state, trial.step, trial.history) == (TrialState.WAITING, 0, [])
+    assert experiment.is_done
+
+
 def test_an_exploit_copies_records_and_begins_in_that_order() -> None:
     verdict = Exploit(1, {"x": 9}, {"x": 9}, "from 1")
     experiment = make(2, Scripted({(0, 2): verdict}), checkpoint_period=3)
