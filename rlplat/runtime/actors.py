@@ -17,6 +17,7 @@ from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import TaskRecord
 from rlplat.runtime.messages import ActorInfo, Value
 from rlplat.runtime.ownership import Entry
+from rlplat.runtime.placement import capture_of
 from rlplat.runtime.refs import ObjectRef
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Actors:
                 call.deps,
                 options.concurrency_groups,
                 options.exactly_once,
+                capture=capture_of(options),
             )
             record, ref = client._record(message, key, code.name, 1, refs)
             actor_id = record.target = message.actor = f"{client.client_id}:{record.id}"

@@ -55,10 +55,13 @@ class Options:
     """Actors: a call that is repeated after a restart takes effect once (see docs/runtime.md for what that needs)."""
     runtime_env: dict[str, Any] = field(default_factory=dict)
     """`env_vars`, `working_dir`, `py_modules`, `pip` or `uv`: what the process is to find around it."""
-    placement_group: Any = None
-    """A `PlacementGroup` whose reserved resources are used."""
+    placement_group: Any = "default"
+    """A `PlacementGroup` whose reserved resources are used; None: none; "default": that of a parent which captures its
+    children, or none."""
     placement_group_bundle_index: int = -1
     """Which bundle of it; -1: any that has room."""
+    placement_group_capture_child_tasks: bool | None = None
+    """Whether tasks and actors that this one submits run in its group as well; None: as in the parent."""
     scheduling_strategy: Any = None
     """"DEFAULT", "SPREAD", or an object of `placement`: `PlacementGroup...` or `NodeAffinitySchedulingStrategy`."""
 
@@ -83,6 +86,17 @@ class RemoteCode:
 
 class Backend(Protocol):
     client_id: str
+    can_nest: bool
+    """Whether code of this process may open a cluster of its own inside it: that of tasks and actors."""
+
+    @property
+    def outer(self) -> Backend | None:
+        """What this one is nested in: the process's connection again after `shutdown`."""
+        ...
+
+    def nested_opened(self) -> None:
+        """Where `can_nest`: a nested cluster takes over."""
+        ...
 
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
         """What submits a task of this function: called with its arguments, returns its ref or refs."""

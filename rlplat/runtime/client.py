@@ -19,16 +19,16 @@ from rlplat.runtime.actor_calls import ActorCalls
 from rlplat.runtime.actors import Actors
 from rlplat.runtime.api import TERMINATE, ActorHandle
 from rlplat.runtime.awaiting import Awaiting
-from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.backend import Backend, Options, RemoteCode
 from rlplat.runtime.cancelling import Cancels
 from rlplat.runtime.client_envs import ClientEnvs
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
 from rlplat.runtime.messages import PLAIN_CALL, CallOptions, Shape, Value
-from rlplat.runtime.objects import Objects
+from rlplat.runtime.objects import Objects, check_travels
 from rlplat.runtime.ownership import Entry
-from rlplat.runtime.placement import GroupBook, PlacementGroup, group_of, most_leases, shape_of
+from rlplat.runtime.placement import GroupBook, PlacementGroup, capture_of, group_of, most_leases, shape_of
 from rlplat.runtime.rebuilding import Rebuilder
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.retries import (
@@ -50,6 +50,9 @@ Deps = list[tuple[int | str, ObjectRef]]
 
 
 class Client:
+    can_nest = False
+    outer: Backend | None = None
+
     def __init__(self, session: str, client_id: str, *, spin: bool) -> None:
         self.client_id = client_id
         self.gpu_ids: tuple[int, ...] = ()
@@ -116,6 +119,9 @@ class Client:
             self._wait_until(lambda: bool(self._total), 30, "the node's welcome")
         self._loop.start()
 
+    def nested_opened(self) -> None:
+        """Workers override."""
+
     def use_runtime_env(self, env: dict[str, Any], snapshots: str) -> None:
         """What this process runs in, which what it submits inherits."""
         self._envs.own, self._envs.folder = env, snapshots
@@ -125,10 +131,21 @@ class Client:
 
     # ---------------------------------------------------------------- submitting
 
-    def submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options, lane: Lane) -> Any:
+    def submit_task(
+        self,
+        code: RemoteCode,
+        args: tuple,
+        kwargs: dict,
+        options: Options,
+        lane: Lane,
+        capture: messages.Capture | None,
+    ) -> Any:
         key = self._code_key(code)
         name = options.name or code.name
-        message, deps, refs = self._make_call(args, kwargs, name, options.num_returns, key, "")
+        is_full = capture is not None
+        message, deps, refs = self._make_call(args, kwargs, name, options.num_returns, key, "", is_full)
+        if is_full:
+            message.capture = capture
         with self._lock:
             self._check_open()
             record, out = self._record(message, key, name, options.num_returns, refs)
@@ -150,12 +167,13 @@ class Client:
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
         """`submit_task` for one function and its options: small plain arguments take a short way."""
         name, retries = options.name or code.name, options.max_retries
-        lane, key = self._lane(options, name), ""
+        lane, key, capture = self._lane(options, name), "", capture_of(options)
         is_plain = (
             options.num_returns == 1
             and options.timeout_s is None
             and options.retry_exceptions is False
             and options.max_retries != 0  # `retries`, rule 4
+            and capture is None
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._lock, self._objects, self._tasks
         ids, entries, me, drop = objects.ids, objects.book.entries, self.client_id, objects.drop
@@ -165,7 +183,7 @@ class Client:
             nonlocal key
             data = pack(args) if is_plain and not kwargs else None
             if data is None:
-                return self.submit_task(code, args, kwargs, options, lane)
+                return self.submit_task(code, args, kwargs, options, lane, capture)
             key = key or self._code_key(code)
             with lock:
                 if not loop.is_open:
@@ -321,6 +339,7 @@ class Client:
         if code.key is None or code.key not in self._codes:
             codec.dump_code(code)
             assert code.key is not None and code.blob is not None
+            check_travels(code.refs)
             keys = [(ref.owner, ref.id) for ref in code.refs]
             self._codes[code.key] = messages.Code(code.key, code.name, code.blob, keys)
             self._code_refs[code.key] = code.refs

@@ -25,7 +25,7 @@ from typing import Any
 from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec, exactly_once
 from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of
-from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.backend import Backend, Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.inproc_calls import (
     ActorExit,
@@ -43,8 +43,8 @@ from rlplat.runtime.inproc_calls import (
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached
 from rlplat.runtime.inproc_resources import NODE, LocalResources
 from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster, Place
-from rlplat.runtime.placement import PlacementGroup, shape_of
-from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.placement import PlacementGroup, capture_of, captured, shape_of
+from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.resources import machine_resources
 from rlplat.runtime.runtime_env import checked, merged
 
@@ -52,7 +52,9 @@ _ASYNC_CONCURRENCY = 1000
 
 
 class InprocBackend:
-    client_id = "inproc"
+    client_id = INPROC
+    can_nest = False
+    outer: Backend | None = None
 
     def __init__(
         self,
@@ -75,6 +77,9 @@ class InprocBackend:
         self._running: dict[int, asyncio.Task[None]] = {}
         """Calls on the loop, by the id of their first ref."""
         self._is_closed = False
+
+    def nested_opened(self) -> None:
+        raise AssertionError("nothing nests in this backend")
 
     # -- values
 
@@ -124,6 +129,7 @@ class InprocBackend:
 
     def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         what = f"task {options.name or code.name}"
+        options = _in_context(options)
         shape = shape_of(options, 1, self._resources.total, f"task {code.name}")
         self._resources.check(shape, what)
         env = merged(self._runtime_env, options.runtime_env)
@@ -141,6 +147,7 @@ class InprocBackend:
             num_retries=options.max_retries,
             retry_exceptions=options.retry_exceptions,
             runtime_env=env,
+            capture=capture_of(options),
         )
         return self._submit(call)
 
@@ -351,6 +358,7 @@ class InprocBackend:
         what = f"actor {code.name}"
         codec.dump_code(code)
         exactly_once.check(code, options)
+        options = _in_context(options)
         shape = shape_of(options, 0, self._resources.total, what)
         is_async = is_async_class(code.target)
         env = merged(self._runtime_env, options.runtime_env)
@@ -367,7 +375,7 @@ class InprocBackend:
         creation = self._objects.add(codec.pack(None))
         most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
         actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
-        actor.shape, actor.give_back = shape, give_back
+        actor.shape, actor.give_back, actor.capture = shape, give_back, capture_of(options)
         actor.concurrency_groups = dict(options.concurrency_groups)
         make.actor, actor.names = actor, names
         self._actors[actor.id] = actor
@@ -516,6 +524,13 @@ class InprocBackend:
             actor.instance = None
         self._actors.clear()
         self._objects.clear()
+
+
+def _in_context(options: Options) -> Options:
+    """What the running task or actor makes of its children's options: its placement group may capture them."""
+    call = current_call.get()
+    capture = None if call is None else call.capture if call.actor is None else call.actor.capture
+    return options if capture is None else captured(options, capture)
 
 
 def _nothing() -> None:

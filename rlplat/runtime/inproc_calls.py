@@ -24,7 +24,7 @@ from rlplat.errors import Deadlock, RuntimeEnvFailed, RuntimeFault
 from rlplat.runtime import codec
 from rlplat.runtime.codec import ErrorInfo, Packed
 from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached, open_packed
-from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions, Shape
+from rlplat.runtime.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions, Capture, Shape
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.streams import DynamicRefs, ObjectRefGenerator, Stream
 
@@ -60,6 +60,8 @@ class Call:
     group: str = ""
     shape: Shape = field(default_factory=Shape)
     """Tasks: what they are to hold."""
+    capture: Capture | None = None
+    """Tasks: where their children run."""
     out: list[ObjectRef] = field(default_factory=list)
     stream: LocalStream | None = None
     began_at: float = field(default_factory=time.monotonic)
@@ -110,6 +112,8 @@ class LocalActor:
     def __init__(self, id: str, info: ActorInfo, make: Call, max_restarts: int, max_concurrency: int) -> None:
         self.id, self.info, self.make = id, info, make
         self.shape = Shape()
+        self.capture: Capture | None = None
+        """Where what it submits runs."""
         self.give_back: Callable[[], None] = lambda: None
         """Frees its resources."""
         self.incarnation = 1

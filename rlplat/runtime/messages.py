@@ -122,6 +122,15 @@ class Call(Message, tag=3, gc=False):
     args: bytes
 
 
+class Capture(msgspec.Struct, array_like=True, frozen=True):
+    """The placement group in which what a task or an actor submits is to run; the fields of a `PlacementGroup`."""
+
+    id: str
+    bundles: tuple[tuple[tuple[str, float], ...], ...]
+    strategy: str = "PACK"
+    name: str = ""
+
+
 class RunFull(Message, tag=4):
     """Any task (`code` set) or actor call (`code` empty, `name` is the method)."""
 
@@ -142,6 +151,8 @@ class RunFull(Message, tag=4):
     """Exactly-once calls: the caller's number of this call, from 1."""
     answered: int = 0
     """Exactly-once calls: the caller has the results of all calls up to this number."""
+    capture: Capture | None = None
+    """Tasks: where their children run."""
 
 
 class CreateActor(Message, tag=5):
@@ -155,6 +166,7 @@ class CreateActor(Message, tag=5):
     concurrency_groups: dict[str, int] = {}
     exactly_once: bool = False
     incarnation: int = 1
+    capture: Capture | None = None
 
 
 class GiveBack(Message, tag=6):

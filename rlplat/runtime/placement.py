@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.runtime import messages
-from rlplat.runtime.messages import Shape, Value
+from rlplat.runtime.messages import Capture, Shape, Value
 from rlplat.runtime.resources import Resources, check_feasible
 
 if TYPE_CHECKING:
@@ -167,18 +167,11 @@ def nodes() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class PlacementGroupSchedulingStrategy:
-    """`.options(scheduling_strategy=...)`: the same as `placement_group=` and `placement_group_bundle_index=`."""
+    """`.options(scheduling_strategy=...)`: the same as the three `placement_group...=` options."""
 
-    placement_group: PlacementGroup
+    placement_group: PlacementGroup | None
     placement_group_bundle_index: int = -1
     placement_group_capture_child_tasks: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.placement_group_capture_child_tasks:
-            raise ConfigError(
-                "placement_group_capture_child_tasks=True is not supported: pass placement_group="
-                "rlplat.get_current_placement_group() to what the task submits"
-            )
 
 
 @dataclass(frozen=True)
@@ -196,7 +189,7 @@ def shape_of(options: Options, default_cpus: float, total: Resources, who: str, 
     if group is None:
         check_feasible(demand, total, who)
     else:
-        _check_bundle(demand, group, bundle, who)
+        _check_bundle(demand, group, bundle, who, capture_of(options) is not None)
     return Shape(
         tuple(sorted((name, float(amount)) for name, amount in demand.items())),
         options.memory,
@@ -210,13 +203,14 @@ def shape_of(options: Options, default_cpus: float, total: Resources, who: str, 
 
 def _placement(options: Options, who: str) -> tuple[PlacementGroup | None, int, str]:
     """(group, bundle, strategy) that the options ask for."""
+    if isinstance(options.scheduling_strategy, PlacementGroupSchedulingStrategy) and isinstance(
+        options.placement_group, PlacementGroup
+    ):
+        raise ConfigError(f"{who}: give the placement group once, as placement_group= or in the strategy")
+    options = _plain(options)
     wanted: Any = options.scheduling_strategy
     group, bundle = options.placement_group, options.placement_group_bundle_index
-    if isinstance(wanted, PlacementGroupSchedulingStrategy):
-        if group is not None:
-            raise ConfigError(f"{who}: give the placement group once, as placement_group= or in the strategy")
-        group, bundle, wanted = wanted.placement_group, wanted.placement_group_bundle_index, None
-    if group == "default":  # as Ray spells None
+    if group == "default":
         group = None
     if group is not None:
         if not isinstance(group, PlacementGroup):
@@ -245,13 +239,59 @@ def _placement(options: Options, who: str) -> tuple[PlacementGroup | None, int, 
     )
 
 
-def _check_bundle(demand: Resources, group: PlacementGroup, bundle: int, who: str) -> None:
+def _plain(options: Options) -> Options:
+    """A strategy that names a group, as the options that say the same."""
+    wanted = options.scheduling_strategy
+    if not isinstance(wanted, PlacementGroupSchedulingStrategy):
+        return options
+    return replace(
+        options,
+        scheduling_strategy=None,
+        placement_group=wanted.placement_group,
+        placement_group_bundle_index=wanted.placement_group_bundle_index,
+        placement_group_capture_child_tasks=wanted.placement_group_capture_child_tasks,
+    )
+
+
+def captured(options: Options, capture: Capture) -> Options:
+    """The options of a child of what runs in a group that captures its children: what they say themselves wins.
+
+    A strategy of its own ("DEFAULT" among them) or placement_group=None leads out of the group, and from there nothing
+    is captured any more; another group captures on, unless it is told not to.
+    """
+    options = _plain(options)
+    if options.scheduling_strategy is not None or options.placement_group is None:
+        return options
+    if options.placement_group == "default":
+        group = PlacementGroup(capture.id, capture.bundles, capture.strategy, capture.name)
+        options = replace(options, placement_group=group)
+    if options.placement_group_capture_child_tasks is None:
+        options = replace(options, placement_group_capture_child_tasks=True)
+    return options
+
+
+def capture_of(options: Options) -> Capture | None:
+    """Where the children of a task or an actor with these options run, if its group captures them."""
+    plain = _plain(options)
+    group = plain.placement_group
+    if not plain.placement_group_capture_child_tasks or not isinstance(group, PlacementGroup):
+        return None
+    return Capture(group.id, group.bundles, group.strategy, group.name)
+
+
+def _check_bundle(
+    demand: Resources, group: PlacementGroup, bundle: int, who: str, is_capturing: bool
+) -> None:
     specs = group.bundle_specs if bundle < 0 else [group.bundle_specs[bundle]]
     if not any(all(spec.get(name, 0) >= amount - _EPS for name, amount in demand.items()) for spec in specs):
         which = "none of its bundles has" if bundle < 0 else f"its bundle {bundle} has not"
+        way_out = (
+            ". The group captures what its tasks and actors submit: .options(scheduling_strategy='DEFAULT') leads out "
+            "of it"
+        )
         raise InfeasibleResources(
             f"{who} needs {demand} of {group!r}, and {which} that much: lower the demand (a task takes 1 CPU unless "
-            "told otherwise: .options(num_cpus=...)) or make the bundle larger"
+            f"told otherwise: .options(num_cpus=...)) or make the bundle larger{way_out if is_capturing else ''}"
         )
 
 

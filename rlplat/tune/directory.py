@@ -15,8 +15,8 @@ is still going. All but the study is derived from it: a full disk drops lines an
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune.hparams import ExperimentCurves
 from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, replace_file
@@ -42,8 +43,10 @@ class ExperimentDirectory:
         self._say = say
         self._reports = ReportLines(path / "results.jsonl")
         self._rows = TrialRows(path / "results.csv")
-        self._curves = ExperimentCurves(path / "tensorboard", path / "trials", spec.metric, spec.name)
-        self._best: tuple[Trial, Mapping[str, Any] | None] | None = None
+        self._curves = ExperimentCurves(
+            path / "tensorboard", self.trials, spec.metric, spec.name, domains_of(spec)
+        )
+        self._best: tuple[Trial, Mapping[str, Any] | str | None] | None = None
         self.dropped = 0
         """Writes that the disk refused."""
 
@@ -56,7 +59,10 @@ class ExperimentDirectory:
 
         say: for a line of text to the user.
         """
-        if resume and not (path / "experiment.yaml").exists():
+        from rlplat.tune.experiment_file import dump_experiment, refuse_changes
+
+        saved = path / "experiment.yaml"
+        if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:
             raise ConfigError(f"there is no experiment in {path} to go on with: it has no experiment.yaml")
         if not resume:
             refuse_existing(path)
@@ -67,9 +73,14 @@ class ExperimentDirectory:
             raise _cannot_write(path, error) from None
         try:
             fcntl.flock(log_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if saved.exists():
+                refuse_changes(spec, load_yaml(saved).values, str(path))
             (path / "trials").mkdir(exist_ok=True)
-            replace_file(path / "experiment.yaml", describe(spec))
+            replace_file(saved, dump_experiment(spec))
             return cls(path, spec, log_file, say)
+        except ConfigError:
+            log_file.close()
+            raise
         except BlockingIOError:
             log_file.close()
             raise ConfigError(
@@ -80,6 +91,16 @@ class ExperimentDirectory:
             log_file.close()
             raise _cannot_write(path, error) from None
 
+    def __enter__(self) -> ExperimentDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def trials(self) -> Path:
+        return self.path / "trials"
+
     @property
     def storage(self) -> str:
         """Where the study is."""
@@ -87,7 +108,7 @@ class ExperimentDirectory:
 
     def trial_directory(self, number: int) -> Path:
         """`trials/00007/`, made when it is not there."""
-        path = self.path / "trials" / f"{number:05d}"
+        path = self.trials / f"{number:05d}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -122,9 +143,9 @@ class ExperimentDirectory:
         self._try(lambda: self._rows.write(trial))
         self._try(lambda: self._curves.end(trial))
 
-    def best(self, trial: Trial, document: Mapping[str, Any] | None = None) -> None:
-        """A new best trial. document: what `best.yaml` says, for an algorithm what `rlplat train best.yaml` reads;
-        None: the trial's config."""
+    def best(self, trial: Trial, document: Mapping[str, Any] | str | None = None) -> None:
+        """A new best trial. document: what `best.yaml` says (as text: its YAML), for an algorithm what
+        `rlplat train best.yaml` reads; None: the trial's config."""
         self._best = (trial, document)
 
     def flush(self) -> None:
@@ -190,20 +211,47 @@ def refuse_existing(path: Path) -> None:
     raise ConfigError(f"{path} already exists; choose another place: --out DIRECTORY (in Python out=...)")
 
 
+def can_resume(path: Path) -> bool:
+    """Whether there is an experiment, even one that was killed while it began."""
+    return (path / "experiment.yaml").exists() or ((path / "log.txt").exists() and _has_just_begun(path))
+
+
+def take_back(path: Path) -> None:
+    """An experiment was refused before its first report (no such metric, say): remove what it has left, so that the
+    same command can begin it again. What trials wrote of their own stays, and the directory with it."""
+    try:
+        if (path / "results.jsonl").exists() and (path / "results.jsonl").stat().st_size:
+            return
+        for name in ("experiment.yaml", "log.txt", "results.jsonl", "results.csv", "best.yaml"):
+            (path / name).unlink(missing_ok=True)
+        for file in path.glob("study.journal*"):
+            file.unlink()
+        shutil.rmtree(path / "tensorboard", ignore_errors=True)
+        for empty in sorted((path / "trials").glob("**/"), reverse=True):
+            empty.rmdir()
+        path.rmdir()
+    except OSError:
+        pass  # not empty
+
+
+def _has_just_begun(path: Path) -> bool:
+    """Killed before it had written what it is."""
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {"log.txt", "trials"}
+
+
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cannot write to the experiment's directory {path}: {error.strerror or error}")
 
 
-def describe(spec: ExperimentSpec) -> str:
-    """The text of experiment.yaml."""
-    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    fields["trainable"] = spec.trainable if isinstance(spec.trainable, str) else None
-    return yaml.safe_dump(
-        as_json({k: v for k, v in fields.items() if k not in ("out", "origins")}), sort_keys=False
-    )
+def domains_of(spec: ExperimentSpec) -> dict[str, Sequence[Any] | None]:
+    """The values of each parameter where there are finitely many to choose from, else None."""
+    from rlplat.tune.space import Options, Space
+
+    domains = Space.parse(spec.space).domains
+    return {name: domain.labels if isinstance(domain, Options) else None for name, domain in domains.items()}
 
 
-def describe_best(trial: Trial, document: Mapping[str, Any] | None, spec: ExperimentSpec) -> str:
+def describe_best(trial: Trial, document: Mapping[str, Any] | str | None, spec: ExperimentSpec) -> str:
     """The text of best.yaml: what it is in comments, then the config."""
     figures = ", ".join(
         f"{name} {value:g} ({mode})"
@@ -211,5 +259,7 @@ def describe_best(trial: Trial, document: Mapping[str, Any] | None, spec: Experi
     )
     verb = "" if trial.state is TrialState.RUNNING else f", {trial.state}"
     head = f"# the best trial so far of {spec.name}: {trial.number}, {figures} after {trial.step} reports{verb}\n"
+    if isinstance(document, str):
+        return head + document
     content = as_json(trial.config if document is None else document)
     return head + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
@@ -28,8 +29,6 @@ Made = TypeVar("Made")
 
 DEFAULT_METRIC = "episode_return_mean"
 """Of trainables that are algorithms."""
-MAX_TRIALS = 1_000_000
-"""A larger grid is a mistake."""
 NUM_TRIED = 16
 """Configs that an algorithm is shown before anything starts."""
 _RESOURCE_SPELLINGS = {
@@ -95,26 +94,20 @@ class ExperimentSpec:
         """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
         from rlplat.tune.programs import check_trainable
         from rlplat.tune.schedulers.registry import make_scheduler
-        from rlplat.tune.search import make_searcher
+        from rlplat.tune.search import number_of_trials
         from rlplat.tune.space import Space
 
         self._check_numbers()
+        _check_storage(self.storage, self.where("storage"))
         kind = check_trainable(self.trainable)
         spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
         if kind.is_algorithm:
             spec = replace(spec, space=_with_stop(spec.space, spec.stop))
         space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
-        num_trials = space.grid_size * spec.num_samples
-        if num_trials > MAX_TRIALS:
-            times = f" x num_samples {spec.num_samples}" if spec.num_samples > 1 else ""
-            raise ConfigError(
-                f"the grid has {space.grid_size:,} points{times}: {num_trials:,} trials are more than {MAX_TRIALS:,}; "
-                "take fewer values, or choice instead of grid, and num_samples for how many"
-            )
+        number_of_trials(space, spec.num_samples)
         if kind.is_algorithm:
             _try_configs(spec, space)
-        numbers = {"seed": spec.seed, "num_samples": spec.num_samples, "num_objectives": len(spec.metric)}
-        spec.placed("searcher", lambda: make_searcher(spec.searcher, space, None, **numbers))
+        spec.placed("searcher", lambda: _try_searcher(spec, space))
         scheduler = spec.placed("scheduler", lambda: make_scheduler(spec.scheduler, kind.unit, spec.stop))
         if len(spec.metric) > 1 and scheduler.name != "fifo":
             raise ConfigError(
@@ -128,6 +121,15 @@ class ExperimentSpec:
                 "report(..., checkpoint=state) (a function); or take asha or median, which only stop trials"
             )
         return spec
+
+    def sample_config(self) -> dict[str, Any]:
+        """One of the configs that trials may get."""
+        import numpy as np
+
+        from rlplat.tune.space import Space
+
+        rng = np.random.default_rng(self.seed)
+        return Space.parse(self.space).draw(lambda name, domain: domain.sample(rng), rng).config
 
     def placed(self, key: str, make: Callable[[], Made]) -> Made:
         """make(), with the place of `key` in the experiment file before its complaint."""
@@ -208,24 +210,37 @@ class ExperimentSpec:
 
 
 def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec: ExperimentSpec) -> None:
-    """InfeasibleResources where one trial ({"cpu": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
-    has = {name.lower() if name in ("CPU", "GPU") else name: amount for name, amount in cluster.items()}
-    for name, amount in {
-        {"CPU": "cpu", "GPU": "gpu"}.get(key, key): value for key, value in demand.items()
-    }.items():
-        if amount <= has.get(name, 0):
+    """InfeasibleResources where one trial ({"CPU": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
+    for name, amount in demand.items():
+        if amount <= cluster.get(name, 0):
             continue
-        known = ", ".join(f"{key} {value:g}" for key, value in sorted(has.items()) if value)
-        if spec.resources is not None and name in spec.resources:
-            lower = f"lower resources.{name}"
-        elif name == "cpu":
+        ours = name.lower() if name in ("CPU", "GPU") else name
+        known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
+        if ours in (spec.resources or {}):
+            lower = f"lower resources.{ours}"
+        elif name == "CPU":
             lower = "lower config.num_rollout_workers"
         else:
-            lower = f"give resources.{name}, or lower what the config asks for"
-        hint = closest(name, has) if name not in has else ""
+            lower = "lower what the config asks for"
         raise InfeasibleResources(
-            f"one trial needs {name} {amount:g}{spec.where(f'resources.{name}')}, the cluster has "
-            f"{f'{has[name]:g}' if has.get(name) else 'none'} ({known}){hint}; {lower}"
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}"
+            f"{'' if name in cluster else closest(name, cluster)}; {lower}"
+        )
+
+
+def _check_storage(storage: str, where: str) -> None:
+    if not storage:
+        return
+    url = urlsplit(storage)
+    if url.scheme.partition("+")[0] == "sqlite":
+        raise ConfigError(
+            f"storage{where}: SQLite locks up while several processes write; leave storage away for a file in the "
+            "experiment's directory, or take postgresql://user@host/database"
+        )
+    if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
+        raise ConfigError(
+            f"storage{where}: postgresql://user@host/database, or left away for a file in the experiment's directory, "
+            f"not {storage!r}"
         )
 
 
@@ -236,6 +251,21 @@ def _with_stop(space: Mapping[str, Any], stop: Mapping[str, float]) -> Mapping[s
     if "env_steps" not in stop or not isinstance(inner, Mapping) or "env_steps" in inner:
         return space
     return {**space, "stop": {**inner, "env_steps": int(stop["env_steps"])}}
+
+
+def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
+    """Whether there is such a searcher, with such options, for this space; it looks at the study only when it is
+    asked."""
+    from rlplat.tune.search import make_searcher
+
+    make_searcher(
+        spec.searcher,
+        space,
+        None,
+        seed=spec.seed,
+        num_samples=spec.num_samples,
+        modes=spec.mode,
+    )
 
 
 def _try_configs(spec: ExperimentSpec, space: Space) -> None:

@@ -105,10 +105,13 @@ def overview(snapshot: Snapshot) -> str:
 
     num_ended = ended(snapshot)
     form = "[{elapsed}<{remaining}, {rate_fmt}]" if snapshot.num_trials else "[{elapsed}, {rate_fmt}]"
-    meter = tqdm.format_meter(num_ended, snapshot.num_trials, snapshot.wall_s, unit="trial", bar_format=form)
+    meter = tqdm.format_meter(
+        num_ended, snapshot.num_trials or 0, snapshot.wall_s, unit="trial", bar_format=form
+    )
     of = f" of {snapshot.num_trials:,}" if snapshot.num_trials is not None else ""
     in_use, in_all = snapshot.slots
-    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}; slots {in_use} of {in_all}"
+    slots = f"; slots {in_use} of {in_all}" if in_all else ""
+    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}"
 
 
 def ended(snapshot: Snapshot) -> int:

@@ -191,3 +191,109 @@ def test_more_tasks_than_a_bundle_holds_take_turns(cluster: None) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     refs = [where.options(placement_group=group).remote() for _ in range(50)]
     assert {id for id, _, _ in rlplat.get(refs, timeout=30)} == {group.id}
+
+
+# ---------------------------------------------------------------- groups that capture the children of their tasks
+
+
+def capturing(group: Any) -> Any:
+    return rlplat.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+
+
+@rlplat.remote(num_cpus=0)
+def family(depth: int) -> list[Any]:
+    """The groups of this task and of its children, and theirs."""
+    here = rlplat.get_runtime_context().get_placement_group_id()
+    return [here, *(rlplat.get(family.remote(depth - 1)) if depth else [])]
+
+
+@rlplat.remote
+class Parent:
+    """Says where it runs, and where a task and an actor that it submits do."""
+
+    def where(self) -> Any:
+        return rlplat.get_runtime_context().get_placement_group_id()
+
+    def children(self) -> list[Any]:
+        child = Parent.options(num_cpus=1).remote()
+        return [rlplat.get(where.options(num_cpus=0).remote())[0], rlplat.get(child.where.remote())]
+
+    def grandchildren(self) -> list[Any]:
+        child = Parent.remote()
+        return rlplat.get(child.children.remote())  # type: ignore[no-any-return]
+
+    def elsewhere(self, other: Any) -> list[Any]:
+        small = where.options(num_cpus=0)
+        named = rlplat.PlacementGroupSchedulingStrategy(other)
+        ways = [
+            small.options(scheduling_strategy="DEFAULT"),
+            small.options(placement_group=None),
+            small.options(placement_group=other),
+            small.options(scheduling_strategy=named),
+            small.options(placement_group="default"),
+        ]
+        return [group for group, *_ in rlplat.get([way.remote() for way in ways])]
+
+
+def test_children_and_grandchildren_of_a_task_are_captured(backend: str) -> None:
+    group = rlplat.placement_group([{"CPU": 1}])
+    in_it = family.options(scheduling_strategy=capturing(group))
+    assert rlplat.get(in_it.remote(2), timeout=20) == [group.id] * 3
+    # The same remote functions, in the same worker, submitted by a task that is not captured: nothing stays behind.
+    assert rlplat.get(family.remote(2), timeout=20) == [None] * 3
+    not_on = rlplat.PlacementGroupSchedulingStrategy(group)
+    assert rlplat.get(family.options(scheduling_strategy=not_on).remote(1), timeout=20) == [group.id, None]
+    by_option = family.options(placement_group=group, placement_group_capture_child_tasks=True)
+    assert rlplat.get(by_option.remote(1), timeout=20) == [group.id] * 2
+
+
+def test_what_an_actor_submits_is_captured(backend: str) -> None:
+    group = rlplat.placement_group([{"CPU": 1}])
+    actor = Parent.options(num_cpus=0, scheduling_strategy=capturing(group)).remote()
+    assert rlplat.get(actor.where.remote(), timeout=20) == group.id
+    assert rlplat.get(actor.children.remote(), timeout=20) == [group.id] * 2
+    assert rlplat.get(actor.grandchildren.remote(), timeout=20) == [group.id] * 2
+
+
+def test_explicit_options_lead_out_of_the_group(backend: str) -> None:
+    group, other = rlplat.placement_group([{"CPU": 1}]), rlplat.placement_group([{"CPU": 0.5}])
+    rlplat.get([group.ready(), other.ready()], timeout=20)
+    actor = Parent.options(scheduling_strategy=capturing(group)).remote()
+    groups = rlplat.get(actor.elsewhere.remote(other), timeout=20)
+    assert groups == [None, None, other.id, other.id, group.id]
+
+
+def test_a_child_that_the_group_could_never_hold_is_refused_by_name(backend: str) -> None:
+    group = rlplat.placement_group([{"CPU": 1}], name="small")
+
+    def submit(num_cpus: float) -> Any:
+        return rlplat.get(where.options(num_cpus=num_cpus).remote())
+
+    task = rlplat.remote(submit).options(num_cpus=0, scheduling_strategy=capturing(group))
+    assert rlplat.get(task.remote(1), timeout=20)[:2] == (group.id, {"CPU": 1})
+    with pytest.raises(
+        InfeasibleResources, match=r"task where needs \{'CPU': 2\} of PlacementGroup\(small.*leads out"
+    ):
+        rlplat.get(task.remote(2), timeout=20)
+
+
+def test_a_task_that_waits_for_its_captured_child_lends_it_its_cpu(cluster: None) -> None:
+    group = rlplat.placement_group([{"CPU": 1}])
+    task = family.options(num_cpus=1, scheduling_strategy=capturing(group))
+
+    def submit() -> Any:
+        return rlplat.get(where.remote())
+
+    assert rlplat.get(task.remote(0), timeout=20) == [group.id]
+    nested = rlplat.remote(submit).options(scheduling_strategy=capturing(group))
+    assert rlplat.get(nested.remote(), timeout=20)[:2] == (group.id, {"CPU": 1})
+
+
+def test_a_restarted_actor_captures_as_before(cluster: None) -> None:
+    group = rlplat.placement_group([{"CPU": 1}])
+    actor = Parent.options(
+        num_cpus=0, max_restarts=1, max_task_retries=1, scheduling_strategy=capturing(group)
+    ).remote()
+    assert rlplat.get(actor.children.remote(), timeout=20) == [group.id] * 2
+    rlplat.kill(actor, no_restart=False)
+    assert rlplat.get(actor.children.remote(), timeout=20) == [group.id] * 2

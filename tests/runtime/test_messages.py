@@ -33,6 +33,7 @@ _SAMPLES: dict[Any, Any] = {
     dict[str, str]: {"w1": "it was killed"},
     dict[str, int]: {"f": 2},
     Shape: Shape((("CPU", 1.0),), 2**30, "e", "g", 1),
+    messages.Capture | None: messages.Capture("g", ((("CPU", 1.0),),), "PACK", "name"),
     ActorInfo: ActorInfo("Class", {"f": CallOptions(2, "io", 1, 0.5, 8)}, 3, True),
     ActorInfo | None: ActorInfo("Class", {}),
     messages.Code: messages.Code("key", "f", b"code"),

@@ -1,0 +1,138 @@
+"""The median stopping rule (Golovin et al. 2017, "Google Vizier", section 3.2.2).
+
+A trial stops at progress p when its best score so far is strictly below the median, over the other trials that came
+that far, of the averages of their scores up to p. Running and stopped trials count as far as they got, as in Ray
+Tune; the paper counts completed ones only, and so judges nobody before some are complete.
+
+It knows no budget and no ladder: a good choice where curves are noisy and a wrong stop costs more than time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Any
+
+from rlplat.errors import ConfigError
+from rlplat.tune.schedulers import Continue, Due, Stop, Verdict
+from rlplat.tune.schedulers.rungs import at, comparable, is_negated, is_reached, shown
+from rlplat.tune.schedulers.settings import checked_count, checked_number
+from rlplat.tune.trial import Trial
+
+PERIODS = 100
+"""Judgements of a trial where neither `period` nor `unit: step` says how many."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is known of a trial that has not ended."""
+
+    progress: float = 0.0
+    """Of its furthest report; a trial that repeats reports after a crash changes nothing until it is beyond."""
+    num_reports: int = 0
+    last: float = 0.0
+    total: float = 0.0
+    best: float = float("-inf")
+    passed: int = 0
+    """Levels that it came to."""
+    is_new: bool = False
+    """Whether its last report brought it to a level."""
+    average: float = 0.0
+    """... and what was noted there."""
+
+
+class MedianStopping:
+    name = "median"
+    needs_checkpoints = False
+
+    def __init__(
+        self,
+        min_progress: float | None = None,
+        min_trials: int = 5,
+        period: float | None = None,
+        max_progress: float | None = None,
+        unit: str = "step",
+    ) -> None:
+        """min_progress: grace; nobody is judged before; None: one period.
+        min_trials: so many others must have come as far.
+        period: progress between two judgements of a trial; None: 1 in steps, else max_progress / 100.
+        max_progress: where a trial is through; None: where it ends by itself.
+        """
+        self.unit = unit
+        self._last: float | None = None
+        if max_progress is not None:
+            self._last = checked_number(self.name, "max_progress", max_progress, above=0)
+        if period is not None:
+            self._period = checked_number(self.name, "period", period, above=0)
+        elif unit == "step":
+            self._period = 1.0
+        elif self._last is not None:
+            self._period = self._last / PERIODS
+        else:
+            raise ConfigError(
+                f"trial scheduler 'median' needs period or max_progress, in {unit}: how often a trial is judged; write "
+                f"{{name: median, period: ...}} or a stop rule on {unit}"
+            )
+        self._first = self._period
+        if min_progress is not None:
+            self._first = checked_number(self.name, "min_progress", min_progress, at_least=0)
+        self._min_trials = checked_count(self.name, "min_trials", min_trials, at_least=1)
+        self._averages: list[array[float]] = []
+        """By level, ascending: the running average of each trial that came there; 8 bytes each."""
+        self._runs: dict[int, _Run] = {}
+
+    def open(self, seed: int, space: Any) -> None:
+        pass
+
+    def add(self, trial: Trial) -> None:
+        self._runs[trial.number] = _Run()
+
+    def record(self, trial: Trial, progress: float, score: float) -> None:
+        run = self._runs[trial.number]
+        if progress <= run.progress:
+            return
+        score = comparable(score)
+        run.progress = progress
+        run.num_reports += 1
+        run.last = score
+        run.total += score
+        run.best = max(run.best, score)
+        run.is_new = False
+        run.average = run.total / run.num_reports
+        while is_reached(self._first + run.passed * self._period, progress):
+            if run.passed == len(self._averages):
+                self._averages.append(array("d"))
+            # An array is a sequence of floats in order; typeshed's insort wants a MutableSequence and gets one.
+            insort(self._averages[run.passed], run.average)
+            run.passed += 1
+            run.is_new = True
+
+    def judge(self, trial: Trial) -> Verdict:
+        run = self._runs[trial.number]
+        if self._last is not None and is_reached(self._last, run.progress):
+            return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
+        if not run.is_new:
+            return Continue()
+        averages = self._averages[run.passed - 1]
+        num_others = len(averages) - 1
+        if num_others < self._min_trials:
+            return Continue()
+        own = bisect_left(averages, run.average)
+        middle = [averages[i + (i >= own)] for i in ((num_others - 1) // 2, num_others // 2)]
+        median = sum(middle) / 2
+        if run.best >= median:
+            return Continue()
+        numbers = shown(run.best, median, is_negated(trial, run.last))
+        return Stop(
+            f"its best is below the median of {num_others} others' averages {at(run.progress, self.unit)} {numbers}"
+        )
+
+    def end(self, trial: Trial) -> None:
+        del self._runs[trial.number]
+
+    def due(self) -> list[tuple[int, Due]]:
+        return []
+
+    def no_more_trials(self) -> None:
+        pass

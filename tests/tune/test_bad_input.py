@@ -1,0 +1,189 @@
+"""What people get wrong in an experiment: one message that names the thing and the fix, before anything is on the disk
+or runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from rlplat import tune
+from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.tune.search import Searcher
+from rlplat.tune.spec import ExperimentSpec, check_demand
+
+
+def train(config: dict[str, Any], report: Any) -> None:
+    report(accuracy=config["alpha"])
+
+
+def returning(config: dict[str, Any]) -> float:
+    return config["alpha"]
+
+
+class Steps:
+    def __init__(self, config: dict[str, Any]) -> None:
+        pass
+
+    def step(self) -> dict[str, float]:
+        return {"accuracy": 1.0}
+
+
+SPEC = ExperimentSpec(train, {"alpha": tune.uniform(0, 1)}, metric=("accuracy",), name="bad", out=Path("exp"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing that is checked leaves anything behind."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert list(tmp_path.glob("exp*")) + list(tmp_path.glob("runs")) == []
+
+
+def complaint(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        replace(SPEC, **changes).checked()
+    return str(caught.value)
+
+
+def test_what_is_right_is_settled() -> None:
+    spec = SPEC.checked()
+    assert (spec.metric, spec.mode, spec.name, spec.out) == (("accuracy",), ("max",), "bad", Path("exp"))
+    assert spec.checked() == spec
+    spec = replace(SPEC, name="", out=Path()).checked()
+    assert spec.name == "train" and str(spec.out).startswith("runs/train-20")
+    assert replace(SPEC, metric=("a", "b")).checked().mode == ("max", "max")
+
+
+def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -> None:
+    pytest.importorskip("torch")
+    spec = ExperimentSpec("ppo", {"env": "CartPole-v1"}, stop={"env_steps": 5000}).checked()
+    assert spec.metric == ("episode_return_mean",) and spec.name == "ppo"
+    assert spec.space == {"env": "CartPole-v1", "stop": {"env_steps": 5000}}
+    kept = replace(spec, space={"env": "CartPole-v1", "stop": {"env_steps": 7}}).checked()
+    assert kept.space["stop"] == {"env_steps": 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_samples": 0}, "num_samples is a whole number of at least 1, not 0"),
+        ({"num_samples": 2.5}, "num_samples is a whole number of at least 1, not 2.5"),
+        ({"num_samples": True}, "num_samples is a whole number"),
+        ({"max_concurrent": 0}, "max_concurrent is a whole number of at least 1, not 0"),
+        ({"seeds_per_trial": 0}, "seeds_per_trial is a whole number of at least 1"),
+        ({"max_failures": -1}, "max_failures is a whole number of at least 0, not -1"),
+        ({"seed": -1}, "seed is a whole number of at least 0"),
+        ({"max_silence_s": 0}, "max_silence_s is a number of seconds above 0, not 0"),
+        ({"time_budget_s": math.nan}, "time_budget_s is a number of seconds above 0, not nan"),
+        ({"stop": {"accuracy": "high"}}, "stop.accuracy is a number to be reached, not 'high'"),
+        ({"stop": {"accuracy": math.nan}}, "stop.accuracy is a number to be reached, not nan"),
+        ({"resources": {"cpu": -1}}, "resources.cpu is a number of at least 0, not -1"),
+        ({"resources": {"gpu": 1.5}}, "resources.gpu is a share of one GPU or a whole number, not 1.5"),
+        ({"resources": {"num_cpus": 1}}, "unknown resource 'num_cpus'; did you mean 'cpu'?"),
+        ({"resources": {"GPU": 1}}, "unknown resource 'GPU'; did you mean 'gpu'?"),
+        ({"metric": ()}, "which metric is to be the best?"),
+        ({"metric": ("a", "a")}, "metric: 'a' is there twice"),
+        ({"mode": ("maximum",)}, "mode is 'max' or 'min', not 'maximum'"),
+        ({"metric": ("a", "b"), "mode": ("max",)}, "1 mode (max) for 2 metrics (a, b): give one for each"),
+        ({"mode": ("max", "min")}, "2 modes (max, min) for 1 metric (accuracy): give one for each"),
+        ({"name": "a/b"}, "name becomes a directory"),
+        ({"name": ".."}, "name becomes a directory"),
+        ({"space": {"alpha": tune.uniform(1, 1)}}, "'alpha': uniform: the range is empty: low (1) must be below"),
+        ({"space": {"alpha": {"unifrom": [0, 1]}}}, "'alpha': there is no domain 'unifrom'; did you mean 'uniform'?"),
+        ({"space": {"alpha": tune.grid([])}}, "'alpha': grid: there is nothing to choose from"),
+        (
+            {"space": {name: tune.grid(range(100)) for name in "abc"}, "num_samples": 2},
+            "the grid a (100) x b (100) x c (100) has 1,000,000 points; with num_samples=2 there are 2,000,000 trials",
+        ),
+        ({"searcher": Searcher("bayes")}, "no searcher 'bayes'"),
+        ({"searcher": Searcher("tp")}, "did you mean 'tpe'?"),
+        ({"searcher": Searcher("random", {"gamma": 1})}, "searcher random has no option 'gamma'"),
+        ({"scheduler": "ahsa"}, "did you mean 'asha'?"),
+        ({"scheduler": {"max_progress": 3}}, "scheduler has no 'name'"),
+        ({"scheduler": {"name": "fifo", "units": "step"}}, "setting 'units' of trial scheduler 'fifo'; did you mean"),
+        ({"scheduler": tune.FIFO}, "is a class, not an instance of it"),
+        ({"scheduler": 3}, "scheduler must be a name"),
+        ({"trainable": "pp"}, "unknown algorithm 'pp'; did you mean 'ppo'?"),
+        ({"trainable": "./nothing.py:train"}, "there is no file nothing.py"),
+        ({"trainable": "os:nothing"}, "'os' has no 'nothing'"),
+        ({"trainable": 3}, "3"),
+        ({"trainable": lambda: None}, "config"),
+        ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; leave storage away"),
+        ({"storage": "mysql://host/x"}, "postgresql://"),
+        ({"storage": "postgresql://host"}, "postgresql://user@host/database"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_message(changes: dict[str, Any], said: str) -> None:
+    assert said in complaint(**changes)
+
+
+def test_complaints_about_a_file_say_where() -> None:
+    origins = {"scheduler": "exp.yaml:3", "searcher.name": "exp.yaml:4", "searcher": "exp.yaml:4"}
+    origins |= {"config.alpha": "exp.yaml:5", "stop": "exp.yaml:6", "metric": "--set metric", "metric.x": ""}
+    assert complaint(origins=origins, scheduler="ahsa").startswith(
+        "exp.yaml:3: unknown trial scheduler 'ahsa'"
+    )
+    assert complaint(origins=origins, searcher=Searcher("tp")).startswith("exp.yaml:4: no searcher 'tp'")
+    assert "'alpha' in exp.yaml:5: " in complaint(origins=origins, space={"alpha": tune.uniform(2, 1)})
+    assert complaint(origins=origins, stop={"a": "b"}).startswith("stop.a in exp.yaml:6 is a number")
+    assert complaint(origins=origins, metric=("a", "a")).startswith("metric (from --set metric): ")
+
+
+def test_a_scheduler_that_pauses_is_not_for_a_trainable_that_cannot_be_saved() -> None:
+    for trainable in (returning, Steps):
+        said = complaint(trainable=trainable, scheduler={"name": "hyperband", "max_progress": 9})
+        assert "cannot be saved" in said and "take asha or median" in said
+
+
+def test_two_objectives_have_no_single_score_to_judge_by() -> None:
+    said = complaint(metric=("a", "b"), scheduler={"name": "asha", "max_progress": 9})
+    assert "scheduler asha judges by one metric, and there are 2 (a, b)" in said
+
+
+def test_what_cannot_travel_to_another_process_is_named() -> None:
+    lock = Lock()
+
+    def holds_a_lock(config: dict[str, Any], report: Any) -> None:
+        with lock:
+            report(accuracy=1)
+
+    assert "lock" in complaint(trainable=holds_a_lock)
+
+
+def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
+    pytest.importorskip("torch")
+    base = {"env": "CartPole-v1"}
+    origins = {"config.learning_rte": "exp.yaml:7", "config.discount": "exp.yaml:8"}
+    said = complaint(trainable="ppo", origins=origins, space={**base, "learning_rte": tune.uniform(0, 1)})
+    assert "unknown key 'learning_rte' in exp.yaml:7; did you mean 'learning_rate'?" in said
+    said = complaint(trainable="ppo", origins=origins, space={**base, "discount": tune.uniform(0.9, 1.5)})
+    assert "bad value for 'discount' in exp.yaml:8: 1.5" in said or "1.4999" in said
+    assert "'env' is not set" in complaint(trainable="ppo", space={})
+
+
+@pytest.mark.parametrize(
+    ("demand", "changes", "said"),
+    [
+        ({"CPU": 4.0}, {"resources": {"cpu": 4}},
+         "one trial needs cpu 4 in exp.yaml:9, and the whole cluster has CPU 2; lower resources.cpu"),
+        ({"CPU": 3.0}, {}, "one trial needs cpu 3, and the whole cluster has CPU 2; lower config.num_rollout_workers"),
+        ({"GPU": 1.0}, {"resources": {"gpu": 1}}, "needs gpu 1, and the whole cluster has CPU 2; lower resources.gpu"),
+        ({"tpu": 1.0}, {"resources": {"tpu": 1}},
+         "needs tpu 1, and the whole cluster has CPU 2, tpus 4; did you mean 'tpus'?; lower"),
+    ],
+)  # fmt: skip
+def test_a_demand_larger_than_the_cluster_names_what_to_lower(
+    demand: dict[str, float], changes: dict[str, Any], said: str
+) -> None:
+    spec = replace(SPEC, origins={"resources.cpu": "exp.yaml:9"} if changes else {}, **changes)
+    cluster = {"CPU": 2.0, "GPU": 0.0, **({"tpus": 4.0} if "tpu" in demand else {})}
+    check_demand({"CPU": 2.0}, cluster, spec)
+    with pytest.raises(InfeasibleResources) as caught:
+        check_demand(demand, cluster, spec)
+    assert said in str(caught.value)

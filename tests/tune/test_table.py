@@ -1,0 +1,180 @@
+"""What an experiment shows of itself: the live table fits the terminal, plain lines come seldom, silence is silent."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from rlplat.tune.live_table import LiveTable, last_picture, picture
+from rlplat.tune.snapshot import Snapshot
+from rlplat.tune.table import PlainLines, Silent, open_view, params_text, short_names
+from rlplat.tune.trial import Trial, TrialState
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def a_trial(number: int, value: float | None = None, **params: Any) -> Trial:
+    params = params or {
+        "optimizer.learning_rate": 10.0 ** -(number % 5),
+        "optimizer.name": "adam",
+        "layers": [64, 64],
+    }
+    trial = Trial(
+        number=number, config={}, params=params, seed=number, state=TrialState.RUNNING, run_s=number * 7.3
+    )
+    if value is not None:
+        trial.values, trial.step, trial.progress = (value,), number + 1, number + 1
+    return trial
+
+
+def a_snapshot(num_running: int, num_best: int, *, num_trials: int | None = 1000, **params: Any) -> Snapshot:
+    best = [a_trial(1000 + i, 1 - i / 100, **params) for i in range(num_best)]
+    for trial in best:
+        trial.state = TrialState.COMPLETE
+    live = [a_trial(i, 0.1 * i if i % 3 else None, **params) for i in range(num_running)]
+    counts = {TrialState.RUNNING: num_running, TrialState.COMPLETE: num_best}
+    return Snapshot("an-experiment", ("accuracy",), counts, num_trials, live, best, 72.0, (num_running, 4))
+
+
+def lines_of(content: Any, width: int, height: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    console.print(content)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("height", [8, 24, 60])
+@pytest.mark.parametrize("num_running", [0, 3, 100])
+@pytest.mark.parametrize("num_best", [0, 10])
+def test_the_table_fits_the_terminal(width: int, height: int, num_running: int, num_best: int) -> None:
+    lines = lines_of(picture(a_snapshot(num_running, num_best), width, height), width, height)
+    assert len(lines) < height, "the last line is the cursor's"
+    assert max(map(cell_len, lines)) <= width
+    if num_best:
+        assert any("1000" in line for line in lines[3:]), "the best trial is always there"
+    if num_running == 100:
+        hidden = next(index for index, line in enumerate(lines) if "more" in line)
+        first = lines.index("now") + 1 if "now" in lines else hidden
+        assert lines[hidden] == f"… and {100 - (hidden - first)} more"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (70, "trial state accuracy steps time alpha +1"),
+        (40, "trial state accuracy steps alpha"),
+        (22, "trial accuracy alpha"),
+        (16, "trial accuracy"),
+    ],
+)
+def test_what_a_narrow_terminal_shows(width: int, shown: str) -> None:
+    snapshot = Snapshot(
+        "e",
+        ("accuracy",),
+        {},
+        3,
+        [a_trial(i, 0.5, alpha=i, same="y" * 60) for i in range(3)],
+        [],
+        1.0,
+        (3, 4),
+    )
+    assert lines_of(picture(snapshot, width, 24), width, 24)[2].split() == shown.split()
+
+
+def test_long_wide_and_many_parameters_are_cut_to_the_width() -> None:
+    params = {f"group{i}.parameter_{i}": f"{'长' * 30}{i}" for i in range(20)}
+    lines = lines_of(picture(a_snapshot(3, 2, **params), 80, 24), 80, 24)
+    assert max(map(cell_len, lines)) <= 80 and "…" in lines[-1]
+
+
+def test_parameters_that_differ_stay_where_there_is_no_room_for_all() -> None:
+    trials = [
+        a_trial(i, 0.5, constant="x" * 30, **{f"same_{n}": 1.5 for n in range(8)}, alpha=i, beta=-i)
+        for i in range(3)
+    ]
+    snapshot = Snapshot("e", ("accuracy",), {}, 3, trials, [], 1.0, (3, 4))
+    header = next(line for line in lines_of(picture(snapshot, 80, 24), 80, 24) if "accuracy" in line)
+    assert "alpha" in header and "beta" in header and "same_1" not in header and "+9" in header
+
+
+def test_the_last_picture_shows_the_ten_best() -> None:
+    lines = lines_of(last_picture(a_snapshot(0, 10), 120), 120, 24)
+    assert sum("complete" in line for line in lines[3:]) == 10 and "learning_rate" in lines[2]
+
+
+def test_the_live_table_draws_four_times_a_second_and_text_goes_above_it() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = LiveTable(Console(file=stream, force_terminal=True, width=80, height=24), clock)
+    view.show(a_snapshot(2, 1))
+    drawn = len(stream.getvalue())
+    assert drawn and not view.is_due()
+    view.show(a_snapshot(2, 1))
+    assert len(stream.getvalue()) == drawn
+    clock.now_s = 0.26
+    assert view.is_due()
+    view.show(a_snapshot(2, 1))
+    assert len(stream.getvalue()) > drawn
+    view.say("a word with [brackets]")
+    assert "a word with [brackets]" in stream.getvalue()
+    view.close(a_snapshot(0, 3))
+    assert "an-experiment" in stream.getvalue()[drawn:]
+
+
+def test_a_terminal_of_another_size_is_drawn_anew() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = LiveTable(Console(file=stream, force_terminal=True, width=80, height=24), clock)
+    view.show(a_snapshot(2, 1))
+    assert "\x1b[2J" not in stream.getvalue()
+    view.console.width = 60
+    clock.now_s = 1
+    view.show(a_snapshot(2, 1))
+    assert "\x1b[2J" in stream.getvalue() and "learning_rate" in stream.getvalue().rpartition("\x1b[2J")[2]
+    view.close(None)
+
+
+def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = PlainLines(stream, clock)
+    assert isinstance(open_view(stream=stream), PlainLines), "not a terminal"
+    view.show(a_snapshot(2, 1))
+    view.show(a_snapshot(2, 1))
+    clock.now_s = 5
+    view.show(a_snapshot(2, 1))
+    (first,) = stream.getvalue().splitlines()
+    assert first.startswith(
+        "best so far: accuracy 1 after 1001 reports, trial 1000: learning_rate=1, name=adam"
+    )
+    clock.now_s = 10
+    view.show(a_snapshot(2, 1))
+    assert stream.getvalue().splitlines()[1:] == [
+        "trials: 1 of 1,000 [01:12<19:58:48, 72.00s/trial], 2 running, 1 complete; slots 2 of 4"
+    ]
+    view.close(a_snapshot(0, 2))
+    assert stream.getvalue().splitlines()[2].startswith("trials: 2 of 1,000")
+
+
+def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    view = open_view(progress=False)
+    assert isinstance(view, Silent) and not view.is_due()
+    view.show(a_snapshot(1, 1))
+    view.say("x")
+    view.close(None)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_names_are_as_short_as_they_can_be() -> None:
+    assert short_names(["a.lr", "b.lr", "b.c.size"]) == {"a.lr": "a.lr", "b.lr": "b.lr", "b.c.size": "size"}
+    assert (
+        params_text({"a.flag": True, "sizes": [64, 0.25], "none": None})
+        == "flag=true, sizes=[64, 0.25], none=none"
+    )
