@@ -236,7 +236,7 @@ def broken(config: dict[str, Any], report: Any) -> None:
 
 def test_an_experiment_whose_first_trials_all_fail_ends_with_the_error(backend: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"(?s)KeyError: 'learning_rate'.*in broken.*raise KeyError"
+        ConfigError, match=r"(?s)KeyError: 'learning_rate'.*in .*test_tune.py:\d+, broken"
     ) as caught:
         run(broken, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=1000)
     assert len(str(caught.value).splitlines()) < 40
@@ -282,7 +282,7 @@ def test_a_config_that_is_refused_fails_its_trial_at_once(backend: str, tmp_path
 
     analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, max_concurrent=1)
     assert states(analysis) == ["failed", "complete", "complete"] and lines(attempts) == ["1", "2", "3"]
-    assert analysis.trials[0].error.startswith("ConfigError: a = 1 is out of the question")
+    assert analysis.trials[0].error.startswith("a = 1 is out of the question")
 
 
 def test_a_damaged_checkpoint_fails_its_trial_and_no_other(backend: str, tmp_path: Path) -> None:
@@ -300,7 +300,9 @@ def test_a_damaged_checkpoint_fails_its_trial_and_no_other(backend: str, tmp_pat
 
 
 def test_a_state_that_cannot_be_kept_ends_the_experiment(backend: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot checkpoint the state of trial 0: 'state.lock' is a _thread.lock"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot checkpoint the state of trial 0: 'state.lock' is a _thread.lock"
+    ):
         run(
             lambda config, report: report(x=1, checkpoint={"lock": threading.Lock()}),
             {"a": 1},
