@@ -207,7 +207,9 @@ MEASURES = {"rlplat": rlplat_rates, "ray": ray_rates, "optuna": optuna_rates, "f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", nargs="+", choices=("rates", "flat"), default=["rates", "flat"])
     parser.add_argument("--in-process", nargs=3, metavar=("MEASURE", "TRIALS", "DIR"), help=argparse.SUPPRESS)
     add_output_options(parser, ["ray", "optuna"])
@@ -242,7 +244,15 @@ def main() -> None:
 
 def fresh_process(measure: str, num_trials: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "benchmarks.tune", "--in-process", measure, str(num_trials), directory]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.tune",
+            "--in-process",
+            measure,
+            str(num_trials),
+            directory,
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         raise SystemExit(f"{measure} failed:\n{done.stdout}\n{done.stderr}")

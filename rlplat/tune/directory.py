@@ -16,6 +16,7 @@ is still going. All but the study is derived from it: a full disk drops lines an
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune.hparams import ExperimentCurves
 from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, replace_file
@@ -60,7 +62,7 @@ class ExperimentDirectory:
         from rlplat.tune.experiment_file import dump_experiment, refuse_changes
 
         saved = path / "experiment.yaml"
-        if resume and not saved.exists() and not _has_just_begun(path):
+        if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:
             raise ConfigError(f"there is no experiment in {path} to go on with: it has no experiment.yaml")
         if not resume:
             refuse_existing(path)
@@ -72,7 +74,7 @@ class ExperimentDirectory:
         try:
             fcntl.flock(log_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if saved.exists():
-                refuse_changes(spec, saved)
+                refuse_changes(spec, load_yaml(saved).values, str(path))
             (path / "trials").mkdir(exist_ok=True)
             replace_file(saved, dump_experiment(spec))
             return cls(path, spec, log_file, say)
@@ -207,6 +209,29 @@ def refuse_existing(path: Path) -> None:
             "or choose another place: --out DIRECTORY (in Python out=...)"
         )
     raise ConfigError(f"{path} already exists; choose another place: --out DIRECTORY (in Python out=...)")
+
+
+def can_resume(path: Path) -> bool:
+    """Whether there is an experiment, even one that was killed while it began."""
+    return (path / "experiment.yaml").exists() or ((path / "log.txt").exists() and _has_just_begun(path))
+
+
+def take_back(path: Path) -> None:
+    """An experiment was refused before its first report (no such metric, say): remove what it has left, so that the
+    same command can begin it again. What trials wrote of their own stays, and the directory with it."""
+    try:
+        if (path / "results.jsonl").exists() and (path / "results.jsonl").stat().st_size:
+            return
+        for name in ("experiment.yaml", "log.txt", "results.jsonl", "results.csv", "best.yaml"):
+            (path / name).unlink(missing_ok=True)
+        for file in path.glob("study.journal*"):
+            file.unlink()
+        shutil.rmtree(path / "tensorboard", ignore_errors=True)
+        for empty in sorted((path / "trials").glob("**/"), reverse=True):
+            empty.rmdir()
+        path.rmdir()
+    except OSError:
+        pass  # not empty
 
 
 def _has_just_begun(path: Path) -> bool:

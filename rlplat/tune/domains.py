@@ -43,9 +43,18 @@ class Domain:
         """What is wrong with it (`low must be below high`), or the empty string."""
         return ""
 
-    def sample(self, rng: np.random.Generator) -> Any:
-        """A value drawn without knowledge; for options, the label."""
+    @property
+    def text(self) -> str:
+        """As it is written: uniform(0, 1)."""
         raise NotImplementedError
+
+    def at(self, share: float) -> Any:
+        """The value at a share of the domain, 0 <= share < 1: where the share is uniform, the value is drawn without
+        knowledge. For options, the label."""
+        raise NotImplementedError
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        return self.at(float(rng.random()))
 
     def clip(self, value: Any) -> Any:
         """The nearest value that is in the domain; for options, a label that it knows, or a TypeError."""
@@ -91,10 +100,28 @@ class Range(Domain):
             return f"low is {self.low:g}, and only positive numbers have a logarithm"
         return ""
 
-    def sample(self, rng: np.random.Generator) -> float:
+    @property
+    def text(self) -> str:
+        step = "" if self.quantum is None else f", {self.quantum:g}"
+        return f"{type(self).__name__.lower()}({self.low:g}, {self.high:g}{step})"
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Where the first value's share begins and the last one's ends."""
+        return self.low, self.high
+
+    def at(self, share: float) -> float:
+        low, high = self.edges
         if self.is_log:
-            return self.clip(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-        return self.clip(rng.uniform(self.low, self.high))
+            return self.clip(math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
+        return self.clip(low + share * (high - low))
+
+    def share(self, value: Any) -> float:
+        """Where `at` has this value: 0 <= share <= 1."""
+        low, high = self.edges
+        if self.is_log:
+            return (math.log(self.clip(value)) - math.log(low)) / (math.log(high) - math.log(low))
+        return (self.clip(value) - low) / (high - low)
 
     def clip(self, value: Any) -> float:
         if isinstance(value, bool) or not _is_number(value) or math.isnan(value):
@@ -121,7 +148,7 @@ class QUniform(Range):
         """How many there are beyond `low`."""
         return math.floor((self.high - self.low) / self.quantum + 1e-9)
 
-    @property
+    @cached_property
     def top(self) -> float:
         return self.clip(self.high)
 
@@ -134,20 +161,16 @@ class QUniform(Range):
             return f"the step {self.quantum:g} is larger than the range"
         return ""
 
-    def sample(self, rng: np.random.Generator) -> float:
+    @property
+    def edges(self) -> tuple[float, float]:
         half = self.quantum / 2  # each value has its step's share of the range, the ends included
-        if self.is_log:
-            low = max(self.low - half, self.low / 2)
-            return self.clip(math.exp(rng.uniform(math.log(low), math.log(self.high + half))))
-        return self._at(int(rng.integers(self.steps + 1)))
+        return max(self.low - half, self.low / 2) if self.is_log else self.low - half, self.top + half
 
     def clip(self, value: Any) -> float:
         if isinstance(value, bool) or not _is_number(value) or math.isnan(value):
             raise TypeError(f"{value!r} is not a number")
         inside = min(max(float(value), self.low), self.high)
-        return self._at(min(round((inside - self.low) / self.quantum), self.steps))
-
-    def _at(self, step: int) -> float:
+        step = min(round((inside - self.low) / self.quantum), self.steps)
         return float(f"{self.low + step * self.quantum:.12g}")  # 0.3, not 0.30000000000000004
 
 
@@ -173,10 +196,18 @@ class RandInt(Range):
                 return f"{end} is {value:g}, not an integer"
         return ""
 
-    def sample(self, rng: np.random.Generator) -> int:
-        if self.is_log:  # a whole step for each integer: floor of a log-uniform float in [low, high)
-            return self.clip(math.floor(math.exp(rng.uniform(math.log(self.low), math.log(self.high)))))
-        return int(rng.integers(int(self.low), int(self.high)))
+    def at(self, share: float) -> int:
+        low, high = self.edges
+        if self.is_log:  # each integer k has the range [k, k + 1)
+            return self.clip(math.floor(math.exp(math.log(low) + share * (math.log(high) - math.log(low)))))
+        return self.clip(math.floor(low + share * (high - low)))
+
+    def share(self, value: Any) -> float:
+        low, high = self.edges
+        middle = self.clip(value) + 0.5
+        if self.is_log:
+            return (math.log(middle) - math.log(low)) / (math.log(high) - math.log(low))
+        return (middle - low) / (high - low)
 
     def clip(self, value: Any) -> int:
         if isinstance(value, bool) or not _is_number(value) or math.isnan(value):
@@ -196,6 +227,10 @@ class Options(Domain):
     def is_ordered(self) -> bool:
         return all(_is_number(label) and not isinstance(label, bool) for label in self.labels)
 
+    @property
+    def text(self) -> str:
+        return f"{type(self).__name__.lower()}({list(self.labels)})"
+
     @cached_property
     def labels(self) -> tuple[Scalar, ...]:
         """The parameter's value for each option: the option itself, or a text that stands for it."""
@@ -203,29 +238,29 @@ class Options(Domain):
 
     @cached_property
     def index_by_label(self) -> dict[Any, int]:
-        return {_identity(label): index for index, label in enumerate(self.labels)}
+        return {label: index for index, label in enumerate(self.labels)}
 
     def index(self, label: Any) -> int:
         """Which option a parameter's value means. TypeError: none."""
         try:
-            return self.index_by_label[_identity(label)]
+            return self.index_by_label[label]
         except (KeyError, TypeError):
             raise TypeError(f"{label!r} is none of {list(self.labels)}") from None
 
     def problem(self) -> str:
         if not self.options:
             return "there is nothing to choose from: the list is empty"
-        seen: dict[Any, int] = {}
-        for index, label in enumerate(self.labels):
+        seen: set[Scalar] = set()
+        for label in self.labels:
             if isinstance(label, float) and math.isnan(label):
                 return "one of the options is NaN"
-            if _identity(label) in seen:
-                return f"{label!r} is in the list twice"
-            seen[_identity(label)] = index
+            if label in seen:
+                return f"{label!r} is in the list twice (1, 1.0 and true count as one)"
+            seen.add(label)
         return ""
 
-    def sample(self, rng: np.random.Generator) -> Scalar:
-        return self.labels[int(rng.integers(len(self.options)))]
+    def at(self, share: float) -> Scalar:
+        return self.labels[int(share * len(self.labels))]
 
     def clip(self, value: Any) -> Scalar:
         return self.labels[self.index(value)]
@@ -244,6 +279,8 @@ class SampleFrom:
     """Not drawn but computed, after everything else: function(config) or function(config, rng)."""
 
     function: Callable[..., Any]
+
+    text = "sample_from"
 
     def problem(self) -> str:
         return "" if callable(self.function) else f"{self.function!r} cannot be called"
@@ -303,11 +340,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _identity(label: Scalar) -> Any:
-    """1, 1.0 and True are equal in Python; as options they are three."""
-    return (type(label), label)
-
-
 def _labels(options: Sequence[Any]) -> tuple[Scalar, ...]:
     dicts = [option for option in options if isinstance(option, Mapping)]
     telling = _telling_key(dicts)
@@ -323,7 +355,7 @@ def _labels(options: Sequence[Any]) -> tuple[Scalar, ...]:
         else:
             labels.append(_text(option) or f"option {index}")
     # two one-key dicts with the same key, say: numbers keep them apart
-    if len({_identity(label) for label in labels}) < len(labels):
+    if len(set(labels)) < len(labels):
         for index, option in enumerate(options):
             if isinstance(option, Mapping):
                 labels[index] = _text(option) or f"option {index}"

@@ -126,7 +126,7 @@ def experiment_of(layer: Layer) -> ExperimentSpec:
         space=file.config,
         metric=_several_words(file.metric),
         mode=_modes(file.mode),
-        searcher=_searcher(file.searcher, origins),
+        searcher=searcher_of(file.searcher, origins),
         out=Path.cwd() if file.out == "." else Path(file.out),
         origins=origins,
     )
@@ -142,7 +142,7 @@ def dump_experiment(spec: ExperimentSpec) -> str:
         "config": _plain(spec.space),
         "metric": _one_or_list(spec.metric),
         "mode": _one_or_list(spec.mode),
-        "searcher": {"name": spec.searcher.name, **_plain(spec.searcher.options)},
+        "searcher": _searcher_settings(spec.searcher),
         "scheduler": _plain(_named(spec.scheduler)),
         "storage": re.sub(r"(://[^:/@]+):[^@]*@", r"\1@", spec.storage),
     }
@@ -157,15 +157,21 @@ FIXED = ("trainable", "config", "metric", "mode", "stop", "searcher", "scheduler
 """Keys that a resumed experiment must have as it had them: else its trials could not be compared."""
 
 
-def refuse_changes(spec: ExperimentSpec, saved: Path) -> None:
-    """ConfigError where a resumed experiment is not the one that was begun. saved: its experiment.yaml."""
-    before, now = load_yaml(saved).values, parse_yaml(dump_experiment(spec), str(saved)).values
+def settings_of(spec: ExperimentSpec) -> dict[str, Any]:
+    """What `dump_experiment` writes, as plain values."""
+    return parse_yaml(dump_experiment(spec), "").values
+
+
+def refuse_changes(spec: ExperimentSpec, before: Mapping[str, Any], place: str) -> None:
+    """ConfigError where a resumed experiment is not the one that was begun. before: `settings_of` that one, found in
+    `place`."""
+    now = settings_of(spec)
     for key in FIXED:
         if (change := _change(before.get(key), now.get(key), key)) is not None:
-            place, old, new = change
+            which, old, new = change
             raise ConfigError(
-                f"this is not the experiment in {saved.parent}: '{place}' was {old}, and is {new} now"
-                f"{spec.where(place)}; go on with what it was, or begin a new one: --out DIR (in Python out=...)"
+                f"this is not the experiment in {place}: '{which}' was {old}, and is {new} now"
+                f"{spec.where(which)}; go on with what it was, or begin a new one: --out DIR (in Python out=...)"
             )
 
 
@@ -340,17 +346,29 @@ def _name_of(value: Any) -> Any:
     return value.get("name") if isinstance(value, dict) else None
 
 
-def _searcher(value: str | dict[str, Any], origins: Mapping[str, str]) -> Searcher:
+def searcher_of(
+    value: str | Mapping[str, Any] | Searcher, origins: Mapping[str, str] | None = None
+) -> Searcher:
+    """From a name, or a name with options. origins: where the file says what."""
+    if isinstance(value, Searcher):
+        return value
     if isinstance(value, str):
         return Searcher(value)
     options = dict(value)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        at = origins.get("searcher", "")
+        at = (origins or {}).get("searcher", "")
         raise ConfigError(
             f"'searcher'{f' in {at}' if at else ''} has no name: searcher: {{name: tpe, n_startup_trials: 5}}"
         )
     return Searcher(name, options)
+
+
+def _searcher_settings(searcher: Searcher) -> dict[str, Any]:
+    """One mapping, as it is written in a file: the name, the sampler's options, and what every searcher may be told."""
+    settings = {item.name: getattr(searcher, item.name) for item in fields(searcher)}
+    options = settings.pop("options")
+    return {key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])}
 
 
 def _home_of(trainable: Any) -> str:

@@ -2,15 +2,18 @@
 
     journal = Journal(path)                  # ConfigError while another process has it open
     journal.append({"op_code": 4, ...})      # in memory
-    journal.sync()                           # in the file, and the file on the disk
+    journal.sync()                           # in the file; on the disk within 50 ms
+    journal.sync(wait=True)                  # on the disk
 
 The lines are those of Optuna's `JournalFileBackend`, so `optuna-dashboard EXP/study.journal` and
 `optuna.load_study(storage=JournalStorage(JournalFileBackend(path)), ...)` read it, also while it is written: only whole
 lines are ever appended. What differs is the price: Optuna takes a lock file and waits for the disk with every line,
-because anybody may write; here a lock is held as long as the journal is open, and one wait covers a turn's lines.
+because anybody may write; here a lock is held as long as the journal is open, and a thread waits for the disk.
 
-What `sync` has confirmed survives kill -9 and the loss of power. A last line that was not written whole is cut off when
-the journal is opened again; a full disk takes back the half that it took, and the lines wait for the next `sync`.
+What `sync` has confirmed survives kill -9 of this process at once, and the loss of power after 50 ms (`wait=True`: at
+once; for when something is about to be deleted that the disk may still name). A last line that was not written whole is
+cut off when the journal is opened again; a full disk takes back the half that it took, and the lines wait for the next
+`sync`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,18 +34,54 @@ from rlplat.errors import ConfigError
 
 _LOCK_GRACE_S = 2.0
 """How long a writer that was just killed may take to vanish."""
-_MAX_WAITING_BYTES = 1 << 20
-"""Lines beyond this are written (not synced) before the turn is over."""
+_DISK_PERIOD_S = 0.05
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Journal(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
-    """Also a backend for Optuna's `JournalStorage`, for the samplers of this process."""
+class JournalReader(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
+    """Takes no lock: reads a journal also while another process writes it."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError: another process has it open, it cannot be written, or it is damaged before its end."""
         self.path = path
+        self._next_log, self._next_offset = 0, 0
+        """Where `read_logs` goes on: the storage asks for what follows what it has had."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        raise PermissionError(f"{self.path} is only read here")
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """The logs from this number on. ConfigError names a damaged line."""
+        number, offset = self._next_log, self._next_offset
+        if log_number_from < number:
+            number, offset = 0, 0
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # somebody is writing it
+                try:
+                    log = json.loads(line)
+                    is_damaged = not isinstance(log, dict) or "op_code" not in log
+                except ValueError:
+                    is_damaged = True
+                if is_damaged:
+                    raise ConfigError(
+                        f"{self.path} is damaged in line {number + 1} (at byte {offset}): {line[:60]!r}; "
+                        "restore the file from a copy, or start a new experiment with --out"
+                    )
+                number, offset = number + 1, offset + len(line)
+                self._next_log, self._next_offset = number, offset
+                if number > log_number_from:
+                    yield log
+
+
+class Journal(JournalReader):
+    """The writer; also a backend for Optuna's `JournalStorage`, for the samplers of this process."""
+
+    def __init__(self, path: Path) -> None:
+        """ConfigError: another process has it open, or it cannot be written."""
+        super().__init__(path)
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -53,10 +93,7 @@ class Journal(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
             os.close(self._descriptor)
             raise
         self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._is_synced = True
-        self._next_log, self._next_offset = 0, 0
-        """Where `read_logs` goes on: the reader asks for what follows what it has had."""
+        self._disk = _Disk(self._descriptor)
 
     @property
     def is_empty(self) -> bool:
@@ -64,12 +101,7 @@ class Journal(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
 
     def append(self, log: dict[str, Any]) -> None:
         """One line; TypeError when something in it is not JSON, and then there is no line."""
-        line = _encode(log).encode() + b"\n"
-        self._waiting.append(line)
-        self._waiting_bytes += len(line)
-        self._is_synced = False
-        if self._waiting_bytes > _MAX_WAITING_BYTES:
-            self.flush()
+        self._waiting.append(_encode(log).encode() + b"\n")
 
     def flush(self) -> None:
         """Into the file, where others can read it. OSError: the disk is full, say, and nothing of it is in the file."""
@@ -87,64 +119,37 @@ class Journal(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
             os.ftruncate(self._descriptor, size)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._waiting.clear()
-        self._waiting_bytes = 0
 
-    def sync(self) -> None:
-        """On the disk. OSError as in `flush`; FileNotFoundError when somebody has removed the file."""
-        if self._is_synced:
-            return
-        self.flush()
-        mine = os.fstat(self._descriptor)
-        if mine.st_nlink == 0:
-            raise FileNotFoundError(
-                errno.ENOENT, "was removed while the experiment was going", str(self.path)
-            )
-        os.fdatasync(self._descriptor)
-        self._is_synced = True
+    def sync(self, wait: bool = False) -> None:
+        """What was appended survives this process; wait: and the machine. OSError as in `flush`; ConfigError when
+        somebody has removed the file."""
+        if self._waiting:
+            self.flush()
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise ConfigError(f"{self.path} was removed while the experiment was going, and so it ends")
+            self._disk.is_behind.set()
+        if wait:
+            os.fdatasync(self._descriptor)
+        elif self._disk.error is not None:
+            raise OSError(self._disk.error.errno, self._disk.error.strerror, str(self.path))
 
     def close(self) -> None:
         """Sync and let go of the lock; the lock goes even if the disk refuses."""
         try:
-            self.sync()
+            self.sync(wait=True)
         finally:
+            self._disk.close()
             os.close(self._descriptor)
-
-    # ------------------------------------------------------------------------------ the side of Optuna's storage
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         for log in logs:
             self.append(log)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """The logs from this number on, those in memory included. ConfigError names a damaged line."""
+        """Also those that are in memory still."""
         self.flush()
-        number, offset = self._next_log, self._next_offset
-        if log_number_from < number:
-            number, offset = 0, 0
-        end = os.fstat(self._descriptor).st_size
-        if offset == end:
-            return
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # somebody else is writing it
-                try:
-                    log = json.loads(line)
-                    damaged = not isinstance(log, dict) or "op_code" not in log
-                except ValueError:
-                    damaged = True
-                if damaged:
-                    raise ConfigError(
-                        f"{self.path} is damaged in line {number + 1} (at byte {offset}): {line[:60]!r}; "
-                        "restore the file from a copy, or start a new experiment with --out"
-                    )
-                number, offset = number + 1, offset + len(line)
-                self._next_log, self._next_offset = number, offset
-                if number > log_number_from:
-                    yield log
-
-    # ------------------------------------------------------------------------------------------------------------
+        if os.fstat(self._descriptor).st_size > self._next_offset or log_number_from < self._next_log:
+            yield from super().read_logs(log_number_from)
 
     def _lock(self) -> None:
         deadline = time.monotonic() + _LOCK_GRACE_S
@@ -173,6 +178,32 @@ class Journal(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
             end = start
         if end < size:
             os.ftruncate(self._descriptor, end)
+
+
+class _Disk:
+    """A thread that has the disk take what is in the file, at most every `_DISK_PERIOD_S`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.is_behind = threading.Event()
+        self.error: OSError | None = None
+        self._descriptor = descriptor
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_closed.wait(_DISK_PERIOD_S):
+            self.is_behind.wait()
+            self.is_behind.clear()
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self.is_behind.set()
+        self._thread.join()
 
 
 def _holder_of(descriptor: int) -> int | None:

@@ -14,7 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from rlplat.errors import ConfigError
-from rlplat.tune.journal import Journal
+from rlplat.tune.journal import Journal, JournalReader
 
 # The op codes of the lines (optuna.storages.journal._storage.JournalOperation): a file format, so they do not change.
 _CREATE_STUDY = 0
@@ -36,12 +36,17 @@ class JournalWriter:
         try:
             if self.is_new:
                 self._study_attrs: dict[str, Any] = {}
+                self.directions = list(directions)
                 wanted = [
                     StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
                 ]
                 self._write(_CREATE_STUDY, study_name=name, directions=[int(way) for way in wanted])
             else:
-                self._study_attrs = dict(self._study_of(JournalStorage(self._journal)).user_attrs)
+                study = _study_in(self._journal, name)
+                self._study_attrs = dict(study.user_attrs)
+                self.directions = [
+                    "max" if way is StudyDirection.MAXIMIZE else "min" for way in study.directions
+                ]
         except BaseException:
             self._journal.close()
             raise
@@ -90,15 +95,15 @@ class JournalWriter:
         return dict(self._study_attrs)
 
     def load_trials(self) -> list[FrozenTrial]:
-        return self._study_of(JournalStorage(self._journal)).get_trials(deepcopy=False)
+        return _study_in(self._journal, self._name).get_trials(deepcopy=False)
 
     def optuna_study(self) -> optuna.Study:
         if self._view is None:
-            self._view = self._study_of(JournalStorage(self._journal))
+            self._view = _study_in(self._journal, self._name)
         return self._view
 
-    def sync(self) -> None:
-        self._journal.sync()
+    def sync(self, wait: bool = False) -> None:
+        self._journal.sync(wait)
 
     def close(self) -> None:
         self._journal.close()
@@ -106,14 +111,21 @@ class JournalWriter:
     def _write(self, op_code: int, **fields: Any) -> None:
         self._journal.append({"op_code": op_code, "worker_id": self._writer_id, **fields})
 
-    def _study_of(self, storage: JournalStorage) -> optuna.Study:
-        names = [study.study_name for study in storage.get_all_studies()]
-        if names != [self._name]:
-            raise ConfigError(
-                f"{self._journal.path} holds the experiment {', '.join(map(repr, names)) or 'of nobody'}, "
-                f"not {self._name!r}"
-            )
-        return optuna.load_study(study_name=self._name, storage=storage)
+
+def read_journal(path: Path, name: str | None) -> optuna.Study:
+    """The study in a journal that somebody may be writing; name None: the only one. ConfigError: it is not there."""
+    if not path.exists():
+        raise ConfigError(f"there is no {path}")
+    return _study_in(JournalReader(path), name)
+
+
+def _study_in(journal: JournalReader, name: str | None) -> optuna.Study:
+    storage = JournalStorage(journal)
+    names = [study.study_name for study in storage.get_all_studies()]
+    if name not in names and (name is not None or len(names) != 1):
+        held = f"holds the experiment {', '.join(map(repr, names))}" if names else "is empty"
+        raise ConfigError(f"{journal.path} {held}" + (f", not {name!r}" if name is not None else ""))
+    return optuna.load_study(study_name=name or names[0], storage=storage)
 
 
 def _now() -> str:

@@ -44,8 +44,8 @@ class LiveTable:
         self._clock = clock
         self._next_s = clock()
         self.console = console
-        self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
-        self._live.start()
+        self._size = console.size
+        self._live = self._started()
 
     def is_due(self) -> bool:
         return self._clock() >= self._next_s
@@ -69,8 +69,20 @@ class LiveTable:
         except (OSError, ValueError, RuntimeError):
             pass
 
+    def _started(self) -> Live:
+        live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
+        live.start()
+        return live
+
     def _draw(self, content: RenderableType) -> None:
         try:
+            if (
+                self.console.size != self._size
+            ):  # the terminal has folded the lines: nobody knows where they are
+                self._size = self.console.size
+                self._live.stop()
+                self.console.clear()
+                self._live = self._started()
             self._live.update(content, refresh=True)
         except (OSError, ValueError, RuntimeError):
             pass
@@ -106,13 +118,15 @@ def last_picture(snapshot: Snapshot, width: int) -> RenderableType:
 def _head(snapshot: Snapshot, width: int) -> list[Text]:
     from tqdm import tqdm
 
-    name = snapshot.name if cell_len(snapshot.name) <= width // 3 else snapshot.name[: width // 3 - 1] + "…"
+    name = snapshot.name if width >= 60 else ""
+    if cell_len(name) > width // 3:
+        name = set_cell_size(name, width // 3 - 1) + "…"
     bar = tqdm.format_meter(
         ended(snapshot), snapshot.num_trials or 0, snapshot.wall_s, ncols=width, prefix=name, unit="trial"
     )
     in_use, in_all = snapshot.slots
-    counts = f"{counts_text(snapshot)}; slots {in_use} of {in_all}"
-    return [_line(bar, width), _line(counts, width)]
+    slots = f"; slots {in_use} of {in_all}" if in_all else ""
+    return [_line(bar, width), _line(counts_text(snapshot) + slots, width)]
 
 
 def table(rows: Sequence[Trial | str], metric: tuple[str, ...], width: int) -> list[Text]:
@@ -176,31 +190,42 @@ def _parameters(trials: Sequence[Trial]) -> list[_Column]:
     return columns
 
 
+_LESS_NEEDED = ("time", "progress", "state", "steps")
+
+
 def _fitting(fixed: list[_Column], parameters: list[_Column], width: int) -> list[_Column]:
-    """Drop parameters that are the same in every row, then narrow the widest, then drop the last ones; an own column
-    says how many are missing."""
-
-    def total(columns: list[_Column]) -> int:
-        return sum(column.width + 2 for column in columns) - 2
-
-    kept = list(parameters)
-    if total([*fixed, *kept]) > width:
-        kept = [column for column in kept if column.varies] or kept[:1]
-    while total([*fixed, *kept]) > width and kept:
-        widest = max(kept, key=lambda column: column.width)
-        if widest.width > _SHORTEST_CELL:
-            widest.width -= 1
-        elif len(kept) > 0:
-            kept.pop()
-    if (num_missing := len(parameters) - len(kept)) and kept:
+    """What fits. On a narrow terminal parameters that are the same in every row go, the widest get narrower, the last
+    ones go; before the first one would go, so do columns that are needed less. `+3`: parameters that are missing."""
+    for num_without in range(len(_LESS_NEEDED) + 1):
+        columns = [column for column in fixed if column.name not in _LESS_NEEDED[:num_without]]
+        kept = _squeezed(parameters, width - _total(columns) - 2)
+        if _total(columns) <= width and (kept or not parameters):
+            break
+    if num_missing := len(parameters) - len(kept):
         more = _Column(f"+{num_missing}", [""] * len(fixed[0].cells), False)
-        if total([*fixed, *kept, more]) <= width:
+        if _total([*columns, *kept, more]) <= width:
             kept.append(more)
-    columns = [*fixed, *kept]
-    for name in ("state", "time", "steps", "progress"):  # a very narrow terminal: trial and metric stay
-        if total(columns) > width:
-            columns = [column for column in columns if column.name != name]
-    return columns
+    return [*columns, *kept]
+
+
+def _squeezed(parameters: list[_Column], width: int) -> list[_Column]:
+    kept = list(parameters)
+    if _total(kept) > width:
+        kept = [column for column in kept if column.varies] or kept[:1]
+    widths = [column.width for column in kept]
+    while kept and sum(widths) + 2 * len(widths) - 2 > width:
+        if (most := max(widths)) > _SHORTEST_CELL:
+            widths[widths.index(most)] -= 1
+        else:
+            widths.pop()
+            kept.pop()
+    for column, narrower in zip(kept, widths, strict=True):
+        column.width = narrower
+    return kept
+
+
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(column.width + 2 for column in columns) - 2
 
 
 def _joined(cells: Sequence[str], width: int) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Metrics = dict[str, float | int | str | bool]
+Metrics = dict[str, float | int | str | bool | None]
 
 
 def plain_metrics(reported: Any, metric: str) -> Metrics:
     """A report as it is recorded.
 
     reported: a mapping, maybe nested ({"eval": {"return": 1.0}} becomes "eval/return"), or a number, which stands for
-    the experiment's metric. Numpy scalars and tensors with one value become plain numbers; NaN stays NaN. TypeError for
-    anything else, ValueError for an empty report.
+    the experiment's metric. Numpy scalars and tensors with one value become plain numbers; NaN stays NaN, and None (not
+    known at this report) None. TypeError for anything else, ValueError for an empty report.
     """
     if not isinstance(reported, Mapping):
         reported = {metric: reported}
@@ -28,7 +28,7 @@ def _flatten(reported: Mapping[Any, Any], prefix: str, metrics: Metrics) -> None
     for name, value in reported.items():
         if type(name) is not str or not name:
             raise TypeError(f"a metric's name is a text, not {name!r}")
-        if type(value) in (float, int, bool, str):
+        if value is None or type(value) in (float, int, bool, str):
             metrics[prefix + name] = value
         elif isinstance(value, Mapping):
             _flatten(value, f"{prefix}{name}/", metrics)
@@ -63,8 +63,6 @@ def _num_values(value: Any) -> int:
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
     shape = getattr(value, "shape", None)
     kind = f"a {type(value).__name__}"
     return f"{kind} of shape {tuple(shape)}" if shape is not None else kind

@@ -54,14 +54,15 @@ class SeveralSeeds:
             raise CheckpointError(
                 f"trial {self._context.number} cannot be saved: not every seed brought a checkpoint"
             )
-        names: list[str] = []
 
-        def save_each(beside: Path) -> None:
-            for index, seed in enumerate(self._seeds):
-                names.append("" if seed.has_ended else seed.program.save_to(beside / f"seed_{index}"))
+        def save_each(beside: Path) -> dict[str, Any]:
+            names = [
+                "" if seed.has_ended else seed.program.save_to(beside / f"seed_{index}")
+                for index, seed in enumerate(self._seeds)
+            ]
+            return {"names": names, "last": [seed.last for seed in self._seeds]}
 
-        state = {"names": names, "last": [seed.last for seed in self._seeds]}
-        return self._checkpoints.save(directory, state, self._step, save_each)
+        return self._checkpoints.save(directory, save_each, self._step)
 
     def load_from(self, path: Path) -> None:
         state, self._step = self._checkpoints.load(path, self._context.directory / "restored")
@@ -138,7 +139,10 @@ def means(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the numbers, over those that report them; of texts the first."""
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for report in reports for name in report):
-        values = [report[name] for report in reports if name in report]
+        values = [value for report in reports if (value := report.get(name)) is not None]
+        if not values:
+            merged[name] = None
+            continue
         if any(isinstance(value, str) for value in values):
             merged[name] = values[0]
             continue

@@ -20,32 +20,20 @@ by the option too: `optimizer[sgd].learning_rate`, `optimizer[adam].learning_rat
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.tune.domains import (
     Choice,
     Domain,
     Grid,
-    LogRandInt,
-    LogUniform,
     Options,
-    QLogUniform,
-    QUniform,
-    RandInt,
     Range,
     SampleFrom,
-    Uniform,
     choice,
     grid,
     lograndint,
@@ -56,6 +44,8 @@ from rlplat.tune.domains import (
     sample_from,
     uniform,
 )
+from rlplat.tune.space_parser import Parser, Where, as_yaml, is_domain
+from rlplat.tune.space_tree import Choose, DictNode, Work, compute
 
 __all__ = [
     "Choice",
@@ -79,21 +69,6 @@ __all__ = [
     "uniform",
 ]
 
-Choose = Callable[[str, Domain], Any]
-Where = Callable[[tuple[str, ...]], str]
-
-_RANGES: dict[str, type[Range]] = {
-    "uniform": Uniform,
-    "loguniform": LogUniform,
-    "quniform": QUniform,
-    "qloguniform": QLogUniform,
-    "randint": RandInt,
-    "lograndint": LogRandInt,
-}
-_OPTIONS: dict[str, type[Options]] = {"choice": Choice, "grid": Grid}
-_NAMES = [*_RANGES, *_OPTIONS, "sample_from"]
-_NAMES_ELSEWHERE = {"grid_search": "grid", "categorical": "choice", "qrandint": "randint", "range": "randint"}
-
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -101,13 +76,8 @@ class Suggestion:
     """Complete: constants, drawn values, what `sample_from` computed."""
     params: dict[str, Any]
     """What was drawn, by dotted name: scalars; for an option that is a list or a dict, its label."""
-
-
-def is_domain(value: Any) -> bool:
-    """Whether it is one thing, drawn or computed: a domain, or `{uniform: [0, 1]}`."""
-    if isinstance(value, Mapping):
-        return len(value) == 1 and next(iter(value)) in (*_NAMES, "constant")
-    return isinstance(value, Domain | SampleFrom)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """JSON that the searcher wants back with the recorded trial, in `Trial.notes["searcher"]`."""
 
 
 class Space:
@@ -116,9 +86,9 @@ class Space:
     grid_size: int
     """How many points the grids have together; 1 where there is none."""
 
-    def __init__(self, root: _Dict, domains: dict[str, Domain]) -> None:
+    def __init__(self, root: DictNode) -> None:
         self._root = root
-        self.domains = domains
+        self.domains = {draw.name: draw.domain for draw in root.draws()}
         self.grid_size = root.grid_size
 
     @staticmethod
@@ -127,12 +97,16 @@ class Space:
 
         One ConfigError names everything that is wrong.
         """
-        return _Parser(where or (lambda path: "")).parse(config)
+        return Space(Parser(where or (lambda path: "")).parse(config))
 
     @property
-    def is_conditional(self) -> bool:
-        """Whether some parameters are drawn in some trials only."""
-        return any(draw.conditions for draw in self._root.draws())
+    def conditions(self) -> dict[str, tuple[Any, ...]]:
+        """For each parameter what must have been drawn before; equal for those that are always drawn together, and
+        empty for those that are in every trial."""
+        conditions: dict[str, tuple[Any, ...]] = {}
+        for draw in self._root.draws():  # a name may stand in several options, with the same domain
+            conditions[draw.name] = (*conditions.get(draw.name, ()), *draw.conditions)
+        return conditions
 
     @property
     def grid_axes(self) -> dict[str, int]:
@@ -151,10 +125,10 @@ class Space:
 
     def draw(self, choose: Choose, rng: np.random.Generator | None = None) -> Suggestion:
         """A config: `choose(name, domain)` gives each parameter that is needed its value. rng: for `sample_from`."""
-        work = _Work(choose)
+        work = Work(choose)
         config = self._root.build(work)
         for place, key, name, function in work.computed:
-            place[key] = _computed(name, function, config, rng)
+            place[key] = compute(name, function, config, rng)
         return Suggestion(config, work.params)
 
     def build(self, params: Mapping[str, Any], rng: np.random.Generator | None = None) -> Suggestion:
@@ -170,372 +144,3 @@ class Space:
                 raise ConfigError(f"parameter '{name}': {error}") from None
 
         return self.draw(given, rng)
-
-
-@dataclass
-class _Work:
-    """One config being made."""
-
-    choose: Choose
-    params: dict[str, Any] = field(default_factory=dict)
-    computed: list[tuple[Any, Any, str, Callable[..., Any]]] = field(default_factory=list)
-    """(dict or list, key, name, function) of each `sample_from`, in their order."""
-
-
-class _Node:
-    """A place in the space. Constants, dicts and lists with domains in them, draws, and `sample_from`."""
-
-    grid_size = 1
-
-    def build(self, work: _Work) -> Any:
-        raise NotImplementedError
-
-    def decode(self, index: int, point: dict[str, Any]) -> None:
-        """Put the values of the grids at point `index` of this place's own grid into `point`."""
-
-    def draws(self) -> list[_Draw]:
-        return []
-
-
-class _Constant(_Node):
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self._is_scalar = not isinstance(value, dict | list)
-
-    def build(self, work: _Work) -> Any:
-        return self.value if self._is_scalar else copy.deepcopy(self.value)
-
-
-class _Computed(_Node):
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self.name, self.function = name, function
-
-    def build(self, work: _Work) -> Any:
-        raise AssertionError("its dict or list leaves it for the end")
-
-
-class _Dict(_Node):
-    def __init__(self, children: dict[Any, _Node]) -> None:
-        self.children = children
-        self.grid_size = math.prod(child.grid_size for child in children.values())
-
-    def build(self, work: _Work) -> dict[str, Any]:
-        built: dict[str, Any] = {}
-        for key, child in self.children.items():
-            if isinstance(
-                child, _Computed
-            ):  # absent until it is computed: who reads it too early gets a KeyError
-                work.computed.append((built, key, child.name, child.function))
-            else:
-                built[key] = child.build(work)
-        return built
-
-    def decode(self, index: int, point: dict[str, Any]) -> None:
-        for child in reversed(self.children.values()):
-            if child.grid_size > 1:
-                index, own = divmod(index, child.grid_size)
-            else:
-                own = 0
-            child.decode(own, point)
-
-    def draws(self) -> list[_Draw]:
-        return [draw for child in self.children.values() for draw in child.draws()]
-
-
-class _List(_Dict):
-    def build(self, work: _Work) -> Any:
-        built: list[Any] = [None] * len(self.children)
-        for index, child in self.children.items():
-            if isinstance(child, _Computed):
-                work.computed.append((built, index, child.name, child.function))
-            else:
-                built[index] = child.build(work)
-        return built
-
-
-class _Draw(_Node):
-    """A parameter, and for options what each of them is."""
-
-    def __init__(self, path: str, conditions: tuple[tuple[int, Any], ...], qualified: str, domain: Domain):
-        self.name, self.qualified, self.conditions, self.domain = path, qualified, conditions, domain
-        self.branches: list[_Node] = []
-
-    def branch(self, branches: list[_Node]) -> None:
-        self.branches = branches
-        if isinstance(self.domain, Grid):
-            self._ends = list(accumulate(branch.grid_size for branch in branches))
-            self.grid_size = self._ends[-1] if self._ends else 1
-
-    def build(self, work: _Work) -> Any:
-        value = work.params[self.name] = work.choose(self.name, self.domain)
-        if isinstance(self.domain, Options):
-            option = self.branches[self.domain.index(value)]
-            if isinstance(option, _Computed):
-                raise AssertionError("refused when the space was parsed")
-            return option.build(work)
-        return value
-
-    def decode(self, index: int, point: dict[str, Any]) -> None:
-        if isinstance(self.domain, Grid):
-            option = bisect_right(self._ends, index)
-            point[self.name] = self.domain.labels[option]
-            self.branches[option].decode(
-                index - (self._ends[option] - self.branches[option].grid_size), point
-            )
-
-    def draws(self) -> list[_Draw]:
-        return [self, *(draw for branch in self.branches for draw in branch.draws())]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the parser is. keys: those of the mappings, as a file's origins have them; name: dotted, with list
-    indices; qualified: with the options taken; conditions: (id of a draw, option) on the way here."""
-
-    keys: tuple[str, ...] = ()
-    name: str = ""
-    qualified: str = ""
-    conditions: tuple[tuple[int, Any], ...] = ()
-    in_choice: str = ""
-
-    def child(self, key: Any, *, is_key: bool = True) -> _Place:
-        keys = (*self.keys, str(key)) if is_key else self.keys
-        name = f"{self.name}.{key}" if self.name else str(key)
-        qualified = f"{self.qualified}.{key}" if self.qualified else str(key)
-        return _Place(keys, name, qualified, self.conditions, self.in_choice)
-
-    def option(self, draw: _Draw, index: int, label: Any) -> _Place:
-        in_choice = self.name if isinstance(draw.domain, Choice) else self.in_choice
-        taken = (*self.conditions, (id(draw), index))
-        return _Place(self.keys, self.name, f"{self.qualified}[{label}]", taken, in_choice)
-
-
-class _Parser:
-    def __init__(self, where: Where) -> None:
-        self.where = where
-        self.complaints: list[str] = []
-
-    def parse(self, config: Mapping[str, Any]) -> Space:
-        if not isinstance(config, Mapping):
-            raise ConfigError(f"a search space is a dict of names and values, not {config!r}")
-        root = self._dict(config, _Place())
-        draws = root.draws()
-        self._name(draws)
-        if self.complaints:
-            raise ConfigError("\n".join(self.complaints))
-        return Space(root, {draw.name: draw.domain for draw in draws})
-
-    def complain(self, place: _Place, text: str) -> None:
-        origin = self.where(place.keys)
-        self.complaints.append(f"'{place.name}'{' in ' + origin if origin else ''}: {text}")
-
-    def _node(self, value: Any, place: _Place) -> _Node:
-        if isinstance(value, Domain | SampleFrom):
-            return self._domain(value, _spoken(value), place)
-        if isinstance(value, Mapping):
-            if len(value) == 1:
-                (key, inner), *_ = value.items()
-                if key == "constant":
-                    return self._constant(inner, place)
-                if key in _NAMES:
-                    return self._written(key, inner, place)
-                if isinstance(inner, list | tuple) and (near := _near(key)):
-                    self.complain(place, f"there is no domain '{key}'; did you mean '{near}'?")
-                    return _Constant(None)
-            return self._dict(value, place)
-        if isinstance(value, list | tuple):
-            nodes = {
-                index: self._node(item, place.child(index, is_key=False)) for index, item in enumerate(value)
-            }
-            if all(isinstance(node, _Constant) for node in nodes.values()):
-                return _Constant([node.value for node in nodes.values() if isinstance(node, _Constant)])
-            return _List(nodes)
-        return self._constant(value, place)
-
-    def _dict(self, value: Mapping[str, Any], place: _Place) -> Any:
-        nodes: dict[Any, _Node] = {}
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                self.complain(place.child(key), f"a key must be text, not {key!r}")
-                continue
-            nodes[key] = self._node(inner, place.child(key))
-        if place.name and all(isinstance(node, _Constant) for node in nodes.values()):
-            return _Constant({key: node.value for key, node in nodes.items() if isinstance(node, _Constant)})
-        return _Dict(nodes)
-
-    def _constant(self, value: Any, place: _Place) -> _Node:
-        try:
-            return _Constant(plain(value))
-        except TypeError as error:
-            self.complain(
-                place, f"{error}: a config holds numbers, text, lists and dicts (it is kept in files)"
-            )
-            return _Constant(None)
-
-    def _written(self, name: str, inner: Any, place: _Place) -> _Node:
-        """`{uniform: [0, 1]}`."""
-        text = f"{name}: {inner!r}"
-        if name == "sample_from":
-            return self._sample_from_text(inner, place)
-        if not isinstance(inner, list | tuple):
-            self.complain(
-                place, f"{text}: {name} takes a list; a mapping meant literally is {{constant: ...}}"
-            )
-            return _Constant(None)
-        if name in _OPTIONS:
-            return self._domain(_OPTIONS[name](tuple(inner)), name, place)
-        takes = "[low, high, step]" if name.startswith("q") else "[low, high]"
-        if len(inner) != takes.count(",") + 1:
-            self.complain(place, f"{text}: {name} takes {takes}")
-            return _Constant(None)
-        return self._domain(_RANGES[name](*inner), name, place)
-
-    def _sample_from_text(self, inner: Any, place: _Place) -> _Node:
-        if callable(inner):
-            return _Computed(place.name, inner)
-        if not isinstance(inner, str):
-            self.complain(
-                place, f"sample_from takes ./file.py:function or pkg.module:function, not {inner!r}"
-            )
-            return _Constant(None)
-        from rlplat.rl.registry import load_class
-
-        try:
-            return self._domain(SampleFrom(load_class(inner)), f"sample_from {inner}", place)
-        except ConfigError as error:
-            self.complain(place, f"sample_from: {error}")
-            return _Constant(None)
-
-    def _domain(self, domain: Domain | SampleFrom, spoken: str, place: _Place) -> _Node:
-        if problem := domain.problem():
-            self.complain(place, f"{spoken}: {problem}")
-            return _Constant(None)
-        if isinstance(domain, SampleFrom):
-            return _Computed(place.name, domain.function)
-        if isinstance(domain, Range):
-            domain = _with_plain_numbers(domain)
-        draw = _Draw(place.name, place.conditions, place.qualified, domain)
-        if isinstance(domain, Options):
-            if isinstance(domain, Grid) and place.in_choice:
-                self.complain(
-                    place,
-                    f"a grid inside an option of the choice '{place.in_choice}' has no fixed number of points; "
-                    "make the outer one a grid too, or this one a choice",
-                )
-            branches: list[_Node] = []
-            for index, (option, label) in enumerate(zip(domain.options, domain.labels, strict=True)):
-                node = self._node(option, place.option(draw, index, label))
-                if isinstance(node, _Computed):
-                    self.complain(place, "an option cannot be a sample_from; put it into a dict")
-                branches.append(node)
-            draw.branch(branches)
-        return draw
-
-    def _name(self, draws: list[_Draw]) -> None:
-        """Where parameters share a place but are not the same, their names say in which option they are."""
-        by_name: dict[str, list[_Draw]] = {}
-        for draw in draws:
-            by_name.setdefault(draw.name, []).append(draw)
-        for group in by_name.values():
-            if any(draw.domain != group[0].domain for draw in group[1:]) or not _exclude_each_other(group):
-                for draw in group:
-                    draw.name = draw.qualified
-        names: dict[str, Domain] = {}
-        for draw in draws:
-            if draw.name in names and (
-                names[draw.name] != draw.domain or not _exclude_each_other(by_name.get(draw.name, []))
-            ):
-                self.complaints.append(f"two parameters are called '{draw.name}': rename a key")
-            names[draw.name] = draw.domain
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON and YAML have it: numbers of numpy as Python's, tuples as lists. TypeError: it has no such
-    form."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is not text")
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist())
-    for kind in (bool, int, float, str):  # enums of text, subclasses of float
-        if isinstance(value, kind):
-            return kind(value)
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
-
-
-def _exclude_each_other(draws: list[_Draw]) -> bool:
-    """Whether no two of them can be in one config: they are in different options of one draw."""
-    for position, one in enumerate(draws):
-        for other in draws[position + 1 :]:
-            theirs = dict(other.conditions)
-            if not any(theirs.get(draw, option) != option for draw, option in one.conditions):
-                return False
-    return True
-
-
-def _with_plain_numbers(domain: Range) -> Range:
-    kind = int if domain.is_integer else float
-    if domain.quantum is not None:
-        return type(domain)(float(domain.low), float(domain.high), float(domain.quantum))
-    return type(domain)(kind(domain.low), kind(domain.high))
-
-
-def as_yaml(domain: Domain | SampleFrom) -> dict[str, Any]:
-    """What `Space.parse` reads again: `{"uniform": [0, 1]}`. A function of Python's is "module:name", and is found
-    there only if it is one of a module."""
-    name = _spoken(domain)
-    if isinstance(domain, Options):
-        return {name: list(domain.options)}
-    if isinstance(domain, Range):
-        return {name: [domain.low, domain.high, *([] if domain.quantum is None else [domain.quantum])]}
-    assert isinstance(domain, SampleFrom)
-    function = domain.function
-    return {"sample_from": f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', '?')}"}
-
-
-def _spoken(domain: Domain | SampleFrom) -> str:
-    for names in (_RANGES, _OPTIONS):
-        for name, kind in names.items():
-            if type(domain) is kind:
-                return name
-    return type(domain).__name__
-
-
-def _near(key: Any) -> str:
-    """The domain that was meant by a key such as `unifrom`, or the empty string."""
-    if not isinstance(key, str):
-        return ""
-    if key in _NAMES_ELSEWHERE:
-        return _NAMES_ELSEWHERE[key]
-    import difflib
-
-    near = difflib.get_close_matches(key.lower(), _NAMES, n=1, cutoff=0.8)
-    return near[0] if near else ""
-
-
-def _computed(name: str, function: Callable[..., Any], config: dict[str, Any], rng: Any) -> Any:
-    wants_rng = False
-    try:
-        parameters = inspect.signature(function).parameters.values()
-        needed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        wants_rng = len([p for p in needed if p.default is p.empty]) == 2
-    except (TypeError, ValueError):  # a builtin without a signature
-        pass
-    try:
-        value = (
-            function(config, np.random.default_rng(0) if rng is None else rng)
-            if wants_rng
-            else function(config)
-        )
-        return plain(value)
-    except ConfigError:
-        raise
-    except Exception as error:
-        known = closest(str(error.args[0]), config) if isinstance(error, KeyError) and error.args else ""
-        raise ConfigError(f"'{name}': sample_from raised {type(error).__name__}: {error}{known}") from error

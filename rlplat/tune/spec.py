@@ -122,6 +122,15 @@ class ExperimentSpec:
             )
         return spec
 
+    def sample_config(self) -> dict[str, Any]:
+        """One of the configs that trials may get."""
+        import numpy as np
+
+        from rlplat.tune.space import Space
+
+        rng = np.random.default_rng(self.seed)
+        return Space.parse(self.space).draw(lambda name, domain: domain.sample(rng), rng).config
+
     def placed(self, key: str, make: Callable[[], Made]) -> Made:
         """make(), with the place of `key` in the experiment file before its complaint."""
         try:
@@ -230,7 +239,7 @@ def _check_storage(storage: str, where: str) -> None:
         )
     if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
         raise ConfigError(
-            f"storage{where} is postgresql://user@host/database, or left away for a file in the experiment's directory; "
+            f"storage{where}: postgresql://user@host/database, or left away for a file in the experiment's directory, "
             f"not {storage!r}"
         )
 
@@ -255,7 +264,7 @@ def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
         None,
         seed=spec.seed,
         num_samples=spec.num_samples,
-        num_objectives=len(spec.metric),
+        modes=spec.mode,
     )
 
 

@@ -11,20 +11,21 @@ How a `Trial` is kept, in Optuna's terms (`optuna.load_study` and optuna-dashboa
     params, distributions         what was drawn
     intermediate values           {n: metric} of the n-th report that counts, n = 1, 2, ...
     system attribute report:<n>   [progress, step, metrics...] of it, where that is not [n, n, metric]
+    system attribute at           [n, step, progress] where that is not what the n-th report said
     system attribute trial        everything else that is not in the other places, written when it changes
     user attributes               config; metrics (the last report, at the end); error
     state                         RUNNING until it ends; COMPLETE, PRUNED (stopped by the scheduler), FAIL
     value                         the metric of the last report
 
-A trial that goes back to a checkpoint counts fewer reports than are written. `note` writes down how many count
-(`reports`) and how many there are (`written`); from there each report says it again until it has passed `written`.
+A trial that goes back to a checkpoint has more intermediate values than reports that count. System attribute `counts`
+is [how many count, how many there are]; it is written with each report until the old ones are overwritten.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -40,17 +41,24 @@ try:
     from optuna.trial import FrozenTrial
     from optuna.trial import TrialState as OptunaState
 
-    from rlplat.tune.journal_writer import JournalWriter
+    from rlplat.tune.journal_writer import JournalWriter, read_journal
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
 
 Direction = Literal["max", "min"]
+
+_OPTUNA_STATES = {
+    TrialState.COMPLETE: OptunaState.COMPLETE,
+    TrialState.STOPPED: OptunaState.PRUNED,
+    TrialState.FAILED: OptunaState.FAIL,
+}
 
 
 class StudyWriter(Protocol):
     """A storage as `Study` uses it: written without waiting, confirmed by `sync`."""
 
     is_new: bool
+    directions: list[str]
 
     def create_trial(
         self, number: int, params: dict[str, float], distributions: dict[str, str],
@@ -71,11 +79,13 @@ class StudyWriter(Protocol):
 
     def study_attrs(self) -> dict[str, Any]: ...
 
-    def load_trials(self) -> list[FrozenTrial]: ...
+    def load_trials(self) -> list[FrozenTrial]:
+        """By number."""
+        ...
 
     def optuna_study(self) -> optuna.Study: ...
 
-    def sync(self) -> None: ...
+    def sync(self, wait: bool = False) -> None: ...
 
     def close(self) -> None: ...
 
@@ -88,34 +98,59 @@ class _Written:
     """Intermediate values that count."""
     highest: int = 0
     """Intermediate values that are there; more than `reports` after a step back to a checkpoint."""
+    at: tuple[int, float] = (0, 0.0)
+    """(step, progress)."""
     config: str = ""
+    """The user attribute."""
     record: str = ""
     is_changed: bool = False
     """Its config is no longer the one it began with (PBT)."""
 
 
 class Study:
-    def __init__(self, writer: StudyWriter, directions: Sequence[Direction]) -> None:
+    def __init__(
+        self, writer: StudyWriter, storage: str | Path, name: str, directions: Sequence[Direction]
+    ) -> None:
+        """`Study.open` makes one."""
         self._writer = writer
+        self._storage, self._name = storage, name
+        self._is_closed = False
         self._sign = -1.0 if directions[0] == "min" else 1.0
         self._written: dict[int, _Written] = {}
-        self._distributions: dict[str, tuple[BaseDistribution, str]] = {}
+        self._described_by_name: dict[str, tuple[BaseDistribution, str]] = {}
+        self.distributions: Callable[[dict[str, Any]], Mapping[str, BaseDistribution]] = lambda params: {}
+        """What the params of a new trial were drawn from: a searcher with a model of Optuna's says it."""
 
     @classmethod
-    def open(cls, storage: str | Path, name: str, directions: Sequence[Direction], *, resume: bool) -> Study:
+    def open(
+        cls, storage: str | Path, name: str, directions: Sequence[Direction], *, resume: bool,
+        say: Callable[[str], None] = print,
+    ) -> Study:  # fmt: skip
         """storage: a path, or postgresql://user@host/database. resume: the study may be there already (if the tuner
-        was killed before it had written anything, it is not). ConfigError: it is there and resume is False; it
-        cannot be reached; another process is at it."""
+        was killed before it had written anything, it is not). say: for what the user must know, such as a server that
+        is waited for. ConfigError: it is there and resume is False; it cannot be reached; another process is at it."""
         writer: StudyWriter
-        if isinstance(storage, str) and "://" in storage:
-            raise ConfigError(f"storage {storage.partition(':')[0]}:// is not there yet")
-        writer = JournalWriter(Path(storage), name, directions)
-        if not writer.is_new and not resume:
+        if is_url(storage):
+            from rlplat.tune.database import DatabaseWriter
+
+            writer = DatabaseWriter(str(storage), name, directions, say)
+        else:
+            writer = JournalWriter(Path(storage), name, directions)
+        try:
+            if not writer.is_new and not resume:
+                raise ConfigError(
+                    f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or start a new one "
+                    "with --out"
+                )
+            if writer.directions != list(directions):
+                raise ConfigError(
+                    f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
+                    "on with what it began with: start a new one with --out"
+                )
+        except BaseException:
             writer.close()
-            raise ConfigError(
-                f"there is an experiment {name!r} in {storage}: go on with --resume, or start a new one with --out"
-            )
-        return cls(writer, directions)
+            raise
+        return cls(writer, storage, name, directions)
 
     # ----------------------------------------------------------------------------------------- the experiment's own
 
@@ -148,11 +183,14 @@ class Study:
 
     # ------------------------------------------------------------------------------------------------------- trials
 
-    def create(self, trial: Trial, distributions: Mapping[str, Any]) -> None:
-        """distributions: Optuna's, by the names of `trial.params` that have one."""
+    def create(self, trial: Trial, distributions: Mapping[str, BaseDistribution] | None = None) -> None:
+        """distributions: Optuna's, by the names of `trial.params` that have one; None: `self.distributions` says."""
+        if wrong := _key_that_is_no_text(trial.config, "config"):
+            raise ConfigError(wrong)
         written = _Written(config=_json(trial.config, "config"))
-        record = self._record(trial, written)
-        written.record = _json(record, f"trial {trial.number}")
+        written.record = _json(_record(trial), f"trial {trial.number}")
+        if distributions is None:
+            distributions = self.distributions(trial.params)
         params, described = {}, {}
         for name, distribution in distributions.items():
             if name in trial.params:
@@ -165,135 +203,186 @@ class Study:
         self._written[trial.number] = written
 
     def report(self, trial: Trial) -> None:
-        """The last entry of `trial.history`."""
+        """A report, and if it had values, the last entry of `trial.history`."""
         written, number = self._written[trial.number], len(trial.history)
+        if number <= written.reports:
+            self._note_place(trial, written)
+            return
         progress, score = trial.history[-1]
         value = self._sign * score
+        is_again = number <= written.highest
+        report = (progress, trial.step, *trial.values)
+        if is_again or report != (number, number, value):
+            self._writer.set_system_attr(trial.number, f"report:{number}", list(report))
         self._writer.set_intermediate_value(trial.number, number, value)
-        if progress != number or trial.step != number or tuple(trial.values) != (value,):
-            self._writer.set_system_attr(
-                trial.number, f"report:{number}", [progress, trial.step, *trial.values]
-            )
-        written.reports = number
-        if number <= written.highest:
+        written.reports, written.at = number, (trial.step, progress)
+        if is_again:
             self._writer.set_system_attr(trial.number, "counts", [number, written.highest])
         else:
             written.highest = number
+        self._note_place(trial, written)
 
     def note(self, trial: Trial) -> None:
-        """Whatever else has changed."""
+        """Whatever else has changed; a shorter `trial.history`: it has gone back to a checkpoint."""
         written = self._written[trial.number]
         config = _json(trial.config, "config")
         written.is_changed = written.is_changed or config != written.config
-        written.reports = len(trial.history)
-        record = _json(self._record(trial, written), f"trial {trial.number}")
-        if record != written.record:
-            if written.reports < written.highest:
-                self._writer.set_system_attr(trial.number, "counts", [written.reports, written.highest])
-            self._writer.set_system_attr(trial.number, "trial", json.loads(record))
-            written.record = record
-        if (
-            config != written.config
-        ):  # for who looks at the storage; `record` has it in one line with its checkpoint
+        if len(trial.history) != written.reports:
+            written.reports, written.at = len(trial.history), (-1, 0.0)
+            self._writer.set_system_attr(trial.number, "counts", [written.reports, written.highest])
+        self._note_place(trial, written)
+        record = _record(trial)
+        if written.is_changed:
+            record["config"] = trial.config  # in one line with the checkpoint that it goes on from
+        text = _json(record, f"trial {trial.number}")
+        if text != written.record:
+            self._writer.set_system_attr(trial.number, "trial", json.loads(text))
+            written.record = text
+        if config != written.config:  # for who looks at the storage
             self._writer.set_user_attr(trial.number, "config", json.loads(config))
             written.config = config
 
+    def _note_place(self, trial: Trial, written: _Written) -> None:
+        if written.at != (trial.step, trial.progress):
+            written.at = (trial.step, trial.progress)
+            self._writer.set_system_attr(trial.number, "at", [len(trial.history), *written.at])
+
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended: the last word on it."""
-        self.note(trial)
         if trial.last:
             self._writer.set_user_attr(trial.number, "metrics", _plain(trial.last, "metrics"))
         if trial.error:
             self._writer.set_user_attr(trial.number, "error", trial.error)
-        state = {TrialState.COMPLETE: OptunaState.COMPLETE, TrialState.STOPPED: OptunaState.PRUNED}.get(
-            trial.state, OptunaState.FAIL
-        )
+        self.note(trial)
+        self._finish(trial)
+
+    def _finish(self, trial: Trial) -> None:
+        state = _OPTUNA_STATES[trial.state]
         values = [float(value) for value in trial.values]
         if not values or any(math.isnan(value) for value in values):
-            self._writer.finish_trial(trial.number, OptunaState.FAIL, None)
-        else:
-            self._writer.finish_trial(trial.number, state, None if state is OptunaState.FAIL else values)
+            state = OptunaState.FAIL  # Optuna's best_trial and samplers take a COMPLETE one to have a value
+        self._writer.finish_trial(trial.number, state, None if state is OptunaState.FAIL else values)
         del self._written[trial.number]
 
     def load(self) -> list[Trial]:
-        """All trials by number, with their history; those that have not ended can be reported on again."""
-        return [self._restored(frozen) for frozen in self._writer.load_trials()]
+        """All trials by number, with their history; those that have not ended can be reported on again. Works on a
+        closed study too."""
+        if self._is_closed:
+            return self.read(self._storage, self._name)
+        trials = []
+        for frozen in self._writer.load_trials():
+            trial = _restored(frozen, self._sign)
+            trials.append(trial)
+            if frozen.state.is_finished():
+                continue
+            self._written[trial.number] = _Written(
+                reports=len(trial.history),
+                highest=_highest(frozen),
+                at=(trial.step, trial.progress),
+                config=_json(frozen.user_attrs["config"], "config"),
+                record=_json(frozen.system_attrs["trial"], "trial"),
+                is_changed="config" in frozen.system_attrs["trial"],
+            )
+            if trial.state.has_ended:  # killed between the trial's last word and Optuna's
+                self._finish(trial)
+        return trials
 
-    def sync(self) -> None:
-        """Returns when everything said so far is safe. OSError: the disk is full, say; it can be tried again."""
-        self._writer.sync()
+    @classmethod
+    def read(cls, storage: str | Path, name: str | None = None) -> list[Trial]:
+        """All trials by number, without a lock: also beside the tuner that writes them. name None: the only study
+        there. ConfigError: there is none."""
+        if is_url(storage):
+            from rlplat.tune.database import read_database
+
+            study = read_database(str(storage), name)
+        else:
+            study = read_journal(Path(storage), name)
+        sign = -1.0 if study.directions[0].name == "MINIMIZE" else 1.0
+        return [_restored(frozen, sign) for frozen in study.get_trials(deepcopy=False)]
+
+    def sync(self, wait: bool = False) -> None:
+        """What was said survives the end of this process. wait: and that of the machine; before something is deleted
+        that the storage named until now. OSError: the disk is full, say; it can be tried again."""
+        self._writer.sync(wait)
 
     def close(self) -> None:
-        self._writer.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._writer.close()
 
     # ------------------------------------------------------------------------------------------------------- a Trial
 
     def _described(self, name: str, distribution: BaseDistribution) -> str:
-        known = self._distributions.get(name)
+        known = self._described_by_name.get(name)
         if known is None or known[0] is not distribution:
-            known = self._distributions[name] = (distribution, distribution_to_json(distribution))
+            known = self._described_by_name[name] = (distribution, distribution_to_json(distribution))
         return known[1]
 
-    def _record(self, trial: Trial, written: _Written) -> dict[str, Any]:
-        record: dict[str, Any] = {"state": trial.state.value, "seed": trial.seed, "params": trial.params}
-        if trial.step != len(trial.history):
-            record["step"] = trial.step
-        if trial.progress != (trial.history[-1][0] if trial.history else 0.0):
-            record["progress"] = trial.progress
-        if trial.last and not trial.state.has_ended:
-            record["last"] = trial.last  # `end` writes it as the user attribute `metrics`
-        if trial.checkpoint is not None:
-            mark = trial.checkpoint
-            record["checkpoint"] = [mark.step, mark.name, mark.progress]
-        for key in ("failures", "error", "notes", "run_s"):
-            if value := getattr(trial, key):
-                record[key] = value
-        if written.is_changed:
-            record["config"] = trial.config
-        record["reports"] = len(trial.history)
-        return record
 
-    def _restored(self, frozen: FrozenTrial) -> Trial:
-        record = frozen.system_attrs["trial"]
-        highest = max(frozen.intermediate_values, default=0)
-        reports = highest
-        counted, was_highest = frozen.system_attrs.get("counts", (highest, 0))
-        if highest <= was_highest:
-            reports = counted
-        trial = Trial(
-            number=frozen.number,
-            config=record.get("config", frozen.user_attrs["config"]),
-            params=record["params"],
-            seed=record["seed"],
-            state=TrialState(record["state"]),
-            failures=record.get("failures", 0),
-            error=record.get("error", ""),
-            notes=record.get("notes", {}),
-            run_s=record.get("run_s", 0.0),
-        )
-        step = 0
-        for number in range(1, reports + 1):
-            value = frozen.intermediate_values[number]
-            progress, step, *values = frozen.system_attrs.get(f"report:{number}", (number, number, value))
-            trial.history.append((progress, self._sign * value))
-            trial.values = tuple(values)
-        trial.step, trial.progress = step, trial.history[-1][0] if trial.history else 0.0
-        if record["reports"] == reports:  # no report since
-            trial.step = record.get("step", reports)
-            trial.progress = record.get("progress", trial.progress)
-            trial.last = record.get("last", {})
-        trial.last = frozen.user_attrs.get("metrics", trial.last)
-        if "checkpoint" in record:
-            trial.checkpoint = CheckpointMark(*record["checkpoint"])
-        if not frozen.state.is_finished():
-            self._written[trial.number] = _Written(
-                reports,
-                highest,
-                _json(frozen.user_attrs["config"], "config"),
-                _json(record, "trial"),
-                "config" in record,
-            )
-        return trial
+def is_url(storage: str | Path) -> bool:
+    return isinstance(storage, str) and "://" in storage
+
+
+def shown(storage: str | Path) -> str:
+    """For messages and files: without the password."""
+    if not is_url(storage):
+        return str(storage)
+    scheme, _, rest = str(storage).partition("://")
+    login, at, place = rest.rpartition("@")
+    return f"{scheme}://{login.partition(':')[0]}{at}{place}"
+
+
+def _record(trial: Trial) -> dict[str, Any]:
+    record: dict[str, Any] = {"state": trial.state.value, "seed": trial.seed, "params": trial.params}
+    if trial.last and not trial.state.has_ended:
+        record["last"] = trial.last  # `end` writes it as the user attribute `metrics`
+        record["last_step"] = trial.step
+    if trial.checkpoint is not None:
+        mark = trial.checkpoint
+        record["checkpoint"] = [mark.step, mark.name, mark.progress]
+    for key in ("failures", "error", "notes", "run_s"):
+        if value := getattr(trial, key):
+            record[key] = value
+    return record
+
+
+def _highest(frozen: FrozenTrial) -> int:
+    """The last report of which anything was written: a tuner may have died in the middle of one."""
+    begun = (int(key.partition(":")[2]) for key in frozen.system_attrs if key.startswith("report:"))
+    return max(*frozen.intermediate_values, *begun, 0, 0)
+
+
+def _restored(frozen: FrozenTrial, sign: float) -> Trial:
+    record = frozen.system_attrs["trial"]
+    trial = Trial(
+        number=frozen.number,
+        config=record.get("config", frozen.user_attrs["config"]),
+        params=record["params"],
+        seed=record["seed"],
+        state=TrialState(record["state"]),
+        checkpoint=CheckpointMark(*record["checkpoint"]) if "checkpoint" in record else None,
+        failures=record.get("failures", 0),
+        error=record.get("error", ""),
+        notes=record.get("notes", {}),
+        run_s=record.get("run_s", 0.0),
+    )
+    highest = reports = max(frozen.intermediate_values, default=0)
+    counted, then_highest = frozen.system_attrs.get("counts", (0, 0))
+    if highest <= then_highest:
+        reports = counted
+    for number in range(1, reports + 1):
+        value = frozen.intermediate_values[number]
+        progress, step, *values = frozen.system_attrs.get(f"report:{number}", (number, number, value))
+        trial.history.append((progress, sign * value))
+        trial.step, trial.progress, trial.values = step, progress, tuple(values)
+    place = frozen.system_attrs.get("at")
+    if place is not None and place[0] == reports:
+        trial.step, trial.progress = place[1:]
+    if trial.state.has_ended:
+        trial.last = frozen.user_attrs.get("metrics", {})
+    elif record.get("last_step") == trial.step:
+        trial.last = record["last"]
+    return trial
 
 
 def _json(value: Any, name: str) -> str:
@@ -315,21 +404,28 @@ def _number(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _what_is_not_json(value: Any, name: str) -> str:
+def _key_that_is_no_text(value: Any, name: str) -> str:
+    """JSON would make a text of it without a word."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             if not isinstance(key, str):
-                return f"the key {key!r} in {name} is not a text"
-            try:
-                json.dumps(part, default=_number)
-            except (TypeError, ValueError):
-                return _what_is_not_json(part, f"{name}.{key}")
-    if isinstance(value, (list, tuple)):
-        for index, part in enumerate(value):
-            try:
-                json.dumps(part, default=_number)
-            except (TypeError, ValueError):
-                return _what_is_not_json(part, f"{name}[{index}]")
+                return f"{name} has the key {key!r}, which is not a text"
+            if wrong := _key_that_is_no_text(part, f"{name}.{key}"):
+                return wrong
+    return ""
+
+
+def _what_is_not_json(value: Any, name: str) -> str:
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"{name}.{key}", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    for place, part in parts:
+        try:
+            json.dumps(part, default=_number)
+        except (TypeError, ValueError):
+            return _what_is_not_json(part, place)
     return (
         f"{name} is {value!r}, a {type(value).__name__}: what an experiment remembers is kept as JSON, so it must be a "
         "number, a text, true, false, null, or a list or a mapping of them"

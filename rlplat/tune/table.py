@@ -110,7 +110,8 @@ def overview(snapshot: Snapshot) -> str:
     )
     of = f" of {snapshot.num_trials:,}" if snapshot.num_trials is not None else ""
     in_use, in_all = snapshot.slots
-    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}; slots {in_use} of {in_all}"
+    slots = f"; slots {in_use} of {in_all}" if in_all else ""
+    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}"
 
 
 def ended(snapshot: Snapshot) -> int:

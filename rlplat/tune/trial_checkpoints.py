@@ -5,6 +5,7 @@
         step_8/state/                    the same, where something lies beside it:
         step_8/files/0/model.pt          copies of the files and directories that the state names
         step_8/seed_0/step_8/            the checkpoints of the programs of a trial with several seeds
+        exploit_1_from_2_step_5/         another trial's, copied here by the tuner
 
 A number is the reports up to it, or more where that would not be the highest in the directory: a trial that goes on
 from another one's checkpoint may have been further itself.
@@ -17,7 +18,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rlplat.errors import CheckpointError
 from rlplat.tune.trial_state import decode, encode
 
 _NAME = re.compile(r"step_(\d+)$")
+_IS_OURS = re.compile(r"(step|exploit)_\d+")
 _BLOCK_BYTES = 1 << 20
 FileEntry = list[Any]
 """[bytes, SHA-256]; [] for a directory."""
@@ -39,33 +40,53 @@ class TrialCheckpoints:
         self._began_from: Path | None = None
         self._last = ""
 
-    def save(
-        self, directory: Path, state: Any, step: int, beside: Callable[[Path], None] | None = None
-    ) -> str:
+    def save(self, directory: Path, state: Any, step: int) -> str:
         """Write a checkpoint below `directory` and return its name; the one before it stays, older ones go.
 
-        beside: writes what lies beside the state into the directory that it is given.
+        state: or a function of the directory to put things in that lie beside the state, which returns the state.
         Raises CheckpointError for a state that cannot be kept, OSError when the disk refuses; what was there before
         stays.
         """
         before = self._before(directory)
         number = max([step, *(number + 1 for number in _numbers(directory))])
-        files: list[Path] = []
+        temporary = directory / f".writing-step_{number}-{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
         try:
-            tree = {"step": step, "trial": self._trial, "state": encode(state, files)}
-        except TypeError as error:
-            raise CheckpointError(f"cannot checkpoint trial {self._trial}: {error}") from None
-        info = checkpoints.CheckpointInfo(algorithm=f"trial {self._trial}", env="", env_steps=number)
-        if files or beside:
-            self._save_with_files(directory, info, tree, files, beside)
-        else:
-            # It keeps the newest by number, and which ones are needed is known here: so it is to keep all.
-            checkpoints.save(directory, tree, info, keep=sys.maxsize)
+            if callable(state):
+                temporary.mkdir(parents=True)
+                state = state(temporary)
+            files: list[Path] = []
+            tree = {"step": step, "trial": self._trial, "state": self._encoded(state, files)}
+            if files:
+                tree["files"] = [
+                    {"name": path.name or "files", "entries": _copy(path, temporary / "files" / str(index))}
+                    for index, path in enumerate(files)
+                ]
+            info = checkpoints.CheckpointInfo(algorithm=f"trial {self._trial}", env="", env_steps=number)
+            if temporary.is_dir():
+                # Kept are those that are needed, not the newest by number; so it is to remove none.
+                written = checkpoints.save(temporary, tree, info, keep=sys.maxsize)
+                written.rename(temporary / "state")
+                (temporary / "latest").unlink(missing_ok=True)
+                _sync(temporary)
+                temporary.rename(directory / written.name)
+                _sync(directory)
+            else:
+                checkpoints.save(directory, tree, info, keep=sys.maxsize)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         self._last = f"step_{number}"
-        for name in (f"step_{older}" for older in _numbers(directory)):
-            if name not in (self._last, before):
-                _remove(directory / name)
+        for old in directory.iterdir():
+            if _IS_OURS.match(old.name) and old.name not in (self._last, before):
+                _remove(old)
         return self._last
+
+    def _encoded(self, state: Any, files: list[Path]) -> Any:
+        try:
+            return encode(state, files)
+        except TypeError as error:
+            raise CheckpointError(f"cannot checkpoint the state of trial {self._trial}: {error}") from None
 
     def _before(self, directory: Path) -> str:
         """The checkpoint that is still needed while the next one is written. Those after the one that we began from
@@ -75,35 +96,6 @@ class TrialCheckpoints:
         if self._began_from is not None and self._began_from.parent == directory:
             return self._began_from.name
         return f"step_{max(numbers)}" if (numbers := _numbers(directory)) else ""
-
-    def _save_with_files(
-        self,
-        directory: Path,
-        info: checkpoints.CheckpointInfo,
-        tree: dict[str, Any],
-        files: list[Path],
-        beside: Callable[[Path], None] | None,
-    ) -> None:
-        name = f"step_{info.env_steps}"
-        temporary = directory / f".writing-{name}-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            tree["files"] = [
-                {"name": path.name or "files", "entries": _copy(path, temporary / "files" / str(index))}
-                for index, path in enumerate(files)
-            ]
-            if beside:
-                temporary.mkdir(parents=True, exist_ok=True)
-                beside(temporary)
-            checkpoints.save(temporary, tree, info, keep=sys.maxsize)
-            (temporary / name).rename(temporary / "state")
-            (temporary / "latest").unlink(missing_ok=True)
-            _sync(temporary)
-            temporary.rename(directory / name)
-            _sync(directory)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
 
     def load(self, path: Path, restore_to: Path) -> tuple[Any, int]:
         """(the state, reports up to it). Files that it names are copied below `restore_to`, where the trial may keep

@@ -63,9 +63,32 @@ def test_the_table_fits_the_terminal(width: int, height: int, num_running: int, 
     if num_best:
         assert any("1000" in line for line in lines[3:]), "the best trial is always there"
     if num_running == 100:
-        shown = sum(" running " in line for line in lines[3:]) if width >= 40 else None
-        hidden = next(line for line in lines if "more" in line)
-        assert shown is None or hidden == f"… and {100 - shown} more"
+        hidden = next(index for index, line in enumerate(lines) if "more" in line)
+        first = lines.index("now") + 1 if "now" in lines else hidden
+        assert lines[hidden] == f"… and {100 - (hidden - first)} more"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (70, "trial state accuracy steps time alpha +1"),
+        (40, "trial state accuracy steps alpha"),
+        (22, "trial accuracy alpha"),
+        (16, "trial accuracy"),
+    ],
+)
+def test_what_a_narrow_terminal_shows(width: int, shown: str) -> None:
+    snapshot = Snapshot(
+        "e",
+        ("accuracy",),
+        {},
+        3,
+        [a_trial(i, 0.5, alpha=i, same="y" * 60) for i in range(3)],
+        [],
+        1.0,
+        (3, 4),
+    )
+    assert lines_of(picture(snapshot, width, 24), width, 24)[2].split() == shown.split()
 
 
 def test_long_wide_and_many_parameters_are_cut_to_the_width() -> None:
@@ -105,6 +128,18 @@ def test_the_live_table_draws_four_times_a_second_and_text_goes_above_it() -> No
     assert "a word with [brackets]" in stream.getvalue()
     view.close(a_snapshot(0, 3))
     assert "an-experiment" in stream.getvalue()[drawn:]
+
+
+def test_a_terminal_of_another_size_is_drawn_anew() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = LiveTable(Console(file=stream, force_terminal=True, width=80, height=24), clock)
+    view.show(a_snapshot(2, 1))
+    assert "\x1b[2J" not in stream.getvalue()
+    view.console.width = 60
+    clock.now_s = 1
+    view.show(a_snapshot(2, 1))
+    assert "\x1b[2J" in stream.getvalue() and "learning_rate" in stream.getvalue().rpartition("\x1b[2J")[2]
+    view.close(None)
 
 
 def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:

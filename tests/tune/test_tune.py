@@ -1,0 +1,447 @@
+"""`tune.run` from end to end: the seed example, every kind of trainable, and what goes wrong in trials."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlplat
+from rlplat import tune
+from rlplat.errors import CheckpointError, ConfigError
+from rlplat.tune.analysis import Analysis
+from rlplat.tune.trial import TrialState
+from tests.patience import soon
+
+
+def run(trainable: Any, space: dict[str, Any], tmp_path: Path, **settings: Any) -> Analysis:
+    return tune.run(trainable, space, **{"metric": "x", "out": tmp_path / "e", "progress": False} | settings)
+
+
+def states(analysis: Analysis) -> list[str]:
+    return [str(trial.state) for trial in analysis.trials]
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# ---------------------------------------------------------------- the seed example
+
+
+def train(config: dict[str, Any], report: Any) -> None:
+    for step in range(100):
+        report(mean_accuracy=config["alpha"] * step + config["beta"])
+
+
+def test_the_seed_example(backend: str, tmp_path: Path) -> None:
+    analysis = tune.run(
+        train,
+        {"alpha": tune.grid([0.2, 0.4, 0.6]), "beta": tune.grid([1, 2])},
+        metric="mean_accuracy",
+        stop={"mean_accuracy": 10},
+        resources={"cpu": 1},
+        out=tmp_path / "seed",
+    )
+    assert analysis.best_config == {"alpha": 0.6, "beta": 2}
+    assert analysis.dataframe()["step"].tolist() == [46, 41, 24, 21, 16, 15]
+    assert states(analysis) == ["complete"] * 6
+
+
+# ---------------------------------------------------------------- every kind
+
+
+def reporting(config: dict[str, Any], report: Any) -> None:
+    for index in range(3):
+        report(x=config["a"] * index)
+
+
+def returning(config: dict[str, Any]) -> dict[str, Any]:
+    return {"x": config["a"] * 2}
+
+
+def a_number(config: dict[str, Any]) -> float:
+    return config["a"] * 2.0
+
+
+def generating(config: dict[str, Any]) -> Any:
+    for index in range(3):
+        yield {"x": config["a"] * index}
+
+
+class Stepping:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config, self.index = config, -1
+
+    def step(self) -> dict[str, Any] | None:
+        self.index += 1
+        return {"x": self.config["a"] * self.index} if self.index < 3 else None
+
+
+@pytest.mark.parametrize("trainable", [reporting, returning, a_number, generating, Stepping])
+def test_every_kind_of_trainable(trainable: Any, backend: str, tmp_path: Path) -> None:
+    analysis = run(trainable, {"a": tune.grid([1, 2, 3])}, tmp_path)
+    assert [trial.values for trial in analysis.trials] == [(2,), (4,), (6,)]
+    assert {trial.step for trial in analysis.trials} == {1 if trainable in (returning, a_number) else 3}
+    assert states(analysis) == ["complete"] * 3 and analysis.best_config == {"a": 3}
+
+
+def test_by_name_in_a_file(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def train(config, report):\n    for i in range(3):\n        report(x=config['a'] * i)\n")
+    analysis = run(f"{file}:train", {"a": tune.grid([1, 2])}, tmp_path)
+    assert [trial.values for trial in analysis.trials] == [(2,), (4,)]
+
+
+def test_tasks_inside_trials(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        square = rlplat.remote(num_cpus=0)(lambda x: x * x)
+        for index in range(2):
+            report(x=sum(rlplat.get([square.remote(config["a"] + index) for _ in range(3)])))
+
+    analysis = run(trial, {"a": tune.grid([1, 2])}, tmp_path)
+    assert [trial.values for trial in analysis.trials] == [(12,), (27,)]
+
+
+def test_several_seeds_per_trial(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        for _ in range(2):
+            report(x=report.seed)
+
+    (only,) = run(trial, {"a": 1}, tmp_path, seeds_per_trial=3).trials
+    assert only.step == 2 and only.last["x_std"] > 0
+
+
+def test_trials_that_print_and_log(cluster: None, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        print("hello from", config["a"])
+        report(x=config["a"])
+
+    assert states(run(trial, {"a": tune.grid([1, 2])}, tmp_path)) == ["complete"] * 2
+
+
+# ---------------------------------------------------------------- trials that fail
+
+
+def walk_with_fault(config: dict[str, Any], report: Any) -> None:
+    """Six steps, each noted in a file; where `fault` is due, once."""
+    notes, done = Path(config["notes"]), report.checkpoint or 0
+    for step in range(done + 1, 7):
+        with notes.open("a") as file:
+            file.write(f"{step}\n")
+        if step == 5 and len(lines(notes)) == 5:
+            if config["fault"] == "raise":
+                raise ValueError("at the fifth step")
+            if config["fault"] == "exit":
+                os._exit(3)
+            if config["fault"] == "hang":
+                time.sleep(600)
+        report(x=step, checkpoint=step)
+
+
+@pytest.mark.parametrize("fault", ["raise", "exit", "hang"])
+def test_a_trial_that_crashes_goes_on_from_its_checkpoint(fault: str, cluster: None, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    silence = {"max_silence_s": 1.5} if fault == "hang" else {}
+    (only,) = run(
+        walk_with_fault, {"fault": fault, "notes": str(notes)}, tmp_path, checkpoint_period=3, **silence
+    ).trials
+    assert lines(notes) == ["1", "2", "3", "4", "5", "4", "5", "6"]  # from the checkpoint at 3
+    assert (only.state, only.step, only.values, only.failures) == (TrialState.COMPLETE, 6, (6,), 1)
+    assert [score for _, score in only.history] == [1, 2, 3, 4, 5, 6]
+    reports = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
+    assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]
+    expected = {"raise": "ValueError: at the fifth step", "exit": "exit", "hang": "no report for 1.5 s"}[
+        fault
+    ]
+    assert expected in only.error
+
+
+def test_a_crash_in_the_debugger_backend_is_retried_too(tmp_path: Path) -> None:
+    rlplat.init(num_cpus=2, backend="inproc")
+    notes = tmp_path / "notes"
+    try:
+        (only,) = run(
+            walk_with_fault, {"fault": "raise", "notes": str(notes)}, tmp_path, checkpoint_period=2
+        ).trials
+    finally:
+        rlplat.shutdown()
+    assert lines(notes) == ["1", "2", "3", "4", "5", "5", "6"]
+    assert (only.state, only.step, only.failures) == (TrialState.COMPLETE, 6, 1)
+
+
+def test_a_trial_that_fails_for_good_does_not_stop_the_others(cluster: None, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        report(x=config["a"])
+        if config["a"] == 2:
+            raise OSError("it cannot be done")
+        report(x=2 * config["a"])
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, max_failures=1)
+    assert states(analysis) == ["complete", "failed", "complete"]
+    failed = analysis.trials[1]
+    assert failed.failures == 2 and "OSError: it cannot be done" in failed.error
+    assert 'raise OSError("it cannot be done")' in failed.error  # the traceback shows the line
+    assert analysis.best_config == {"a": 3}
+
+
+def test_trials_that_always_hang_fail_and_others_go_on(cluster: None, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        if config["a"] == 1:
+            threading.Event().wait()
+        for _ in range(3):
+            report(x=config["a"])
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, max_silence_s=1, max_failures=1)
+    assert states(analysis) == ["failed", "complete", "complete"]
+    assert "no report for 1 s" in analysis.trials[0].error
+
+
+def test_a_trial_that_reports_nan_fails_and_others_go_on(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        report(x=1.0)
+        report(x=math.nan if config["a"] == 1 else 2.0)
+
+    analysis = run(trial, {"a": tune.grid([1, 2])}, tmp_path)
+    assert states(analysis) == ["failed", "complete"] and "x = nan" in analysis.trials[0].error
+
+
+def test_an_unknown_metric_names_those_that_were_reported(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)no metric 'accuracy'.*reported: loss, x"):
+        run(
+            lambda config, report: report(loss=1.0, x=2),
+            {"a": tune.grid([1, 2])},
+            tmp_path,
+            metric="accuracy",
+        )
+
+
+def test_a_trial_that_returns_nothing(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="returned nothing, and reported nothing"):
+        run(lambda config: None, {"a": tune.grid([1, 2])}, tmp_path)
+
+
+def broken(config: dict[str, Any], report: Any) -> None:
+    raise KeyError("learning_rate")
+
+
+def test_an_experiment_whose_first_trials_all_fail_ends_with_the_error(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"(?s)KeyError: 'learning_rate'.*in .*test_tune.py:\d+, broken"
+    ) as caught:
+        run(broken, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=1000)
+    assert len(str(caught.value).splitlines()) < 40
+    assert len(lines(tmp_path / "e" / "log.txt")) < 40
+
+
+class ClosesBadly(Stepping):
+    def close(self) -> None:
+        raise OSError("in close")
+
+
+def test_an_error_in_close_loses_nothing(backend: str, tmp_path: Path) -> None:
+    assert states(run(ClosesBadly, {"a": tune.grid([1, 2])}, tmp_path)) == ["complete"] * 2
+
+
+def test_a_function_that_ignores_the_stop_costs_its_process_and_not_its_result(
+    cluster: None, tmp_path: Path
+) -> None:
+    def obstinate(config: dict[str, Any], report: Any) -> None:
+        import rlplat.tune.programs
+
+        rlplat.tune.programs.GRACE_S = 0.2
+        try:
+            report(x=config["a"])
+            report(x=0)
+        finally:
+            threading.Event().wait()
+
+    analysis = run(obstinate, {"a": tune.grid([1, 2, 3, 4])}, tmp_path, stop={"step": 1}, max_concurrent=1)
+    assert states(analysis) == ["complete"] * 4
+    assert [trial.failures for trial in analysis.trials] == [0] * 4
+
+
+def test_a_config_that_is_refused_fails_its_trial_at_once(backend: str, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
+
+    def trial(config: dict[str, Any], report: Any) -> None:
+        with attempts.open("a") as file:
+            file.write(f"{config['a']}\n")
+        if config["a"] == 1:
+            raise ConfigError("a = 1 is out of the question")
+        report(x=config["a"])
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, max_concurrent=1)
+    assert states(analysis) == ["failed", "complete", "complete"] and lines(attempts) == ["1", "2", "3"]
+    assert analysis.trials[0].error.startswith("a = 1 is out of the question")
+
+
+def test_a_damaged_checkpoint_fails_its_trial_and_no_other(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        report(x=1, checkpoint={"step": 1})
+        report(x=2)
+        if config["a"] == 1 and report.step == 2:
+            (saved,) = report.directory.glob("checkpoints/step_1/state.json")
+            saved.write_text("{}")
+            raise OSError("and then it crashed")
+
+    analysis = run(trial, {"a": tune.grid([1, 2])}, tmp_path, checkpoint_period=1)
+    assert states(analysis) == ["failed", "complete"]
+    assert "state.json" in analysis.trials[0].error and "cannot be used" in analysis.trials[0].error
+
+
+def test_a_state_that_cannot_be_kept_ends_the_experiment(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"cannot checkpoint the state of trial 0: 'state.lock' is a _thread.lock"
+    ):
+        run(
+            lambda config, report: report(x=1, checkpoint={"lock": threading.Lock()}),
+            {"a": 1},
+            tmp_path,
+            checkpoint_period=1,
+        )
+
+
+def test_a_stopped_trial_cleans_up_and_may_spoil_its_config(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        a, config["a"] = config["a"], {"spoilt": True}
+        try:
+            while True:
+                report(x=a)
+        finally:
+            (tmp_path / f"cleaned-{a}").touch()
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, stop={"step": 2}, seeds_per_trial=2)
+    assert sorted(path.name for path in tmp_path.glob("cleaned-*")) == ["cleaned-1", "cleaned-2", "cleaned-3"]
+    assert [trial.config for trial in analysis.trials] == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_max_concurrent(cluster: None, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    running.mkdir()
+
+    def trial(config: dict[str, Any], report: Any) -> None:
+        mine = running / str(config["a"])
+        mine.touch()
+        for _ in range(5):
+            report(x=len(list(running.iterdir())))
+            assert len(list(running.iterdir())) == 1
+        mine.unlink()
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3, 4])}, tmp_path, max_concurrent=1, resources={"cpu": 0.5})
+    assert states(analysis) == ["complete"] * 4
+
+
+def test_the_time_budget_ends_what_runs_at_its_next_report(cluster: None, tmp_path: Path) -> None:
+    def endless(config: dict[str, Any], report: Any) -> None:
+        while True:
+            report(x=config["a"], checkpoint=0)
+
+    analysis = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=100, time_budget_s=1.0)
+    assert analysis.trials and len(analysis.trials) < 100
+    assert analysis.best_trial.step > 0
+    again = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=100, time_budget_s=1.0, resume=True)
+    assert again.trials[0].step > analysis.trials[0].step  # from its checkpoint
+
+
+def test_a_finished_experiment_has_nothing_to_go_on_with(backend: str, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
+
+    def trial(config: dict[str, Any]) -> float:
+        with attempts.open("a") as file:
+            file.write("begun\n")
+        return float(config["a"])
+
+    space = {"a": tune.grid([1, 2, 3])}
+    first = run(trial, space, tmp_path)
+    with pytest.raises(ConfigError, match="resume"):
+        run(trial, space, tmp_path)
+    second = run(trial, space, tmp_path, resume=True)
+    assert lines(attempts) == ["begun"] * 3
+    assert (
+        [trial.values for trial in second.trials]
+        == [trial.values for trial in first.trials]
+        == [(1,), (2,), (3,)]
+    )
+    assert second.best_config == {"a": 3}
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from rlplat import tune
+
+def endless(config, report):
+    step = report.checkpoint or 0
+    notes = Path(config["notes"])
+    while step < 400:
+        step += 1
+        with notes.open("a") as file:
+            file.write(f"{config['a']} {step}\\n")
+        report(x=step, checkpoint=step)
+        if not Path(config["gate"]).exists():
+            import time
+            time.sleep(0.01)
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    space = {"a": tune.grid([1, 2, 3]), "notes": str(out / "notes"), "gate": str(out / "gate")}
+    try:
+        analysis = tune.run(endless, space, metric="x", out=out / "e", resume="resume" in sys.argv, max_concurrent=2)
+    except KeyboardInterrupt as interrupted:
+        sys.exit(interrupted.exit_code)
+    print([trial.step for trial in analysis.trials], [str(trial.state) for trial in analysis.trials])
+"""
+
+
+def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.getcwd()},
+            start_new_session=True,
+        )
+
+    process = start()
+    try:
+        assert soon(lambda: len(lines(tmp_path / "notes")) > 20)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        text, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, text
+    before = lines(tmp_path / "notes")
+    (tmp_path / "gate").touch()
+    second = start("resume")
+    try:
+        text, _ = second.communicate(timeout=40)
+    finally:
+        second.kill()
+    assert second.returncode == 0, text
+    assert "[400, 400, 400] ['complete', 'complete', 'complete']" in text
+    after = lines(tmp_path / "notes")
+    for a in (1, 2, 3):  # every step once: they were saved at the report at which they ended
+        assert [line for line in after if line.startswith(f"{a} ")] == [
+            f"{a} {step}" for step in range(1, 401)
+        ]
+    assert len(after) == 1200 > len(before)
+    records = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
+    assert len(records) == 1200
