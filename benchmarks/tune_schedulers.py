@@ -73,7 +73,7 @@ def main() -> None:
     rows: list[Row] = []
     curves: list[Curve] = []
     seeds = range(2 if options.quick else options.seeds)
-    for problem in load_problems([name for name in PROBLEMS if name in options.rows]):
+    for problem in (load_problems([name])[0] for name in PROBLEMS if name in options.rows):
         for house in houses:
             for method in METHODS[house]:
                 started = time.monotonic()
