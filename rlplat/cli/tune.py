@@ -158,26 +158,15 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
         )
     if options.only:
         raise ConfigError("--only chooses among the `runs` of an experiment file, and there is no file")
-    base, config_keys = Layer({"trainable": options.algo}), set()
+    base = Layer({"trainable": options.algo, "config": {"env": options.env} if options.env else {}})
     if options.algo.lower() in algorithm_homes():
         base.values["trainable"] = options.algo.lower()
         tuned = tuned_config(options.algo, options.env) if options.env else None
-        if tuned is not None:
-            layer = load_yaml(tuned)
-            config = {
-                key: value for key, value in layer.values.items() if key not in ("algo", "expect", "stop")
-            }
-            base.values["config"], config_keys = config, set(config)
-            base.values["stop"] = {"env_steps": layer.values.get("stop", {}).get("env_steps")}
-            base.origins.update({("config", *path): origin for path, origin in layer.origins.items()})
-            print(f"the base is the tuned config {tuned}", file=sys.stderr)
-        if options.env and tuned is None:
-            base.values["config"] = {"env": options.env}
-    elif options.env:
-        base.values["config"] = {"env": options.env}
+        if tuned is not None:  # its other settings are what a trial's config is laid over (rl_config.py)
+            base.values["stop"] = {"env_steps": load_yaml(tuned).values.get("stop", {}).get("env_steps")}
     if options.out:
         base.values["out"] = options.out
-    return experiment_of(overlay([base, *(aimed(layer, config_keys) for layer in settings)]))
+    return experiment_of(overlay([base, *(aimed(layer) for layer in settings)]))
 
 
 def _run_one(spec: ExperimentSpec, resume: bool, arguments: Sequence[str], *, as_json: bool) -> int:

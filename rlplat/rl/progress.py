@@ -55,6 +55,19 @@ def describe(result: Result, evaluated: float | None = None) -> str:
     return f"return {result.episode_return_mean:.1f} ({length}{result.episodes:,} episodes){evaluation}"
 
 
+class Silent:
+    """For a run that is one of many: what it says is in its log.txt."""
+
+    def show(self, result: Result, env_steps_per_s: float) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class ProgressLines:
     """The first result at once, then one line every ten seconds."""
 

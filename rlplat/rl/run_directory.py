@@ -64,6 +64,8 @@ class RunDirectory:
         self.progress = progress
         self.last = last
         """The last result, also that of the checkpoint from which the run goes on."""
+        self.last_record: dict[str, Any] = {}
+        """The newest line of metrics.jsonl that this process has written."""
         self.wall_s = resumed_wall_s or 0.0
         self._info = info
         self._tried_env_steps = last.env_steps if last else 0
@@ -120,18 +122,17 @@ class RunDirectory:
     def record(self, result: Result, wall_s: float, env_steps_per_s: float) -> None:
         """One line of metrics; `result.metrics` carries the grouped names."""
         self.last, self.wall_s = result, wall_s
-        self._metrics.write(
-            {
-                "iteration": result.iteration,
-                "env_steps": result.env_steps,
-                "wall_s": round(wall_s, 4),
-                "env_steps_per_s": round(env_steps_per_s, 2),
-                "episodes": result.episodes,
-                "episode_return_mean": result.episode_return_mean,
-                "episode_length_mean": result.episode_length_mean,
-                **result.metrics,
-            }
-        )
+        self.last_record = {
+            "iteration": result.iteration,
+            "env_steps": result.env_steps,
+            "wall_s": round(wall_s, 4),
+            "env_steps_per_s": round(env_steps_per_s, 2),
+            "episodes": result.episodes,
+            "episode_return_mean": result.episode_return_mean,
+            "episode_length_mean": result.episode_length_mean,
+            **result.metrics,
+        }
+        self._metrics.write(self.last_record)
         self.progress.show(result, env_steps_per_s)
 
     def is_checkpoint_due(self, period: int, env_steps: int) -> bool:
@@ -146,6 +147,13 @@ class RunDirectory:
         env_steps = self.last.env_steps if self.last else 0
         if env_steps == self.saved_env_steps:
             return
+        self.save_to(self.path / "checkpoints", algorithm, evaluations)
+        self.saved_env_steps = env_steps
+        self.log(f"checkpoint step_{env_steps}")
+
+    def save_to(self, directory: Path, algorithm: Any, evaluations: dict[str, Any], *, keep: int = 3) -> Path:
+        """A checkpoint `step_<env_steps>` in any directory, of which the newest `keep` stay there."""
+        env_steps = self.last.env_steps if self.last else 0
         state = {
             "algorithm": algorithm.get_state(),
             "training": {
@@ -154,9 +162,7 @@ class RunDirectory:
                 "evaluations": evaluations,
             },
         }
-        save(self.path / "checkpoints", state, self._info(algorithm, env_steps))
-        self.saved_env_steps = env_steps
-        self.log(f"checkpoint step_{env_steps}")
+        return save(directory, state, self._info(algorithm, env_steps), keep=keep)
 
     def try_save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
         """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a

@@ -26,7 +26,7 @@ from rlplat.rl.bottleneck import add_seconds, bottleneck
 from rlplat.rl.evaluation_schedule import Evaluations
 from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
-from rlplat.rl.progress import open_progress
+from rlplat.rl.progress import Progress, open_progress
 from rlplat.rl.run_directory import RunDirectory, refuse_existing
 from rlplat.rl.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 
@@ -51,7 +51,7 @@ def training_loop(
     run: where to write metrics and checkpoints; also continues that run's clock.
     evaluations: those of the run, where they are to outlive the loop; else they end with it.
     """
-    rules = _stop_rules(algorithm.config, stop)
+    rules = stop_rules(algorithm.config, stop)
     with contextlib.ExitStack() as stack:
         if evaluations is None:
             evaluations = stack.enter_context(Evaluations(algorithm, run=run))
@@ -96,7 +96,8 @@ def stop_reason(rules: Mapping[str, float], result: Result, wall_s: float) -> st
     return ""
 
 
-def _stop_rules(config: Any, stop: Mapping[str, float | None] | None) -> dict[str, float]:
+def stop_rules(config: Any, stop: Mapping[str, float | None] | None = None) -> dict[str, float]:
+    """Those of the config with those of `stop` over them, as `training_loop` says."""
     rules: dict[str, float | None] = {key: getattr(config.stop, key, None) for key in _STOP_KEYS}
     for key, value in (stop or {}).items():
         name = _STOP_ALIASES.get(key, key)
@@ -192,28 +193,17 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
 
 
 def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> TrainedRun:
-    saved: dict[str, Any] = checkpoint.state["training"] if checkpoint else {"wall_s": None, "last": None}
-    last = Result(**saved["last"]) if saved["last"] else None
-    progress = open_progress(getattr(plan.config.stop, "env_steps", None), last.env_steps if last else 0)
+    first_env_steps = checkpoint.info.env_steps if checkpoint else 0
+    progress = open_progress(getattr(plan.config.stop, "env_steps", None), first_env_steps)
     for note in plan.notes:
         progress.say(note)
     try:
-        with Interruption(progress.say) as interruption, plan.algorithm_class(plan.config) as algorithm:
-            if checkpoint:
-                restore(algorithm, checkpoint)
-            run = RunDirectory(
-                directory,
-                config_yaml=plan.to_yaml(),
-                info=_checkpoint_info,
-                progress=progress,
-                resumed_wall_s=saved["wall_s"],
-                last=last,
-            )
+        with (
+            Interruption(progress.say) as interruption,
+            open_run(plan, directory, checkpoint, progress) as (algorithm, run, evaluations),
+        ):
             try:
-                with Evaluations(algorithm, run=run) as evaluations:
-                    if saved.get("evaluations"):
-                        evaluations.set_state(saved["evaluations"])
-                    return _turn(plan, algorithm, run, evaluations, interruption)
+                return _turn(plan, algorithm, run, evaluations, interruption)
             except Interrupted as signal:
                 run.log(f"ended by {signal}")
                 run.say(_how_to_go_on(run))
@@ -223,10 +213,43 @@ def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> 
                 error.add_note(_how_to_go_on(run))
                 error.__dict__["advice"] = [_how_to_go_on(run)]  # for the command, which shows no other notes
                 raise
-            finally:
-                run.close()
     finally:
         progress.close()
+
+
+@contextlib.contextmanager
+def open_run(
+    plan: TrainingPlan,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
+    *,
+    takes_over: bool = False,
+) -> Iterator[tuple[Any, RunDirectory, Evaluations]]:
+    """The algorithm, its run directory and its evaluations; from a checkpoint, of this run or of another, they go on.
+
+    takes_over: without a checkpoint, begin in a directory where a run may be already, and forget what that one wrote.
+    """
+    nothing: dict[str, Any] = {"wall_s": 0.0 if takes_over else None, "last": None}
+    saved = checkpoint.state["training"] if checkpoint else nothing
+    with plan.algorithm_class(plan.config) as algorithm:
+        if checkpoint:
+            restore(algorithm, checkpoint)
+        run = RunDirectory(
+            directory,
+            config_yaml=plan.to_yaml(),
+            info=_checkpoint_info,
+            progress=progress,
+            resumed_wall_s=saved["wall_s"],
+            last=Result(**saved["last"]) if saved["last"] else None,
+        )
+        try:
+            with Evaluations(algorithm, run=run) as evaluations:
+                if saved.get("evaluations"):
+                    evaluations.set_state(saved["evaluations"])
+                yield algorithm, run, evaluations
+        finally:
+            run.close()
 
 
 def _turn(

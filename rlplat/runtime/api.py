@@ -69,7 +69,8 @@ def init(
     spill_dir: str | None = None,
     store_full_timeout_s: float = 10.0,
 ) -> None:
-    """Start a private cluster on this machine.
+    """Start a private cluster on this machine. In a task or an actor, `backend="inproc"` opens one inside its process,
+    until `shutdown()`; refs and actor handles from outside work on.
 
     num_cpus, num_gpus: what tasks and actors may take in all; None: what the machine has.
     resources: custom resources by name.
@@ -86,8 +87,20 @@ def init(
     log_to_driver: whether the output of workers is shown on this process's stderr as well.
     """
     if connection.is_connected():
-        raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
-    if backend == "inproc":
+        outer = connection.backend()
+        if not outer.can_nest:
+            raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
+        if backend != "inproc":
+            raise ConfigError(
+                "this code runs in a task or an actor, so it has a cluster: leave rlplat.init() away, or open a "
+                "cluster inside this process by rlplat.init(backend='inproc')"
+            )
+        from rlplat.runtime.nested import NestedBackend
+
+        nested = NestedBackend(outer, num_cpus, num_gpus, resources, namespace, runtime_env)
+        outer.nested_opened()
+        connection.set_backend(nested)
+    elif backend == "inproc":
         from rlplat.runtime.inproc import InprocBackend
 
         connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace, runtime_env))
@@ -117,11 +130,15 @@ def init(
 
 
 def shutdown() -> None:
-    """End the cluster: every worker, actor and object of it. Does nothing when there is none."""
+    """End the cluster: every worker, actor and object of it. Does nothing when there is none.
+
+    In a task or an actor it ends the cluster that was opened there by `init(backend="inproc")`.
+    """
     if connection.is_connected():
         atexit.unregister(shutdown)
-        backend().shutdown()
-        connection.set_backend(None)
+        ended = backend()
+        ended.shutdown()
+        connection.set_backend(ended.outer)
 
 
 def is_initialized() -> bool:

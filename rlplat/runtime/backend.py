@@ -86,6 +86,17 @@ class RemoteCode:
 
 class Backend(Protocol):
     client_id: str
+    can_nest: bool
+    """Whether code of this process may open a cluster of its own inside it: that of tasks and actors."""
+
+    @property
+    def outer(self) -> Backend | None:
+        """What this one is nested in: the process's connection again after `shutdown`."""
+        ...
+
+    def nested_opened(self) -> None:
+        """Where `can_nest`: a nested cluster takes over."""
+        ...
 
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
         """What submits a task of this function: called with its arguments, returns its ref or refs."""

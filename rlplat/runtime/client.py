@@ -19,14 +19,14 @@ from rlplat.runtime.actor_calls import ActorCalls
 from rlplat.runtime.actors import Actors
 from rlplat.runtime.api import TERMINATE, ActorHandle
 from rlplat.runtime.awaiting import Awaiting
-from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.backend import Backend, Options, RemoteCode
 from rlplat.runtime.cancelling import Cancels
 from rlplat.runtime.client_envs import ClientEnvs
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import Lane, Lease, TaskRecord
 from rlplat.runtime.io_loop import IoLoop, Patience
 from rlplat.runtime.messages import PLAIN_CALL, CallOptions, Shape, Value
-from rlplat.runtime.objects import Objects
+from rlplat.runtime.objects import Objects, check_travels
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import GroupBook, PlacementGroup, capture_of, group_of, most_leases, shape_of
 from rlplat.runtime.rebuilding import Rebuilder
@@ -50,6 +50,9 @@ Deps = list[tuple[int | str, ObjectRef]]
 
 
 class Client:
+    can_nest = False
+    outer: Backend | None = None
+
     def __init__(self, session: str, client_id: str, *, spin: bool) -> None:
         self.client_id = client_id
         self.gpu_ids: tuple[int, ...] = ()
@@ -115,6 +118,9 @@ class Client:
             self._transport.post(NODE, messages.Hello(self.client_id))
             self._wait_until(lambda: bool(self._total), 30, "the node's welcome")
         self._loop.start()
+
+    def nested_opened(self) -> None:
+        """Workers override."""
 
     def use_runtime_env(self, env: dict[str, Any], snapshots: str) -> None:
         """What this process runs in, which what it submits inherits."""
@@ -333,6 +339,7 @@ class Client:
         if code.key is None or code.key not in self._codes:
             codec.dump_code(code)
             assert code.key is not None and code.blob is not None
+            check_travels(code.refs)
             keys = [(ref.owner, ref.id) for ref in code.refs]
             self._codes[code.key] = messages.Code(code.key, code.name, code.blob, keys)
             self._code_refs[code.key] = code.refs

@@ -25,7 +25,7 @@ from typing import Any
 from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec, exactly_once
 from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of
-from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.backend import Backend, Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.inproc_calls import (
     ActorExit,
@@ -44,7 +44,7 @@ from rlplat.runtime.inproc_objects import LocalObjects, Outcome, detached
 from rlplat.runtime.inproc_resources import NODE, LocalResources
 from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster, Place
 from rlplat.runtime.placement import PlacementGroup, capture_of, captured, shape_of
-from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.resources import machine_resources
 from rlplat.runtime.runtime_env import checked, merged
 
@@ -52,7 +52,9 @@ _ASYNC_CONCURRENCY = 1000
 
 
 class InprocBackend:
-    client_id = "inproc"
+    client_id = INPROC
+    can_nest = False
+    outer: Backend | None = None
 
     def __init__(
         self,
@@ -75,6 +77,9 @@ class InprocBackend:
         self._running: dict[int, asyncio.Task[None]] = {}
         """Calls on the loop, by the id of their first ref."""
         self._is_closed = False
+
+    def nested_opened(self) -> None:
+        raise AssertionError("nothing nests in this backend")
 
     # -- values
 

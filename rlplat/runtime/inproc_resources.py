@@ -86,7 +86,11 @@ class LocalResources:
     def _pool(self, shape: Shape, demand: Resources, who: str) -> Resources:
         if not shape.group:
             return self.free
-        entry = self._groups[shape.group]
+        entry = self._groups.get(shape.group)
+        if entry is None:
+            raise ConfigError(
+                f"{who}: its placement group belongs to another cluster, or one that was shut down"
+            )
         if entry.error is not None:
             raise codec.to_exception(entry.error)
         if entry.state != "CREATED":

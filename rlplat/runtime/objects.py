@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull
+from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull, UsageError
 from rlplat.runtime import codec, messages
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.io_loop import IoLoop
 from rlplat.runtime.messages import Key, Segment, Value
 from rlplat.runtime.ownership import Book, Entry
-from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.spilling import Room
 from rlplat.runtime.store import BytesMissing, Store
 
@@ -168,6 +168,8 @@ class Objects:
     def make_value(self, packed: codec.Packed, owner: str) -> Value:
         """Inline, or in shared memory that `owner` will free. The caller holds `packed.refs` meanwhile."""
         keys = [(ref.owner, ref.id) for ref in packed.refs]
+        if keys:
+            check_travels(packed.refs)
         if not packed.is_large():
             return Value(packed.data, None, keys)
         with self._loop.lock:
@@ -419,6 +421,16 @@ class Objects:
 
     def close(self) -> None:
         self._store.close()
+
+
+def check_travels(refs: Sequence[ObjectRef]) -> None:
+    """Nobody outside this process can ask for an object of a cluster that is nested in it."""
+    for ref in refs:
+        if ref.owner == INPROC:
+            raise UsageError(
+                f"{ref!r}, or the actor that it stands for, belongs to the cluster that this process opened inside "
+                "itself by rlplat.init(backend='inproc'): pass on its value, rlplat.get(ref)"
+            )
 
 
 def _owner_died(owner: str, id: int, reason: str) -> ErrorInfo:

@@ -16,6 +16,9 @@ from rlplat.errors import NotInitialized, SerializationError
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend
 
+INPROC = "inproc"
+"""The client id of the in-process backend, which owns all of its objects."""
+
 _backend: Backend | None = None
 _forked_from = 0
 """Set in a child that user code forked: the pid of the process whose connections it must not touch."""

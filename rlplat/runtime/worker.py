@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
-from rlplat.runtime import codec, messages, refs, stack_dump
+from rlplat.runtime import api, codec, messages, refs, stack_dump
 from rlplat.runtime.api import TERMINATE
 from rlplat.runtime.capturing import Capturing
 from rlplat.runtime.client import NODE, Client, values_of
@@ -49,6 +49,8 @@ _FAREWELL_S, _END_S = 2.0, 10.0
 
 
 class Worker(Client):
+    can_nest = True
+
     def __init__(self, session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
         super().__init__(session, client_id, spin=False)
         self.gpu_ids = gpu_ids
@@ -252,6 +254,7 @@ class Worker(Client):
             except BaseException as error:
                 self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
             if message.capture is not None:
+                self._close_nested()
                 refs.set_backend(self)
             ended = time.perf_counter()
             self._spans.append((name, began, ended))
@@ -480,6 +483,28 @@ class Worker(Client):
         raise UsageError(
             "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
         )
+
+    # ---------------------------------------------------------------- clusters inside this process
+
+    def nested_opened(self) -> None:
+        if not self._is_actor:  # an actor's may stay open from call to call
+            self._execute = self._execute_behind  # type: ignore[method-assign]
+
+    def _execute_behind(self, owner: str, message: Any) -> None:
+        """The task before this one has opened a nested cluster: it must not see it."""
+        del self._execute
+        self._close_nested()
+        self._execute(owner, message)
+
+    def _close_nested(self) -> None:
+        if not refs.backend().can_nest:
+            print(
+                "rlplat: warning: a task has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
+                "call rlplat.shutdown() in a `finally`",
+                file=sys.stderr,
+                flush=True,
+            )
+            api.shutdown()
 
     # ---------------------------------------------------------------- calls that are cancelled
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError
+from rlplat.tune.importance import Axis, Importance, axis_of, importances
 from rlplat.tune.results import OWN_COLUMNS, holding, metric_columns, read_reports, trial_row
 from rlplat.tune.trial import Trial, TrialState
 
@@ -48,7 +49,7 @@ class Analysis:
     @cached_property
     def ranked(self) -> list[Trial]:
         """Those that count, best first: not failed, and with a finite value of the (first) metric."""
-        return sorted(filter(self._counts, self.trials), key=self.score, reverse=True)
+        return sorted(filter(self.counts, self.trials), key=self.score, reverse=True)
 
     @property
     def best_trial(self) -> Trial:
@@ -85,7 +86,7 @@ class Analysis:
         """The trials that no other one beats in one objective without being worse in another, best first by the first
         objective. With a single objective: the best ones."""
         front: list[Trial] = []
-        ranked = sorted(filter(self._counts, self.trials), key=self._scores, reverse=True)
+        ranked = sorted(filter(self.counts, self.trials), key=self._scores, reverse=True)
         for trial in ranked:  # what could beat it comes before it in this order
             scores = self._scores(trial)
             if not any(_dominates(self._scores(other), scores) for other in front):
@@ -122,6 +123,48 @@ class Analysis:
         frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
         return frame
 
+    @cached_property
+    def judged(self) -> list[Trial]:
+        """What pictures and importances are made of: trials that have ended with a value, stopped ones included; while
+        there are none, those that run."""
+        counting = [trial for trial in self.trials if self.counts(trial)]
+        return [trial for trial in counting if trial.state.has_ended] or counting
+
+    @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """Of each parameter of the judged trials: the values it can have."""
+        domains, values = self._domains(), dict[str, list[Any]]()
+        for trial in self.judged:
+            for name, value in trial.params.items():
+                values.setdefault(name, []).append(value)
+        names = [name for name in domains if name in values] + [
+            name for name in values if name not in domains
+        ]
+        return {name: axis_of(domains.get(name), values[name]) for name in names}
+
+    @cached_property
+    def importances(self) -> list[Importance]:
+        """How much each parameter matters for the (first) metric, the most important first; empty where fewer than
+        `importance.MIN_TRIALS` trials have ended with a value. What was stopped early counts with the value it had."""
+        trials = self.judged
+        if not trials or not trials[0].state.has_ended:
+            return []
+        scores = [self.score(trial) for trial in trials]
+        return importances([trial.params for trial in trials], scores, self.axes)
+
+    def _domains(self) -> dict[str, Any]:
+        """Of experiment.yaml, without what `sample_from` computes: that would run somebody's code."""
+        from rlplat.config import load_yaml
+        from rlplat.tune.space import Space
+
+        if self.directory is None or not (self.directory / "experiment.yaml").exists():
+            return {}
+        try:
+            settings = load_yaml(self.directory / "experiment.yaml").values
+            return dict(Space.parse(_without_code(settings.get("config") or {})).domains)
+        except ConfigError:
+            return {}
+
     def __repr__(self) -> str:
         best = ""
         if len(self.metric) == 1 and self.ranked:
@@ -132,7 +175,8 @@ class Analysis:
     def _title(self) -> str:
         return f"the experiment {self.name}".rstrip()
 
-    def _counts(self, trial: Trial) -> bool:
+    def counts(self, trial: Trial) -> bool:
+        """Whether it can be the best: not failed, and with a finite value of each metric."""
         return (
             trial.state is not TrialState.FAILED
             and len(trial.values) == len(self.metric) > 0
@@ -179,6 +223,12 @@ def load(directory: str | Path) -> Analysis:
 
 def _listed(value: Any) -> list[str]:
     return list(value) if isinstance(value, list | tuple) else [value] if value else []
+
+
+def _without_code(value: Any) -> Any:
+    if isinstance(value, dict):
+        return None if set(value) == {"sample_from"} else {k: _without_code(v) for k, v in value.items()}
+    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -213,7 +213,7 @@ def refuse_existing(path: Path) -> None:
 
 def can_resume(path: Path) -> bool:
     """Whether there is an experiment, even one that was killed while it began."""
-    return (path / "experiment.yaml").exists() or (path / "log.txt").exists() and _has_just_begun(path)
+    return (path / "experiment.yaml").exists() or ((path / "log.txt").exists() and _has_just_begun(path))
 
 
 def take_back(path: Path) -> None:

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 
 NUM_BEST = 10
+NUM_HOPELESS = 3
+"""So many trials fail before the first report of any: then it is not their configs."""
 CHECKPOINT_SHARE = 0.1
 """Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
 FIRST_CHECKPOINT_S = 5.0
@@ -363,7 +366,8 @@ class Experiment:
             live.pausing = True
             if event.can_save:
                 return [*actions, Save(trial.number)]
-            return actions + self._saved(live, Saved(trial.number, None, trial.step))
+            told = [] if self.interrupted else actions  # without a checkpoint it will be reported again
+            return told + self._saved(live, Saved(trial.number, None, trial.step))
         if isinstance(verdict, Exploit):
             return actions + (self._exploit(trial, verdict, in_its_slot=True) or [Advance(trial.number)])
         is_due = event.can_save and self._is_checkpoint_due(live)
@@ -422,16 +426,19 @@ class Experiment:
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
             again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
-            actions = [Say(f"trial {trial.number} {again}: {_first_line(event.error)}")]
-            return [*actions, *self._wait_again(trial), Release(trial.number)]
+            said = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
+            return [said, *self._wait_again(trial), Release(trial.number)]
         actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
-        if not self._metric_seen and trial.step == 0 and self.counts[TrialState.FAILED] == self._num_ended():
-            actions.append(
-                Abort(
-                    ConfigError(f"no trial has come to its first report; trial {trial.number}: {event.error}")
-                )
-            )
+        if self._is_hopeless():
+            error = f"no trial has come to its first report; trial {trial.number}: {_shortened(event.error)}"
+            actions.append(Abort(ConfigError(error)))
         return actions
+
+    def _is_hopeless(self) -> bool:
+        """Nothing was ever reported, and enough trials have failed."""
+        num_failed = self.counts[TrialState.FAILED]
+        enough = min(NUM_HOPELESS, self.num_expected or NUM_HOPELESS)
+        return not self._metric_seen and num_failed == self._num_ended() and num_failed >= enough
 
     # ------------------------------------------------------------ judgements
 
@@ -518,8 +525,8 @@ class Experiment:
                 if self._metric_seen or self._is_algorithm:
                     return ""
                 return ConfigError(
-                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; reported: "
-                    f"{_listed(metrics)} (one that comes later is reported as None until then)"
+                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; "
+                    f"reported: {_listed(metrics)} (one that comes later is reported as None until then)"
                 )
             value = metrics[name]
             if value is None:
@@ -635,6 +642,17 @@ class Experiment:
 def _schedule(trial: Trial) -> list[Any]:
     """[[progress from which on, params], ...] of the weights that the trial has."""
     return list(trial.notes.get("schedule", [[0.0, trial.params]]))
+
+
+def _shortened(error: str) -> str:
+    """What was raised, and where in the user's code: an error with its traceback in a few lines."""
+    frames = re.findall(r'^ *File "([^"]+)", line (\d+), in (.+)$', error, re.MULTILINE)
+    places = [
+        f"  in {file}:{line}, {name}"
+        for file, line, name in frames
+        if not re.search("/rlplat/(tune|runtime|rl)/", file)
+    ]
+    return "\n".join([_first_line(error), *places[-3:]])
 
 
 def _first_line(text: str) -> str:

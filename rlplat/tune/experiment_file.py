@@ -142,7 +142,7 @@ def dump_experiment(spec: ExperimentSpec) -> str:
         "config": _plain(spec.space),
         "metric": _one_or_list(spec.metric),
         "mode": _one_or_list(spec.mode),
-        "searcher": {"name": spec.searcher.name, **_plain(spec.searcher.options)},
+        "searcher": _searcher_settings(spec.searcher),
         "scheduler": _plain(_named(spec.scheduler)),
         "storage": re.sub(r"(://[^:/@]+):[^@]*@", r"\1@", spec.storage),
     }
@@ -362,6 +362,13 @@ def searcher_of(
             f"'searcher'{f' in {at}' if at else ''} has no name: searcher: {{name: tpe, n_startup_trials: 5}}"
         )
     return Searcher(name, options)
+
+
+def _searcher_settings(searcher: Searcher) -> dict[str, Any]:
+    """One mapping, as it is written in a file: the name, the sampler's options, and what every searcher may be told."""
+    settings = {item.name: getattr(searcher, item.name) for item in fields(searcher)}
+    options = settings.pop("options")
+    return {key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])}
 
 
 def _home_of(trainable: Any) -> str:

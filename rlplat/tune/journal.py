@@ -35,8 +35,6 @@ from rlplat.errors import ConfigError
 _LOCK_GRACE_S = 2.0
 """How long a writer that was just killed may take to vanish."""
 _DISK_PERIOD_S = 0.05
-_MAX_WAITING_BYTES = 1 << 20
-"""Lines beyond this are written (not synced) before the turn is over."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -95,7 +93,6 @@ class Journal(JournalReader):
             os.close(self._descriptor)
             raise
         self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
         self._disk = _Disk(self._descriptor)
 
     @property
@@ -104,11 +101,7 @@ class Journal(JournalReader):
 
     def append(self, log: dict[str, Any]) -> None:
         """One line; TypeError when something in it is not JSON, and then there is no line."""
-        line = _encode(log).encode() + b"\n"
-        self._waiting.append(line)
-        self._waiting_bytes += len(line)
-        if self._waiting_bytes > _MAX_WAITING_BYTES:
-            self.flush()
+        self._waiting.append(_encode(log).encode() + b"\n")
 
     def flush(self) -> None:
         """Into the file, where others can read it. OSError: the disk is full, say, and nothing of it is in the file."""
@@ -126,7 +119,6 @@ class Journal(JournalReader):
             os.ftruncate(self._descriptor, size)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._waiting.clear()
-        self._waiting_bytes = 0
 
     def sync(self, wait: bool = False) -> None:
         """What was appended survives this process; wait: and the machine. OSError as in `flush`; ConfigError when

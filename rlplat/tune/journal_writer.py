@@ -36,12 +36,17 @@ class JournalWriter:
         try:
             if self.is_new:
                 self._study_attrs: dict[str, Any] = {}
+                self.directions = list(directions)
                 wanted = [
                     StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
                 ]
                 self._write(_CREATE_STUDY, study_name=name, directions=[int(way) for way in wanted])
             else:
-                self._study_attrs = dict(_study_in(self._journal, name).user_attrs)
+                study = _study_in(self._journal, name)
+                self._study_attrs = dict(study.user_attrs)
+                self.directions = [
+                    "max" if way is StudyDirection.MAXIMIZE else "min" for way in study.directions
+                ]
         except BaseException:
             self._journal.close()
             raise

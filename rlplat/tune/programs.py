@@ -13,6 +13,7 @@ Which of them it is, is settled in the driver by `check_trainable`, before anyth
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import sys
@@ -94,6 +95,7 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
         return SeveralSeeds(lambda one: open_program(trainable, config, one), context)
     _, found = _find(trainable)
     form = _kind_of(found, "").form
+    config = copy.deepcopy(config)  # the trial may do with it what it likes
     if form == "algorithm":
         from rlplat.tune.rl_program import open_rl_program
 
@@ -387,9 +389,9 @@ class ClassProgram:
 
 
 def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metrics | None:
-    """What a trainable returned at its end: its last report, or None. TypeError where that is all, and nothing."""
+    """What a trainable returned at its end: its last report, or None. ConfigError where that is all, and nothing."""
     if value is None and not has_reported:
-        raise TypeError(
+        raise ConfigError(
             f"trial {context.number} returned nothing, and reported nothing: return a dict of metrics, or report them"
         )
     if value is None:
@@ -398,7 +400,7 @@ def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metric
         return plain_metrics(value, context.metric)
     except (TypeError, ValueError) as error:
         if not has_reported:
-            raise TypeError(f"trial {context.number} returned {type(value).__name__}: {error}") from None
+            raise ConfigError(f"trial {context.number} returned {type(value).__name__}: {error}") from None
         print(f"trial {context.number}: its return value is not used: {error}", file=sys.stderr)
         return None
 

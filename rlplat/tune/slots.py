@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Demand = dict[str, float]
 """{"CPU": 1.0, "GPU": 0.5}: the cluster's names."""
 
+READY = "ready"
 _EPS = 1e-9
 
 
@@ -79,8 +80,8 @@ class Slots:
         return next((slot for slot in self.all if slot.is_free and slot.demand == demand), None)
 
     def open(self, demand: Demand) -> None:
-        """Reserve the resources of one more slot, at the price of idle slots of another size; not where one of this size
-        is being opened, nor where there is no room."""
+        """Reserve the resources of one more slot, at the price of idle slots of another size; not where one of this
+        size is being opened, nor where there is no room."""
         if any(slot.opening is not None and slot.demand == demand for slot in self.all):
             return
         for slot in [slot for slot in self.all if slot.is_free and not slot.calls]:
@@ -103,7 +104,7 @@ class Slots:
         assert slot.opening is not None
         rlplat.get(slot.opening)
         slot.opening = None
-        slot.host = self._make_host(slot.group)
+        self._start(slot)
 
     def assign(self, slot: Slot, number: int) -> None:
         slot.trial, slot.is_dirty = number, False
@@ -130,7 +131,12 @@ class Slots:
             self.by_trial.pop(slot.trial, None)
         slot.trial, slot.is_dirty = None, False
         slot.calls.clear()
+        self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        """Its first call is answered when it runs: how long a process takes to start is no silence of a trial."""
         slot.host = self._make_host(slot.group)
+        slot.call(READY)
 
     def close(self, slot: Slot) -> None:
         self.all.remove(slot)
@@ -138,7 +144,24 @@ class Slots:
             rlplat.kill(slot.host)
         rlplat.remove_placement_group(slot.group)
 
-    def close_all(self) -> None:
+    def silent(self, limit_s: float) -> list[Slot]:
+        """Whose hosts have not answered for so long."""
+        now = time.monotonic()
+        return [
+            slot for slot in self.all if slot.calls and slot.calls[0].method != READY and now - slot.since > limit_s
+        ]
+
+    def close_all(self, within_s: float) -> None:
+        """Tell the trials that wait at a report to end, give them `within_s` for it, and kill whatever is left."""
+        answered = {call.ref for slot in self.all for call in slot.calls}
+        if answered:
+            answered = set(rlplat.wait(list(answered), num_returns=len(answered), timeout=0)[0])
+        for slot in self.all:
+            is_at_rest = all(call.ref in answered for call in slot.calls)
+            if slot.host is not None and is_at_rest and (slot.is_dirty or slot.trial is not None):
+                slot.call("end")
+        if ending := [call.ref for slot in self.all for call in slot.calls if call.method == "end"]:
+            rlplat.wait(ending, num_returns=len(ending), timeout=within_s)
         for slot in list(self.all):
             self.close(slot)
         self.by_trial.clear()

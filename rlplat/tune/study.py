@@ -58,6 +58,7 @@ class StudyWriter(Protocol):
     """A storage as `Study` uses it: written without waiting, confirmed by `sync`."""
 
     is_new: bool
+    directions: list[str]
 
     def create_trial(
         self, number: int, params: dict[str, float], distributions: dict[str, str],
@@ -121,19 +122,34 @@ class Study:
         """What the params of a new trial were drawn from: a searcher with a model of Optuna's says it."""
 
     @classmethod
-    def open(cls, storage: str | Path, name: str, directions: Sequence[Direction], *, resume: bool) -> Study:
+    def open(
+        cls, storage: str | Path, name: str, directions: Sequence[Direction], *, resume: bool,
+        say: Callable[[str], None] = print,
+    ) -> Study:  # fmt: skip
         """storage: a path, or postgresql://user@host/database. resume: the study may be there already (if the tuner
-        was killed before it had written anything, it is not). ConfigError: it is there and resume is False; it
-        cannot be reached; another process is at it."""
+        was killed before it had written anything, it is not). say: for what the user must know, such as a server that
+        is waited for. ConfigError: it is there and resume is False; it cannot be reached; another process is at it."""
         writer: StudyWriter
-        if isinstance(storage, str) and "://" in storage:
-            raise ConfigError(f"storage {storage.partition(':')[0]}:// is not there yet")
-        writer = JournalWriter(Path(storage), name, directions)
-        if not writer.is_new and not resume:
+        if is_url(storage):
+            from rlplat.tune.database import DatabaseWriter
+
+            writer = DatabaseWriter(str(storage), name, directions, say)
+        else:
+            writer = JournalWriter(Path(storage), name, directions)
+        try:
+            if not writer.is_new and not resume:
+                raise ConfigError(
+                    f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or start a new one "
+                    "with --out"
+                )
+            if writer.directions != list(directions):
+                raise ConfigError(
+                    f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
+                    "on with what it began with: start a new one with --out"
+                )
+        except BaseException:
             writer.close()
-            raise ConfigError(
-                f"there is an experiment {name!r} in {storage}: go on with --resume, or start a new one with --out"
-            )
+            raise
         return cls(writer, storage, name, directions)
 
     # ----------------------------------------------------------------------------------------- the experiment's own
@@ -275,7 +291,12 @@ class Study:
     def read(cls, storage: str | Path, name: str | None = None) -> list[Trial]:
         """All trials by number, without a lock: also beside the tuner that writes them. name None: the only study
         there. ConfigError: there is none."""
-        study = read_journal(Path(storage), name)
+        if is_url(storage):
+            from rlplat.tune.database import read_database
+
+            study = read_database(str(storage), name)
+        else:
+            study = read_journal(Path(storage), name)
         sign = -1.0 if study.directions[0].name == "MINIMIZE" else 1.0
         return [_restored(frozen, sign) for frozen in study.get_trials(deepcopy=False)]
 
@@ -296,6 +317,19 @@ class Study:
         if known is None or known[0] is not distribution:
             known = self._described_by_name[name] = (distribution, distribution_to_json(distribution))
         return known[1]
+
+
+def is_url(storage: str | Path) -> bool:
+    return isinstance(storage, str) and "://" in storage
+
+
+def shown(storage: str | Path) -> str:
+    """For messages and files: without the password."""
+    if not is_url(storage):
+        return str(storage)
+    scheme, _, rest = str(storage).partition("://")
+    login, at, place = rest.rpartition("@")
+    return f"{scheme}://{login.partition(':')[0]}{at}{place}"
 
 
 def _record(trial: Trial) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class TrialCheckpoints:
         try:
             return encode(state, files)
         except TypeError as error:
-            raise CheckpointError(f"cannot checkpoint trial {self._trial}: {error}") from None
+            raise CheckpointError(f"cannot checkpoint the state of trial {self._trial}: {error}") from None
 
     def _before(self, directory: Path) -> str:
         """The checkpoint that is still needed while the next one is written. Those after the one that we began from

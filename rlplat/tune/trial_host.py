@@ -52,6 +52,9 @@ class TrialHost:
         self._step = 0
         self._directory = self._trials
 
+    def ready(self) -> None:
+        """The process is there."""
+
     def begin(self, order: Order) -> Turn:
         self.end()
         started = time.monotonic()
@@ -71,7 +74,11 @@ class TrialHost:
     def save(self) -> SavedTurn:
         assert self._program is not None
         started = time.monotonic()
-        name = self._program.save_to(self._directory / "checkpoints") if self._program.can_save else None
+        try:
+            name = self._program.save_to(self._directory / "checkpoints") if self._program.can_save else None
+        except BaseException:
+            self.end()  # an `advance` that was sent together with this is not to run
+            raise
         return SavedTurn(name, self._step, time.monotonic() - started)
 
     def end(self) -> None:
@@ -85,8 +92,7 @@ class TrialHost:
         try:
             metrics = self._program.step()
         except BaseException:
-            program, self._program = self._program, None
-            program.close()
+            self.end()
             raise
         if metrics is not None:
             self._step += 1

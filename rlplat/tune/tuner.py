@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rlplat
-from rlplat.errors import RlplatError, TaskError, UsageError
+from rlplat.errors import CheckpointError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
@@ -28,7 +28,7 @@ from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_bac
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
 from rlplat.tune.program import StillRunning
-from rlplat.tune.programs import TrainableKind, check_trainable
+from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
 from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
@@ -127,7 +127,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
-        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume)
+        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume, say=view.say)
         stack.callback(study.close)
         if "experiment" in study.settings:
             refuse_changes(spec, study.settings["experiment"], directory.storage)
@@ -179,6 +179,7 @@ class Tuner:
         self._started = time.monotonic()
 
     def run(self, *, resume: bool) -> Analysis:
+        is_in_order = False
         try:
             with Interruption(self.view.say) as interruption, interruption.deferred():
                 if resume:
@@ -189,10 +190,11 @@ class Tuner:
                     self._check_time()
                     self._fill()
                     self._turn()
+                is_in_order = True
                 if interruption.signal_number and self._abort is None:
                     raise Signalled(interruption.signal_number)
         finally:
-            self._close()
+            self._close(GRACE_S + 1 if is_in_order else 0.5)
         if self._abort is not None:
             raise self._abort
         return Analysis(self.study.load(), self.spec.metric, self.spec.mode, self.directory.path)
@@ -294,7 +296,7 @@ class Tuner:
     def _lost(self, slot: Slot, call: Call, error: BaseException) -> None:
         """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
         cause = getattr(error, "cause", None) or error.__cause__ or error
-        if isinstance(cause, UsageError):
+        if isinstance(cause, CheckpointError) and call.method == "save":  # no trial's state can be kept
             self._perform([ex.Abort(cause)])
             return
         slot.calls.clear()
@@ -307,20 +309,24 @@ class Tuner:
         if call.number != number or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
-        text = _remote_text(error)
-        self._perform(self.experiment.handle(ex.Crashed(number, text)))
+        can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
+        text = _remote_text(error) if can_retry else str(cause)
+        self._perform(self.experiment.handle(ex.Crashed(number, text, can_retry)))
 
     def _find_silent(self) -> None:
         limit = self.spec.max_silence_s
         if limit is None:
             return
-        now = time.monotonic()
-        for slot in self._slots.all:
-            if slot.calls and slot.trial is not None and now - slot.since > limit:
-                number = slot.trial
-                self._slots.renew(slot)
-                text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
-                self._perform(self.experiment.handle(ex.Crashed(number, text)))
+        for slot in self._slots.silent(limit):
+            call, number = slot.calls[0], slot.trial
+            self._slots.renew(slot)
+            if number is None:
+                continue
+            if call.number != number:  # the trial before it hangs in its end
+                self._to_begin.append(self.experiment.live_numbers[number])
+                continue
+            text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
+            self._perform(self.experiment.handle(ex.Crashed(number, text)))
 
     # ------------------------------------------------------------ actions
 
@@ -382,9 +388,9 @@ class Tuner:
         trials, metric = str(self.directory.trials), self.spec.metric[0]
         return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
 
-    def _close(self) -> None:
+    def _close(self, within_s: float) -> None:
         """Whatever ended the loop: what runs is ended, what was recorded is on the disk."""
-        self._slots.close_all()
+        self._slots.close_all(within_s)
         self.study.sync()
         snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
         self.view.close(snapshot)
@@ -403,7 +409,10 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 def _remote_text(error: BaseException) -> str:
     """What user code raised, with its traceback; or how the process died."""
     cause = getattr(error, "cause", None)
-    return f"{type(cause).__name__}: {cause}\n{error}" if cause is not None else str(error)
+    if cause is not None:
+        return f"{type(cause).__name__}: {cause}\n{error}"
+    notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where
+    return "\n".join([f"{type(error).__name__}: {error}" if notes else str(error), *notes])
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:

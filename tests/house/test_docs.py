@@ -28,6 +28,7 @@ from rlplat.cli import stack as stack_command
 from rlplat.cli import status as status_command
 from rlplat.cli import timeline as timeline_command
 from rlplat.cli import train as train_command
+from rlplat.cli import tune as tune_command
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.registry import algorithm_homes, load_algorithm
 
@@ -142,9 +143,17 @@ def check_check_env(arguments: list[str]) -> None:
     assert all(flag.startswith("env-kwargs.") for flag, _ in flags), flags
 
 
+def check_tune(arguments: list[str]) -> None:
+    options = tune_command.build_parser().parse_args(arguments)
+    if options.experiment is None or options.experiment.startswith("configs/"):
+        options.experiment = options.experiment and str(ROOT / options.experiment)
+        assert all(spec.checked() for spec in tune_command.planned(options))
+
+
 CHECKS: dict[str, Callable[[list[str]], object]] = {
     "train": check_train,
     "check-env": check_check_env,
+    "tune": check_tune,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "runs": lambda arguments: runs_command.build_parser().parse_args(arguments),
@@ -189,6 +198,8 @@ def test_python_and_yaml_blocks_are_valid(page: Path) -> None:
         compile(block, page_name(page), "exec")
     for block in blocks(page, "yaml"):
         layer = parse_yaml(block, page_name(page))
+        if page.stem == "tuning":
+            continue  # experiments: test_tuning_page.py
         algo = layer.values.pop("algo", page.stem if page.stem in algorithm_homes() else "ppo")
         resolve(load_algorithm(algo).config_class, [Layer({"env": "CartPole-v1"}), layer])
 

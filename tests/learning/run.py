@@ -1,6 +1,6 @@
 """Learning tests: train tuned configs to their `stop` and check what they `expect`.
 
-./scripts/learning-tests                                       every file in configs/
+./scripts/learning-tests                                       every file in configs/ but configs/tune/
 ./scripts/learning-tests configs/ppo/CartPole-v1.yaml --seeds 1 2 3 4 5        and mean ± deviation over the seeds
 """
 
@@ -21,6 +21,11 @@ from rlplat.cli.train import settings_layer
 from rlplat.errors import RlplatError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def run_configs() -> list[Path]:
+    """Every file in configs/ that is one training run: the experiments of configs/tune/ are many."""
+    return sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "tune")
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="keep the run directories here (default: a temporary one)")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all of them")
     options = parser.parse_args(argv)
-    configs = options.configs or sorted(CONFIGS.glob("*/*.yaml"))
+    configs = options.configs or run_configs()
     outcomes: list[Outcome] = []
     print(
         f"{'config':<24}{'seed':>6}{'env steps':>12}{'wall s':>10}{'return':>10}{'eval':>10}  result",

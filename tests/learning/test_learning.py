@@ -8,7 +8,7 @@ import pytest
 
 from rlplat.config import load_yaml
 from rlplat.rl.training_plan import plan_from_file
-from tests.learning.run import CONFIGS, learn, main
+from tests.learning.run import CONFIGS, learn, main, run_configs
 
 COUNTING = "algo: tests.cli.counting_algorithm:CountingAlgorithm\nenv: X\nstop: {env_steps: 100}\n"
 
@@ -40,7 +40,7 @@ def test_a_config_that_expects_nothing_or_fails_is_a_failure(
 
 
 def test_every_config_says_when_to_stop_and_what_to_expect() -> None:
-    configs = sorted(CONFIGS.glob("*/*.yaml"))
+    configs = run_configs()
     assert configs
     for config in configs:
         values = load_yaml(config).values

@@ -218,10 +218,24 @@ def test_promotion_a_paused_trial_that_is_ended_from_outside_is_forgotten():
 # ---------------------------------------------------------------- settings
 
 
-def test_the_first_rung_is_a_256th_of_max_progress_but_at_least_one_step():
-    assert Play(lambda: ASHA(2560, unit="env_steps")).scheduler._first == 10  # 4^4 = 256
-    assert Play(lambda: ASHA(100)).scheduler._first == 1
-    assert Play(lambda: ASHA(2560)).scheduler._first == 10
+def test_the_first_rung_is_an_81st_of_max_progress_but_at_least_one_step():
+    def first_judged(unit, reports, **settings):
+        """The first of the reports at which the worse of two trials is stopped; max_progress is 810."""
+        play = Play(lambda: ASHA(810, unit=unit, **settings))
+        play.add(2)
+        for progress in reports:
+            play.report(0, progress, 1.0)
+            if isinstance(play.report(1, progress, 0.0), Stop):
+                return progress
+        return None
+
+    assert first_judged("env_steps", [0.5, 5, 9, 10, 30]) == 10  # 810 / 3^4
+    assert first_judged("step", range(1, 81)) == 10
+    assert first_judged("env_steps", [1, 3, 4, 10, 30], reduction_factor=4) == 4  # 810 / 256 = 3.16
+    play = Play(lambda: ASHA(9))
+    play.add(2)
+    play.report(0, 1, 1.0)
+    assert play.report(1, 1, 0.0).reason.startswith("below the best third of 2 at 1 steps")
 
 
 @pytest.mark.parametrize(

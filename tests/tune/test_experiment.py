@@ -218,12 +218,17 @@ def test_a_crashed_trial_begins_again_from_its_checkpoint_and_then_has_failed() 
     assert experiment.is_done
 
 
-def test_a_trial_that_cannot_reach_its_first_report_ends_the_experiment_when_none_could() -> None:
+def test_trials_that_cannot_reach_their_first_report_end_the_experiment_when_none_could() -> None:
     experiment = make(5, max_failures=0)
-    begun(experiment)
-    actions = experiment.handle(Crashed(0, "NameError: name 'lr' is not defined"))
+    for number in range(3):  # one or two may be unlucky with their configs
+        begun(experiment)
+        actions = experiment.handle(Crashed(number, "NameError: name 'lr' is not defined"))
+        assert (Abort in kinds(actions)) == (number == 2)
     assert isinstance(actions[-1], Abort)
     assert "name 'lr' is not defined" in str(actions[-1].error)
+    alone = make(1, max_failures=0)
+    begun(alone)
+    assert Abort in kinds(alone.handle(Crashed(0, "boom")))
     later = make(5, max_failures=0)
     begun(later), begun(later)
     report(later, 1, 0.5)
@@ -270,6 +275,15 @@ def test_interrupted_trials_are_saved_at_their_next_report_and_wait() -> None:
     assert not experiment.is_done
     experiment.handle(NotBegun(1))
     assert second.state is TrialState.WAITING
+    assert experiment.is_done
+
+
+def test_an_interrupted_trial_without_a_checkpoint_reports_its_steps_again() -> None:
+    experiment = make(1)
+    trial = begun(experiment)
+    experiment.handle(Interrupted("Ctrl-C"))
+    assert kinds(experiment.handle(Reported(0, {"acc": 0.5}, 1.0, can_save=False))) == [RecordChange, Release]
+    assert (trial.state, trial.step, trial.history) == (TrialState.WAITING, 0, [])
     assert experiment.is_done
 
 

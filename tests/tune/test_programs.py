@@ -451,7 +451,7 @@ def test_functions_that_only_return(tmp_path: Path) -> None:
 def test_a_trial_that_returns_nothing_and_reports_nothing(trainable: Any, tmp_path: Path) -> None:
     if trainable is yielding_then:
         trainable = type("Endless", (Failing,), {"step": lambda self: None, "close": lambda self: None})
-    with pytest.raises(TypeError, match="returned nothing, and reported nothing"):
+    with pytest.raises(ConfigError, match="returned nothing, and reported nothing"):
         open_program(trainable, {}, context(tmp_path)).step()
 
 

@@ -151,6 +151,8 @@ def test_an_experiment_that_is_there_is_not_overwritten(study: Study, path: Path
     study.close()
     with pytest.raises(ConfigError, match=r"experiment 'demo' in .*--resume.*--out"):
         Study.open(path, "demo", ["max"], resume=False)
+    with pytest.raises(ConfigError, match=r"mode was max and is min now"):
+        Study.open(path, "demo", ["min"], resume=True)
     with pytest.raises(ConfigError, match="holds the experiment 'demo', not 'other'"):
         Study.open(path, "other", ["max"], resume=True)
     with pytest.raises(ConfigError, match=r"there is no .*nowhere\.journal"):

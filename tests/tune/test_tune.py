@@ -17,7 +17,7 @@ import pytest
 
 import rlplat
 from rlplat import tune
-from rlplat.errors import ConfigError
+from rlplat.errors import CheckpointError, ConfigError
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.trial import TrialState
 from tests.patience import soon
@@ -158,6 +158,8 @@ def test_a_trial_that_crashes_goes_on_from_its_checkpoint(fault: str, cluster: N
     assert lines(notes) == ["1", "2", "3", "4", "5", "4", "5", "6"]  # from the checkpoint at 3
     assert (only.state, only.step, only.values, only.failures) == (TrialState.COMPLETE, 6, (6,), 1)
     assert [score for _, score in only.history] == [1, 2, 3, 4, 5, 6]
+    reports = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
+    assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]
     expected = {"raise": "ValueError: at the fifth step", "exit": "exit", "hang": "no report for 1.5 s"}[
         fault
     ]
@@ -234,7 +236,7 @@ def broken(config: dict[str, Any], report: Any) -> None:
 
 def test_an_experiment_whose_first_trials_all_fail_ends_with_the_error(backend: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"(?s)KeyError: 'learning_rate'.*in broken.*raise KeyError"
+        ConfigError, match=r"(?s)KeyError: 'learning_rate'.*in .*test_tune.py:\d+, broken"
     ) as caught:
         run(broken, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=1000)
     assert len(str(caught.value).splitlines()) < 40
@@ -268,6 +270,61 @@ def test_a_function_that_ignores_the_stop_costs_its_process_and_not_its_result(
     assert [trial.failures for trial in analysis.trials] == [0] * 4
 
 
+def test_a_config_that_is_refused_fails_its_trial_at_once(backend: str, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
+
+    def trial(config: dict[str, Any], report: Any) -> None:
+        with attempts.open("a") as file:
+            file.write(f"{config['a']}\n")
+        if config["a"] == 1:
+            raise ConfigError("a = 1 is out of the question")
+        report(x=config["a"])
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, max_concurrent=1)
+    assert states(analysis) == ["failed", "complete", "complete"] and lines(attempts) == ["1", "2", "3"]
+    assert analysis.trials[0].error.startswith("a = 1 is out of the question")
+
+
+def test_a_damaged_checkpoint_fails_its_trial_and_no_other(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        report(x=1, checkpoint={"step": 1})
+        report(x=2)
+        if config["a"] == 1 and report.step == 2:
+            (saved,) = report.directory.glob("checkpoints/step_1/state.json")
+            saved.write_text("{}")
+            raise OSError("and then it crashed")
+
+    analysis = run(trial, {"a": tune.grid([1, 2])}, tmp_path, checkpoint_period=1)
+    assert states(analysis) == ["failed", "complete"]
+    assert "state.json" in analysis.trials[0].error and "cannot be used" in analysis.trials[0].error
+
+
+def test_a_state_that_cannot_be_kept_ends_the_experiment(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"cannot checkpoint the state of trial 0: 'state.lock' is a _thread.lock"
+    ):
+        run(
+            lambda config, report: report(x=1, checkpoint={"lock": threading.Lock()}),
+            {"a": 1},
+            tmp_path,
+            checkpoint_period=1,
+        )
+
+
+def test_a_stopped_trial_cleans_up_and_may_spoil_its_config(backend: str, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any], report: Any) -> None:
+        a, config["a"] = config["a"], {"spoilt": True}
+        try:
+            while True:
+                report(x=a)
+        finally:
+            (tmp_path / f"cleaned-{a}").touch()
+
+    analysis = run(trial, {"a": tune.grid([1, 2, 3])}, tmp_path, stop={"step": 2}, seeds_per_trial=2)
+    assert sorted(path.name for path in tmp_path.glob("cleaned-*")) == ["cleaned-1", "cleaned-2", "cleaned-3"]
+    assert [trial.config for trial in analysis.trials] == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
 # ---------------------------------------------------------------- limits
 
 
@@ -295,6 +352,30 @@ def test_the_time_budget_ends_what_runs_at_its_next_report(cluster: None, tmp_pa
     analysis = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=100, time_budget_s=1.0)
     assert analysis.trials and len(analysis.trials) < 100
     assert analysis.best_trial.step > 0
+    again = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=100, time_budget_s=1.0, resume=True)
+    assert again.trials[0].step > analysis.trials[0].step  # from its checkpoint
+
+
+def test_a_finished_experiment_has_nothing_to_go_on_with(backend: str, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
+
+    def trial(config: dict[str, Any]) -> float:
+        with attempts.open("a") as file:
+            file.write("begun\n")
+        return float(config["a"])
+
+    space = {"a": tune.grid([1, 2, 3])}
+    first = run(trial, space, tmp_path)
+    with pytest.raises(ConfigError, match="resume"):
+        run(trial, space, tmp_path)
+    second = run(trial, space, tmp_path, resume=True)
+    assert lines(attempts) == ["begun"] * 3
+    assert (
+        [trial.values for trial in second.trials]
+        == [trial.values for trial in first.trials]
+        == [(1,), (2,), (3,)]
+    )
+    assert second.best_config == {"a": 3}
 
 
 SCRIPT = """
@@ -317,7 +398,10 @@ def endless(config, report):
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     space = {"a": tune.grid([1, 2, 3]), "notes": str(out / "notes"), "gate": str(out / "gate")}
-    analysis = tune.run(endless, space, metric="x", out=out / "e", resume="resume" in sys.argv, max_concurrent=2)
+    try:
+        analysis = tune.run(endless, space, metric="x", out=out / "e", resume="resume" in sys.argv, max_concurrent=2)
+    except KeyboardInterrupt as interrupted:
+        sys.exit(interrupted.exit_code)
     print([trial.step for trial in analysis.trials], [str(trial.state) for trial in analysis.trials])
 """
 
@@ -332,13 +416,14 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.getcwd(), "RLPLAT_NUM_CPUS": "2"},
+            env=os.environ | {"PYTHONPATH": os.getcwd()},
+            start_new_session=True,
         )
 
     process = start()
     try:
         assert soon(lambda: len(lines(tmp_path / "notes")) > 20)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         text, _ = process.communicate(timeout=30)
     finally:
         process.kill()

@@ -1,0 +1,367 @@
+"""A study in a PostgreSQL database: `StudyWriter` over the tables of Optuna's `RDBStorage`, and the door to the server.
+
+    writer = DatabaseWriter("postgresql://user@host/database", "demo", ["max"], say=print)
+    writer.set_intermediate_value(...)       # in memory
+    writer.sync()                            # one round trip, one transaction: all of it is in the database
+
+Optuna's own writes take five round trips for one intermediate value. Here a turn's worth of them becomes a few upserts
+that travel together, and since they are upserts under ids that were reserved before, they can be sent again when nobody
+knows whether the server had taken them: a server that goes away is waited for, and nothing is lost or doubled.
+
+One tuner per study: it holds an advisory lock as long as its connection lives. Several studies share a database.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from rlplat.errors import ConfigError, MissingExtra
+
+try:
+    import psycopg2
+    from psycopg2.extensions import make_dsn, parse_dsn
+    from sqlalchemy.pool import NullPool
+except ImportError:
+    raise MissingExtra("psycopg2-binary", "tune", "--storage postgresql://...") from None
+
+T = TypeVar("T")
+
+CONNECT_S = 5
+"""Limit for each address of the server."""
+PATIENCE_S = 60.0
+"""How long a server that went away is waited for."""
+_LOCK_GRACE_S = 2.0
+"""How long the connection of a tuner that was just killed may take to vanish."""
+_LOCKS = 0x726C7000
+"""First half of our advisory locks' keys; the second is a study's id, or 0 for the tables themselves."""
+_IDS_AT_ONCE = 100
+_TIMES_ARE_UTC = int(optuna.__version__.partition(".")[0]) >= 5
+
+
+class Server:
+    """Where the database is, and how to get at it. The password is in `dsn` only, which nobody prints."""
+
+    def __init__(self, url: str, say: Callable[[str], None]) -> None:
+        scheme, separator, rest = url.partition("://")
+        if scheme == "sqlite":
+            raise ConfigError(
+                f"storage {url}: SQLite locks the whole file for every write and fails when two processes meet there; "
+                "leave storage out (a journal file in the experiment's directory), or use postgresql://user@host/database"
+            )
+        if not separator or scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
+            raise ConfigError(
+                f"storage {scheme}:// is not there: use postgresql://user@host/database, or leave storage out (a "
+                "journal file in the experiment's directory)"
+            )
+        shown = f"storage postgresql://...{rest[rest.rfind('@') :] if '@' in rest else rest}"
+        try:
+            given = parse_dsn(f"postgresql://{rest}")
+        except psycopg2.ProgrammingError as error:
+            raise ConfigError(f"{shown} is no PostgreSQL address: {_line(error)}") from None
+        settings = {
+            "connect_timeout": CONNECT_S,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
+            "client_encoding": "UTF8",
+            "application_name": f"rlplat tune (pid {os.getpid()} on {socket.gethostname()})"[:63],
+        }
+        self.dsn = make_dsn(**{**settings, **given})
+        host = given.get("host") or os.environ.get("PGHOST") or "the local socket"
+        port = given.get("port") or os.environ.get("PGPORT") or 5432
+        database = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
+        self.place = f"PostgreSQL at {host}:{port}, database {database!r}"
+        self._say = say
+
+    def connect(self) -> Any:
+        """A connection that commits by itself. ConfigError names the server and what it said."""
+        try:
+            connection = psycopg2.connect(self.dsn)
+        except psycopg2.OperationalError as error:
+            text, hint = _line(error), ""
+            if "password" in text:
+                hint = " (a password can be given in PGPASSWORD or ~/.pgpass)"
+            raise ConfigError(f"storage cannot be reached: {self.place}: {text}{hint}") from None
+        connection.autocommit = True
+        return connection
+
+    def patiently(self, action: Callable[[], T]) -> T:
+        """`action`, again and again while the server is away. ConfigError: away for more than `PATIENCE_S`."""
+        deadline, pause_s, said = time.monotonic() + PATIENCE_S, 0.1, False
+        while True:
+            try:
+                return action()
+            except ConfigError as error:
+                problem = str(error)
+            except psycopg2.InterfaceError as error:
+                problem = f"{self.place}: {_line(error)}"
+            except psycopg2.OperationalError as error:
+                if (error.pgcode or "").startswith("53"):  # its disk or its memory is full
+                    raise OSError(errno.ENOSPC, _line(error), self.place) from None
+                problem = f"{self.place}: {_line(error)}"
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{problem}; waited for {PATIENCE_S:g} s; when it is back, go on with --resume"
+                )
+            if not said:
+                self._say(f"waiting for the storage, {PATIENCE_S:g} s at most: {problem}")
+                said = True
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def optuna_storage(self, **settings: Any) -> RDBStorage:
+        """Each of its transactions makes a connection of its own, so that none outlives a server that starts anew."""
+
+        def connect() -> Any:
+            connection = self.patiently(self.connect)
+            connection.autocommit = False
+            return connection
+
+        engine = {"creator": connect, "poolclass": NullPool}
+        try:
+            return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
+        except (RuntimeError, StorageInternalError) as error:  # a schema of another version of Optuna
+            raise ConfigError(f"{self.place}: {_line(error)}") from None
+        except Exception as error:
+            if (cause := getattr(error, "orig", None)) is None:
+                raise
+            raise ConfigError(f"{self.place}: {_line(cause)}") from None
+
+
+class DatabaseWriter:
+    def __init__(
+        self, url: str, name: str, directions: Sequence[str], say: Callable[[str], None] = print
+    ) -> None:
+        """Makes the tables and the study where they are not there. ConfigError: the server cannot be reached, or
+        another tuner is at this study."""
+        self._server = Server(url, say)
+        self._name = name
+        self._connection = self._server.connect()
+        try:
+            self._query("SELECT pg_advisory_lock(%s, 0)", _LOCKS)  # two that make the tables at once fail
+            self._storage = self._server.optuna_storage()
+            try:
+                self._study_id = self._storage.get_study_id_from_name(name)
+                self.is_new = False
+            except KeyError:
+                ways = [
+                    StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
+                ]
+                self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
+                self.is_new = True
+            self._query("SELECT pg_advisory_unlock(%s, 0)", _LOCKS)
+            self._lock()
+            self.directions = [
+                "max" if way is StudyDirection.MAXIMIZE else "min"
+                for way in self._storage.get_study_directions(self._study_id)
+            ]
+            self._study_attrs = self._storage.get_study_user_attrs(self._study_id)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._view: optuna.Study | None = None
+        self._ids: dict[int, int] = {}
+        """Optuna's trial ids by number, of trials that have not ended."""
+        self._free_ids: list[int] = []
+        self._waiting: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {table: {} for table in _UPSERTS}
+        """What `sync` will write: table -> key -> the rest of the row."""
+
+    def create_trial(
+        self, number: int, params: dict[str, float], distributions: dict[str, str],
+        user_attrs: dict[str, Any], system_attrs: dict[str, Any],
+    ) -> None:  # fmt: skip
+        if not self._free_ids:
+            self._free_ids = self._server.patiently(self._reserve_ids)
+        trial_id = self._ids[number] = self._free_ids.pop(0)
+        self._waiting["trials"][(trial_id,)] = (number, self._study_id, "RUNNING", _now(), None)
+        for name, value in params.items():
+            self._waiting["trial_params"][trial_id, name] = (value, distributions[name])
+        for key, value in user_attrs.items():
+            self.set_user_attr(number, key, value)
+        for key, value in system_attrs.items():
+            self.set_system_attr(number, key, value)
+
+    def set_intermediate_value(self, number: int, step: int, value: float) -> None:
+        self._waiting["trial_intermediate_values"][self._ids[number], step] = _stored(value)
+
+    def set_user_attr(self, number: int, key: str, value: Any) -> None:
+        self._waiting["trial_user_attributes"][self._ids[number], key] = (json.dumps(value),)
+
+    def set_system_attr(self, number: int, key: str, value: Any) -> None:
+        self._waiting["trial_system_attributes"][self._ids[number], key] = (json.dumps(value),)
+
+    def finish_trial(self, number: int, state: TrialState, values: Sequence[float] | None) -> None:
+        trial_id = self._ids.pop(number)
+        for objective, value in enumerate(values or ()):
+            self._waiting["trial_values"][trial_id, objective] = _stored(value)
+        begun = self._waiting["trials"].get((trial_id,), (number, self._study_id, None, None, None))
+        self._waiting["trials"][(trial_id,)] = (*begun[:2], state.name, begun[3], _now())
+
+    def set_study_attr(self, key: str, value: Any) -> None:
+        self._study_attrs[key] = value
+        self._waiting["study_user_attributes"][self._study_id, key] = (json.dumps(value),)
+
+    def study_attrs(self) -> dict[str, Any]:
+        return dict(self._study_attrs)
+
+    def load_trials(self) -> list[FrozenTrial]:
+        self.sync()
+        trials: list[FrozenTrial] = sorted(
+            self._storage.get_all_trials(self._study_id, deepcopy=False), key=lambda trial: trial.number
+        )
+        self._ids = {trial.number: trial._trial_id for trial in trials if not trial.state.is_finished()}
+        return trials
+
+    def optuna_study(self) -> optuna.Study:
+        self.sync()
+        if self._view is None:
+            self._view = optuna.load_study(study_name=self._name, storage=self._storage)
+        return self._view
+
+    def sync(self, wait: bool = False) -> None:
+        if not any(self._waiting.values()):
+            return
+        self._server.patiently(self._send)
+        for rows in self._waiting.values():
+            rows.clear()
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            self._connection.close()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """All statements in one message, which PostgreSQL runs as one transaction."""
+        if self._connection.closed:
+            self._reconnect()
+        with self._connection.cursor() as cursor:
+            statements = []
+            for (
+                table,
+                rows,
+            ) in self._waiting.items():  # in the order of `_UPSERTS`: trials before what refers to them
+                if rows:
+                    values = [cursor.mogrify("%s", ((*key, *rest),)).decode() for key, rest in rows.items()]
+                    statements.append(_UPSERTS[table].format(",".join(values)))
+            cursor.execute(";".join(statements))
+
+    def _reconnect(self) -> None:
+        self._connection = self._server.connect()
+        try:
+            self._lock()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _lock(self) -> None:
+        deadline = time.monotonic() + _LOCK_GRACE_S
+        while not self._query("SELECT pg_try_advisory_lock(%s, %s)", _LOCKS, self._study_id)[0][0]:
+            if time.monotonic() > deadline:
+                holders = self._query(
+                    "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                    "WHERE locktype = 'advisory' AND classid = %s AND objid = %s",
+                    _LOCKS,
+                    self._study_id,
+                )
+                who = f": {holders[0][0]}" if holders else ""
+                raise ConfigError(
+                    f"the experiment {self._name!r} in {self._server.place} is still going{who}"
+                )
+            time.sleep(0.05)
+
+    def _reserve_ids(self) -> list[int]:
+        if self._connection.closed:
+            self._reconnect()
+        rows = self._query(
+            "SELECT nextval(pg_get_serial_sequence('trials', 'trial_id')) FROM generate_series(1, %s)", _IDS_AT_ONCE
+        )  # fmt: skip
+        return [row[0] for row in rows]
+
+    def _query(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(text, values)
+            return list(cursor.fetchall())
+
+
+def read_database(url: str, name: str | None, say: Callable[[str], None] = print) -> optuna.Study:
+    """A study, without a lock; name None: the only one. ConfigError: it is not there."""
+    server = Server(url, say)
+    server.connect().close()
+    storage = server.optuna_storage(skip_table_creation=True, skip_compatibility_check=True)
+    try:
+        names = [study.study_name for study in storage.get_all_studies()]
+    except StorageInternalError:
+        names = []  # no tables
+    if name not in names and (name is not None or len(names) != 1):
+        held = f"holds {', '.join(map(repr, sorted(names)))}" if names else "holds no experiment"
+        wanted = f", not {name!r}" if name is not None else ": name one"
+        raise ConfigError(f"{server.place} {held}{wanted if names else ''}")
+    return optuna.load_study(study_name=name or names[0], storage=storage)
+
+
+def _silently(action: Callable[[], T]) -> T:
+    """Optuna logs on stderr what is no news to the user of an experiment."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return action()
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _upsert(table: str, key: Sequence[str], rest: Sequence[str]) -> str:
+    columns = ", ".join([*key, *rest])
+    changes = ", ".join(f"{column} = EXCLUDED.{column}" for column in rest)
+    return (
+        f"INSERT INTO {table} ({columns}) VALUES {{}} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
+    )
+
+
+_VALUE_TYPE = "intermediate_value_type"
+_UPSERTS = {
+    # A trial that ends was begun in an earlier transaction, maybe: its first time stands.
+    "trials": "INSERT INTO trials (trial_id, number, study_id, state, datetime_start, datetime_complete) VALUES {} "
+    "ON CONFLICT (trial_id) DO UPDATE SET state = EXCLUDED.state, datetime_complete = EXCLUDED.datetime_complete",
+    "trial_params": _upsert("trial_params", ["trial_id", "param_name"], ["param_value", "distribution_json"]),
+    "trial_values": _upsert("trial_values", ["trial_id", "objective"], ["value", "value_type"]),
+    "trial_intermediate_values": _upsert(
+        "trial_intermediate_values", ["trial_id", "step"], ["intermediate_value", _VALUE_TYPE]
+    ),
+    "trial_user_attributes": _upsert("trial_user_attributes", ["trial_id", "key"], ["value_json"]),
+    "trial_system_attributes": _upsert("trial_system_attributes", ["trial_id", "key"], ["value_json"]),
+    "study_user_attributes": _upsert("study_user_attributes", ["study_id", "key"], ["value_json"]),
+}
+
+
+def _stored(value: float) -> tuple[float | None, str]:
+    """As Optuna keeps it: what SQL has no number for is a type."""
+    if math.isfinite(value):
+        return value, "FINITE"
+    return None, "NAN" if math.isnan(value) else "INF_POS" if value > 0 else "INF_NEG"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(tzinfo=None) if _TIMES_ARE_UTC else datetime.now()
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what the server or the driver says."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

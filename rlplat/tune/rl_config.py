@@ -1,0 +1,113 @@
+"""The config of a trial as the settings of an algorithm: what it means, what it needs, what is wrong with it.
+
+defaults < the tuned config of that algorithm and environment (but its `stop`, `expect` and `seed`) < the trial's config.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlplat.config import Layer, load_yaml, resolve
+from rlplat.errors import ConfigError
+from rlplat.rl.registry import load_algorithm, tuned_config
+from rlplat.rl.training_plan import TrainingPlan
+
+_OF_ONE_RUN = ("algo", "stop", "expect", "seed")
+"""Keys of a tuned config that say how it is tested, and not how to train."""
+MAX_ENVS_TRIED = 16
+
+
+def plan_trial(
+    algo: str, config: Mapping[str, Any], seed: int | None = None, origins: Mapping[Any, str] | None = None
+) -> TrainingPlan:
+    """What `trial.config` of this algorithm comes to; ConfigError, with `origins` of its keys, where it is wrong.
+
+    seed: the trial's, where the config has none. A trial runs in its host's process unless its config asks for more
+    than one rollout worker: same curve, one process instead of four.
+    """
+    algorithm_class = load_algorithm(algo)
+    config_class = algorithm_class.config_class
+    values = dict(config)
+    if seed is not None and "seed" in config_class.model_fields:
+        values.setdefault("seed", seed)
+    tuned, notes = _tuned_layer(algo, values)
+    if "num_rollout_workers" in config_class.model_fields and "num_rollout_workers" not in values:
+        default = config_class.model_fields["num_rollout_workers"].default
+        if tuned.values.get("num_rollout_workers", default) == 1:
+            tuned.values["num_rollout_workers"] = 0
+    settled = resolve(config_class, [tuned, Layer(values, dict(origins or {}))])
+    return TrainingPlan(algo, algorithm_class, settled, notes)
+
+
+def _tuned_layer(algo: str, config: Mapping[str, Any]) -> tuple[Layer, list[str]]:
+    env = config.get("env")
+    path = tuned_config(algo, env) if isinstance(env, str) else None
+    if path is None:
+        return Layer(), []
+    layer = load_yaml(path)
+    values = {key: value for key, value in layer.values.items() if key not in (*_OF_ONE_RUN, "env")}
+    note = f"settings that config does not name are those of the tuned config {path.parent.name}/{path.name}"
+    return Layer(values, layer.origins), [note]
+
+
+def demand_of(algo: str, config: Mapping[str, Any]) -> dict[str, float]:
+    """What a trial with this config takes of the cluster where `resources` does not say it: a CPU for each rollout
+    worker (at least one), and the GPUs that `learner.num_gpus` names. config: may be a part; the rest is defaults."""
+    fields = load_algorithm(algo).config_class.model_fields
+    tuned = _tuned_layer(algo, config)[0].values
+    workers: Any = next(
+        (source["num_rollout_workers"] for source in (config, tuned) if "num_rollout_workers" in source),
+        fields["num_rollout_workers"].default if "num_rollout_workers" in fields else 0,
+    )
+    learner: Any = {**_section(tuned, "learner"), **_section(config, "learner")}
+    gpus = learner.get("num_gpus", 0)
+    demand = {"CPU": float(max(1, workers))}
+    if isinstance(gpus, int | float) and gpus:
+        demand["GPU"] = float(gpus) * float(learner.get("num_learners", 1))
+    return demand
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    section = values.get(key)
+    return section if isinstance(section, Mapping) else {}
+
+
+def document_of(algo: str, config: Mapping[str, Any], seed: int | None = None) -> str:
+    """best.yaml: the complete settings with `algo`, as config.yaml of a run; `rlplat train best.yaml` takes it."""
+    return plan_trial(algo, config, seed).to_yaml()
+
+
+def check_configs(
+    algo: str, configs: Iterable[Mapping[str, Any]], origins: Mapping[Any, str] | None = None
+) -> list[str]:
+    """In the driver, before anything is on the disk: these configs are understood, and every environment among them is
+    there and sound (ConfigError, UsageError). Returns what was decided for the user, a line each."""
+    notes: dict[str, None] = {}
+    envs: dict[str, tuple[Any, ...]] = {}
+    for config in configs:
+        plan = plan_trial(algo, config, origins=origins)
+        notes |= dict.fromkeys(plan.notes)
+        name, kwargs = getattr(plan.config, "env", None), getattr(plan.config, "env_kwargs", {})
+        if isinstance(name, str):
+            envs.setdefault(json.dumps([name, kwargs], sort_keys=True, default=repr), (plan, name, kwargs))
+    for plan, name, kwargs in list(envs.values())[:MAX_ENVS_TRIED]:
+        _check_env(plan.config.model_dump(), name, kwargs)
+    return list(notes)
+
+
+def _check_env(settings: dict[str, Any], name: str, kwargs: dict[str, Any]) -> None:
+    from rlplat.rl import env_check
+    from rlplat.rl.multi_agent.policy_map import plan_multi_agent
+
+    if plan_multi_agent(settings) is None:
+        env_check.preflight(name, kwargs)
+
+
+def check_seeds(algo: str, config: Mapping[str, Any], seeds_per_trial: int) -> None:
+    """Several seeds of a config that fixes its seed would be the same run several times."""
+    if seeds_per_trial > 1 and "seed" in config:
+        raise ConfigError(
+            f"seeds_per_trial is {seeds_per_trial}, and config.seed fixes the seed of {algo}: leave config.seed away"
+        )

@@ -1,0 +1,304 @@
+"""`rlplat tune` as a command: files, flags, resuming, exit codes; and bad input, which leaves everything as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplat.cli import main
+from rlplat.config import load_yaml
+from tests.patience import soon
+
+ROOT = Path(__file__).resolve().parents[2]
+TRIAL = """\
+import os, pathlib, time
+
+def train(config, report):
+    for step in range(1, 11):
+        report(accuracy=config["alpha"] * step / (config["beta"] + step))
+
+def waiting(config, report):
+    for step in range(1, 4):
+        report(accuracy=config["alpha"] * step)
+        while step == 2 and not pathlib.Path("go").exists():
+            time.sleep(0.01)
+
+def without_number(config, report):
+    report(accuracy="high")
+
+def nothing(config, report):
+    pass
+
+def nan(config, report):
+    report(accuracy=float("nan"))
+
+def raises(config, report):
+    raise ValueError("no such alpha")
+
+def last_raises(config, report):
+    report(accuracy=config["alpha"])
+    if config["alpha"] > 0.5:
+        raise ValueError("too large")
+
+def returning(config):
+    return {"accuracy": config["alpha"]}
+"""
+SEED_EXAMPLE = """\
+trainable: ./my_trial.py:train
+config:
+  alpha: {grid: [0.2, 0.4, 0.6]}
+  beta: {grid: [1, 2]}
+metric: accuracy
+mode: max
+stop: {accuracy: 0.5}
+resources: {cpu: 1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_trial.py").write_text(TRIAL)
+    (tmp_path / "seed.yaml").write_text(SEED_EXAMPLE)
+    return tmp_path
+
+
+def tune(*arguments: str) -> int:
+    return main(["tune", *arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment that has ended."""
+    place = tmp_path_factory.mktemp("finished")
+    (place / "my_trial.py").write_text(TRIAL)
+    (place / "seed.yaml").write_text(SEED_EXAMPLE)
+    command = [sys.executable, "-m", "rlplat.cli", "tune", "seed.yaml", "--out", "kept", "--set", "alpha=0.2"]
+    subprocess.run(
+        command, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True
+    )
+    return place / "kept"
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Every file with what is in it."""
+    return {str(path): path.read_bytes() for path in sorted(directory.glob("**/*")) if path.is_file()}
+
+
+def results(directory: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(directory) / "results.jsonl").read_text().splitlines()]
+
+
+def test_the_seed_example_ends_with_the_best_config_and_where_everything_is(here: Path, capsys: Any) -> None:
+    assert tune("seed.yaml") == 0
+    said = capsys.readouterr().out
+    assert "seed: 6 trials (6 complete)\nbest: trial 4, accuracy 0.5\n  alpha: 0.6\n  beta: 1\n" in said
+    assert "the best config is in runs/seed/best.yaml" in said and "rlplat tune show runs/seed" in said
+    assert load_yaml("runs/seed/best.yaml").values == {"alpha": 0.6, "beta": 1}
+    assert load_yaml("runs/seed/experiment.yaml").values["config"]["alpha"] == {"grid": [0.2, 0.4, 0.6]}
+    reports = [line for line in results("runs/seed") if "metrics" in line]
+    assert max(line["metrics"]["accuracy"] for line in reports if line["trial"] == 4) == 0.5
+    assert (
+        len([line for line in reports if line["trial"] == 4]) == 5
+    )  # 0.5 is reached, and the trial ended there
+
+
+def test_flags_change_the_experiment_and_json_is_one_object(capsys: Any) -> None:
+    flags = (
+        "--set",
+        "beta=1",
+        "alpha={uniform: [0, 1]}",
+        "seed=3",
+        "--num-samples",
+        "4",
+        "--max-concurrent",
+        "1",
+    )
+    assert tune("seed.yaml", *flags, "--out", "there", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["directory"] == "there" and summary["trials"] == {"complete": 4}
+    (best,) = summary["best"]
+    assert set(best["params"]) == {"alpha"} and best["config"]["beta"] == 1
+    assert best["values"]["accuracy"] == max(
+        line["metrics"]["accuracy"] for line in results("there") if "metrics" in line
+    )
+
+
+def test_a_finished_experiment_takes_more_samples_on_resume(capsys: Any) -> None:
+    flags = ("seed.yaml", "--set", "beta=1", "alpha={uniform: [0, 1]}")
+    assert tune(*flags, "--num-samples", "2") == 0
+    before = [line for line in results("runs/seed") if "metrics" in line]
+    assert tune(*flags, "--num-samples", "5", "--resume") == 0
+    assert "seed: 5 trials (5 complete)" in capsys.readouterr().out
+    after = [line for line in results("runs/seed") if "metrics" in line]
+    assert after[: len(before)] == before and {line["trial"] for line in after} == {0, 1, 2, 3, 4}
+    assert tune("runs/seed", "--resume") == 0  # its directory says all that there is to say
+    assert "seed: 5 trials (5 complete)" in capsys.readouterr().out
+
+
+def test_runs_are_experiments_of_their_own_one_after_another(here: Path, capsys: Any) -> None:
+    runs = "runs:\n  low: {config.alpha: 0.1}\n  high: {config: {alpha: {grid: [0.7, 0.9]}}, repeats: 2}\n"
+    (here / "three.yaml").write_text(SEED_EXAMPLE + runs)
+    assert tune("three.yaml", "--out", "all", "--only", "low") == 0
+    assert sorted(path.name for path in (here / "all").iterdir()) == ["low"]
+    # the one that is there already is refused before anything starts; --resume begins those that are not
+    before = files_of(here)
+    assert tune("three.yaml", "--out", "all") == 2
+    assert "all/low" in capsys.readouterr().err and files_of(here) == before
+    assert tune("three.yaml", "--out", "all", "--resume") == 0
+    said = capsys.readouterr()
+    assert [line for line in said.err.splitlines() if line.startswith("experiment ")] == [
+        "experiment 1 of 3: low", "experiment 2 of 3: high-1", "experiment 3 of 3: high-2",
+    ]  # fmt: skip
+    assert "low: 2 trials" in said.out and "high-1: 4 trials" in said.out and "high-2: 4 trials" in said.out
+    assert [load_yaml(f"all/high-{n}/experiment.yaml").values["seed"] for n in (1, 2)] == [0, 1]
+
+
+def test_two_objectives_have_a_front(here: Path, capsys: Any) -> None:
+    (here / "my_trial.py").write_text(
+        "def train(config, report):\n    report(a=config['x'], b=-config['x'])\n"
+    )
+    (here / "two.yaml").write_text(
+        "trainable: ./my_trial.py:train\nconfig: {x: {grid: [1, 2]}}\nmetric: [a, b]\nmode: [max, max]\n"
+    )
+    assert tune("two.yaml") == 0
+    said = capsys.readouterr().out
+    assert "2 trials that no other one beats in everything:" in said
+    assert "trial 1, a 2, b -2\n  x: 2\n" in said and "trial 0, a 1, b -1\n  x: 1\n" in said
+
+
+def test_trials_that_fail_leave_the_others_and_no_result_at_all_is_exit_code_1(capsys: Any) -> None:
+    assert (
+        tune(
+            "seed.yaml",
+            "--set",
+            "trainable=./my_trial.py:last_raises",
+            "stop.accuracy=9",
+            "max_failures=0",
+            "--out",
+            "some",
+        )
+        == 0
+    )
+    said = capsys.readouterr()
+    assert "seed: 6 trials (4 complete, 2 failed)" in said.out and "ValueError: too large" in said.err
+    assert tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan") == 1
+    said = capsys.readouterr()
+    assert "no trial of seed has a result; trial 5: it reported accuracy = nan in its report 1" in said.err
+    assert "Traceback" not in said.err and said.out == ""
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_signal_ends_it_in_order_and_says_how_to_go_on(here: Path, number: int, exit_code: int) -> None:
+    command = [sys.executable, "-m", "rlplat.cli", "tune", "seed.yaml"]
+    settings = ["--set", "trainable=./my_trial.py:waiting", "stop.accuracy=9", "--out", "my exp"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command + settings, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert soon(lambda: Path("my exp/results.jsonl").exists() and len(results("my exp")) >= 2)
+        process.send_signal(number)
+        Path("go").touch()
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == exit_code, error
+    (line,) = (line for line in error.splitlines() if "to go on: " in line)
+    assert line == (
+        "the experiment is in my exp; to go on: rlplat tune seed.yaml --set trainable=./my_trial.py:waiting "
+        "stop.accuracy=9 --out 'my exp' --resume"
+    )
+    assert "Traceback" not in error
+    assert tune("seed.yaml", *settings, "--resume", "--json") == 0
+    reports = [(line["trial"], line["step"]) for line in results("my exp") if "metrics" in line]
+    assert sorted(reports) == [
+        (trial, step) for trial in range(6) for step in (1, 2, 3)
+    ]  # nothing twice, nothing lost
+
+
+def test_train_and_tune_send_each_others_files_to_the_right_place(here: Path, capsys: Any) -> None:
+    (here / "run.yaml").write_text("algo: ppo\nenv: CartPole-v1\n")
+    assert tune("run.yaml") == 2
+    assert (
+        "run.yaml is the config of one training run, not an experiment: rlplat train run.yaml"
+        in capsys.readouterr().err
+    )
+    assert main(["train", "seed.yaml"]) == 2
+    assert "seed.yaml is an experiment, which is many runs: rlplat tune seed.yaml" in capsys.readouterr().err
+    (here / "runs.yaml").write_text("runs: {a: {trainable: ppo}}\n")
+    assert main(["train", "runs.yaml"]) == 2
+    assert "rlplat tune runs.yaml" in capsys.readouterr().err
+
+
+def test_help_names_the_command_and_its_flags(capsys: Any) -> None:
+    assert main(["--help"]) == 0 and tune("--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tune search for the best config" in said and "--only NAME" in said and "rlplat tune show" in said
+
+
+BAD = [
+    ([], "what is to be tuned? Give an experiment file"),
+    (["nothing.yaml"], "no config file 'nothing.yaml'"),
+    (["."], "there is no experiment in .: it has no experiment.yaml"),
+    (["kept"], "kept is an experiment's directory: --resume goes on with it, rlplat tune show kept"),
+    (["kept", "--resume", "--out", "x"], "leave --out away"),
+    (["seed.yaml", "--out", "kept"], "an experiment is already in kept; go on with it: --resume"),
+    (["seed.yaml", "--out", "my_trial.py"], "my_trial.py already exists; choose another place: --out"),
+    (["seed.yaml", "--out", "new", "--resume"], "--resume: there is no experiment in new; leave --resume away"),
+    (["seed.yaml", "--out", "kept", "--resume", "--set", "alpha=0.2", "beta=7"],
+     "this is not the experiment in kept: 'config.beta' was {'grid': [1, 2]}, and is 7 now (from --set beta)"),
+    (["seed.yaml", "--algo", "ppo"], "leave --algo and --env away"),
+    (["seed.yaml", "--only", "a"], "--only a: seed.yaml has no `runs`, it is one experiment"),
+    (["--algo", "ppo", "--only", "a"], "--only chooses among the `runs` of an experiment file"),
+    (["--algo", "pp", "--env", "CartPole-v1"], "unknown algorithm 'pp'; did you mean 'ppo'?"),
+    (["--algo", "ppo", "--set", "learning_rate=1"], "'env' is not set"),
+    (["seed.yaml", "--set", "num_sampels=3"], "unknown key 'num_sampels' (from --set num_sampels); did you mean 'num_s"),
+    (["seed.yaml", "--num-samples", "0"], "bad value for 'num_samples' (from --num-samples): 0 (must be greater than 0)"),
+    (["seed.yaml", "--num-samples", "many"], "bad value for 'num_samples' (from --num-samples): 'many'"),
+    (["seed.yaml", "--max-concurrent", "-1"], "bad value for 'max_concurrent' (from --max-concurrent): -1"),
+    (["seed.yaml", "--set", "resources.cpu=-1"], "bad value for 'resources.cpu' (from --set resources.cpu): -1"),
+    (["seed.yaml", "--set", "resources.cpu=7000"], "one trial needs cpu 7000 (from --set resources.cpu), and the whole c"),
+    (["seed.yaml", "--set", "resources.gpus=1"], "unknown resource 'gpus' (from --set resources.gpus); did you mean 'gpu'"),
+    (["seed.yaml", "--set", "alpha={uniform: [1, 0]}"], "'alpha' in --set alpha: uniform: the range is empty"),
+    (["seed.yaml", "--set", "alpha={grid: []}"], "there is nothing to choose from: the list is empty"),
+    (["seed.yaml", "--num-samples", "50_000"], "has 6 points; with num_samples=50,000 there are 300,000 trials, more than"),
+    (["seed.yaml", "--max-concurrent", "1", "--set", "metric=acuracy"],
+     "no metric 'acuracy' in the first report of trial 0; did you mean 'accuracy'?; reported: accuracy"),
+    (["seed.yaml", "--set", "metric=[accuracy, loss]", "mode=max"], "1 mode (max) for 2 metrics (accuracy, loss)"),
+    (["seed.yaml", "--set", "searcher=tp"], "no searcher 'tp'; did you mean 'tpe'?"),
+    (["seed.yaml", "--set", "searcher={name: random, gamma: 3}"], "searcher random has no option 'gamma'"),
+    (["seed.yaml", "--set", "scheduler=ahsa"], "unknown trial scheduler 'ahsa'; did you mean 'asha'?"),
+    (["seed.yaml", "--set", "scheduler={name: asha, max_progres: 9}"], "did you mean 'max_progress'?"),
+    (["seed.yaml", "--set", "scheduler={name: hyperband, max_progress: 9}", "trainable=./my_trial.py:returning"],
+     "cannot be saved: give it save and load"),
+    (["seed.yaml", "--storage", "sqlite:///x.db"], "storage (from --storage): SQLite locks up while several processes"),
+    (["seed.yaml", "--storage", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "'./my_trial.py' has no 'trian'"),
+    (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],
+     "trial 0 returned nothing, and reported nothing: return a dict of metrics, or report them"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:raises", "max_failures=0"], "ValueError: no such alpha\n  in "),
+    (["cyclic.yaml"], "nested deeper than 32 levels"),
+    (["evil.yaml"], "evil.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=[" ".join(arguments)[:60] for arguments, _ in BAD])
+def test_bad_input_is_one_message_and_exit_code_2_and_everything_is_as_before(
+    here: Path, finished: Path, capsys: Any, arguments: list[str], said: str
+) -> None:
+    shutil.copytree(finished, here / "kept")
+    (here / "cyclic.yaml").write_text("trainable: ppo\nconfig: &a {x: *a}\n")
+    (here / "evil.yaml").write_text("trainable: !!python/object/apply:os.system ['touch evil']\n")
+    before = files_of(here)
+    assert tune(*arguments) == 2
+    error = capsys.readouterr().err
+    messages = [line for line in error.splitlines() if line.startswith("rlplat: ")]
+    assert len(messages) == 1 and "Traceback" not in error
+    assert said in error
+    assert files_of(here) == before

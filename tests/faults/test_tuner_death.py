@@ -1,0 +1,166 @@
+"""The tuner dies by kill -9, its hosts do, the disk fills up: the experiment goes on, forgets nothing, doubles nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna", reason="needs the extra 'tune'")
+
+from tests.faults.programs import ROOT
+from tests.faults.tuner_program import NUM_STEPS
+
+SLACK = 4
+"""Steps that may run again: up to two since the last checkpoint, the one of the checkpoint, one that was under way."""
+
+
+class Life:
+    """One experiment, and all the lives of its tuner."""
+
+    def __init__(self, directory: Path, **orders: Any) -> None:
+        self.directory, self.orders = directory, orders
+        self.deaths = 0
+        directory.mkdir(exist_ok=True)
+
+    def run(self, **orders: Any) -> list[list[Any]] | None:
+        """To its end, or None when it was killed before."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.faults.tuner_program", str(self.directory), json.dumps(self.orders | orders)],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode == -signal.SIGKILL:
+            self.deaths += 1
+            return None
+        assert done.returncode == 0, done.stdout + done.stderr
+        trials: list[list[Any]] = json.loads(done.stdout.splitlines()[-1])
+        return trials
+
+    def story(self) -> list[list[str]]:
+        path = self.directory / "story"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def results(self) -> Counter[tuple[int, int]]:
+        lines = (self.directory / "experiment" / "results.jsonl").read_text().splitlines()
+        return Counter((line["trial"], line["step"]) for line in map(json.loads, lines))
+
+    def check(self, trials: list[list[Any]]) -> None:
+        """What holds after any number of deaths."""
+        assert self.results() == {
+            (number, step): 1 for number, _, steps, *_ in trials for step in range(1, steps + 1)
+        }
+        furthest: Counter[str] = Counter()
+        ends: Counter[str] = Counter()
+        for word, number, *step in self.story():
+            if word == "begin":
+                assert int(step[0]) >= furthest[number] - SLACK, f"trial {number} lost checkpointed work"
+                assert int(step[0]) <= furthest[number]
+            elif word == "step":
+                furthest[number] = max(furthest[number], int(step[0]))
+            else:
+                ends[number] += 1
+        for number, state, steps, *_ in trials:
+            assert furthest[str(number)] >= steps
+            assert state != "complete" or ends[str(number)] >= 1
+        again = sum(ends.values()) - len(ends)
+        assert again <= 2 * self.deaths  # only what had ended in the last moment, and was not recorded
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    trials = Life(tmp_path_factory.mktemp("uninterrupted")).run(backend="inproc")
+    assert trials is not None
+    assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 8
+    return trials
+
+
+def deaths_at_random(directory: Path, num_deaths: int, seed: int, **orders: Any) -> list[list[Any]]:
+    life, chance = Life(directory, **orders), random.Random(seed)
+    trials = None
+    while trials is None:
+        fuse = {"kill_after_s": chance.uniform(0.05, 1.0)} if life.deaths < num_deaths else {}
+        trials = life.run(**fuse)
+    assert life.deaths, "it was over before the first death"
+    life.check(trials)
+    return trials
+
+
+def test_a_tuner_that_is_killed_again_and_again_runs_every_trial_once(
+    tmp_path: Path, uninterrupted: list[list[Any]]
+) -> None:
+    assert deaths_at_random(tmp_path, 6, seed=1, step_s=0.1) == uninterrupted
+
+
+@pytest.mark.slow
+def test_twenty_five_deaths(tmp_path: Path, uninterrupted: list[list[Any]]) -> None:
+    assert deaths_at_random(tmp_path, 25, seed=2, step_s=0.2) == uninterrupted
+
+
+POINTS = [
+    ("before rlplat.tune.study:Study.create", 1),
+    ("after rlplat.tune.study:Study.create", 2),
+    ("before rlplat.tune.study:Study.report", 3),
+    ("after rlplat.tune.study:Study.report", 4),
+    ("before rlplat.tune.trial_host:TrialHost.save", 2),
+    ("after rlplat.tune.trial_host:TrialHost.save", 2),
+    ("before rlplat.tune.study:Study.note", 3),
+    ("after rlplat.tune.study:Study.note", 3),
+    ("before rlplat.tune.directory:ExperimentDirectory.flush", 5),
+    ("after rlplat.tune.directory:ExperimentDirectory.flush", 5),
+    ("before rlplat.tune.journal:Journal.flush", 4),
+    ("after rlplat.tune.journal:Journal.flush", 5),
+    ("before rlplat.tune.study:Study.end", 1),
+    ("after rlplat.tune.study:Study._finish", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.end", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.reconcile", 1),
+    ("after rlplat.tune.experiment:Experiment.restore", 1),
+]
+
+
+def test_a_tuner_that_dies_at_any_named_point_runs_every_trial_once(
+    tmp_path: Path, uninterrupted: list[list[Any]]
+) -> None:
+    life = Life(tmp_path, backend="inproc")
+    for point, count in POINTS:
+        assert life.run(kill_at=[point, count]) is None, (
+            f"the experiment was over before {point}, call {count}"
+        )
+    trials = life.run()
+    assert trials is not None
+    life.check(trials)
+    assert trials == uninterrupted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"searcher": "tpe", "num_samples": 14},
+        {"scheduler": {"name": "asha", "reduction_factor": 3, "max_progress": 9}},
+        {"scheduler": {"name": "hyperband", "max_progress": 9}},
+        {"scheduler": {"name": "pbt", "perturbation_period": 3, "mutations": ["alpha"]}},
+    ],
+    ids=["tpe", "asha", "hyperband", "pbt"],
+)
+def test_searchers_and_trial_schedulers_go_on_where_they_were(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """One trial at a time, so that the outcome depends on nothing but the order of the reports."""
+    orders = {
+        "settings": {"max_concurrent": 1, **settings},
+        "backend": "inproc",
+        "checkpoint_period": 1,
+        "step_s": 0.03,
+    }
+    undisturbed = Life(tmp_path / "undisturbed", **orders).run()
+    assert undisturbed is not None
+    if "scheduler" in settings and settings["scheduler"]["name"] != "pbt":
+        assert {state for _, state, *_ in undisturbed} == {"complete", "stopped"}
+    assert deaths_at_random(tmp_path / "disturbed", 3, seed=5, **orders) == undisturbed
