@@ -62,20 +62,32 @@ class TrainableKind:
 
         resources: the experiment's, where it says them; else one CPU, or what the algorithm's config comes to."""
         if resources is None and self.is_algorithm:
-            from rlplat.tune.rl_program import demand_of
+            from rlplat.tune.rl_config import demand_of
 
             return demand_of(self.name, config)
         names = {"cpu": "CPU", "gpu": "GPU"}
         given = {"cpu": 1.0} if resources is None else resources
         return {names.get(name, name): float(amount) for name, amount in given.items() if amount}
 
-    def document(self, config: dict[str, Any]) -> str | None:
-        """The text of best.yaml; None: just the config."""
+    def host_gpus(self, demand: Mapping[str, float]) -> float:
+        """How many of the trial's GPUs its host uses itself; an algorithm's learner is an actor of its own."""
+        return 0.0 if self.is_algorithm else demand.get("GPU", 0.0)
+
+    def document(self, config: dict[str, Any], seed: int) -> str | None:
+        """The text of best.yaml; None: just the config. seed: the trial's."""
         if not self.is_algorithm:
             return None
-        from rlplat.tune.rl_program import document_of
+        from rlplat.tune.rl_config import document_of
 
-        return document_of(self.name, config)
+        return document_of(self.name, config, seed)
+
+    def notes(self, config: dict[str, Any]) -> list[str]:
+        """What was decided for the user, a line each; config: of some trial."""
+        if not self.is_algorithm:
+            return []
+        from rlplat.tune.rl_config import plan_trial
+
+        return plan_trial(self.name, config).notes
 
 
 def check_trainable(trainable: Any) -> TrainableKind:
@@ -143,7 +155,9 @@ def _kind_of(found: Any, name: str) -> TrainableKind:
 
 def _kind_of_class(found: type, name: str) -> TrainableKind:
     if hasattr(found, "config_class"):
-        return TrainableKind("algorithm", name, True)
+        return TrainableKind(
+            "algorithm", _algorithm_name(found) if found.__qualname__ == name else name, True
+        )
     step = getattr(found, "step", None)
     if not callable(step):
         raise ConfigError(f"class {name} has no step(self): {_WHAT_IT_IS}")
@@ -157,6 +171,14 @@ def _kind_of_class(found: type, name: str) -> TrainableKind:
             f"class {name} has {has} and no {lacks}: save(self) returns a state, load(self, state) takes it"
         )
     return TrainableKind("class", name, can_save)
+
+
+def _algorithm_name(found: type) -> str:
+    """Under which the registry finds this class: config.yaml and best.yaml name it."""
+    from rlplat.rl.registry import algorithm_homes
+
+    home = f"{found.__module__}:{found.__qualname__}"
+    return next((name for name, announced in algorithm_homes().items() if announced == home), home)
 
 
 def _is_generator(function: Any) -> bool:

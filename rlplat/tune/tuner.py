@@ -142,8 +142,9 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
             num_samples=spec.num_samples,
             modes=spec.mode,
         )
-        if searcher.notice:
-            view.say(searcher.notice)
+        for note in [*kind.notes(spec.sample_config()), *([searcher.notice] if searcher.notice else [])]:
+            view.say(note)
+            directory.log(note)
         experiment = Experiment(
             spec,
             searcher,
@@ -384,20 +385,25 @@ class Tuner:
         best = self.experiment.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
-            self.directory.best(best[0], self.kind.document(best[0].config))
+            self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
 
     def _make_host(self, group: PlacementGroup) -> ActorHandle:
-        strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
+        strategy = rlplat.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+        )
+        num_gpus = self.kind.host_gpus(group.bundle_specs[0])
+        host = rlplat.remote(TrialHost).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=strategy)
         trials, metric = str(self.directory.trials), self.spec.metric[0]
         return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
 
     def _close(self, within_s: float) -> None:
         """Whatever ended the loop: what runs is ended, what was recorded is on the disk."""
-        self._slots.close_all(within_s)
-        self.study.sync()
-        snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
-        self.view.close(snapshot)
+        try:
+            self._slots.close_all(within_s)
+            self.study.sync()
+        finally:
+            snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
+            self.view.close(snapshot)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
