@@ -44,7 +44,7 @@ _WHAT_IT_IS = (
 class TrainableKind:
     form: Literal["function", "reporting function", "generator", "class", "algorithm"]
     name: str
-    """For the user's eyes."""
+    """For the user's eyes; of an algorithm: by which it is loaded."""
     can_save: bool | None
     """Whether its trials can be saved; None: that shows in their reports."""
 
@@ -92,9 +92,8 @@ class TrainableKind:
 
 def check_trainable(trainable: Any) -> TrainableKind:
     """What a trainable is, in the driver; ConfigError where it is none, or cannot travel to another process."""
-    named, found = _find(trainable)
-    kind = _kind_of(found, trainable if isinstance(trainable, str) else _name_of(found))
-    if not named:
+    found, kind = _settled(trainable)
+    if not isinstance(trainable, str):
         _check_travels(found)
     return kind
 
@@ -105,18 +104,16 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
         from rlplat.tune.several_seeds import SeveralSeeds
 
         return SeveralSeeds(lambda one: open_program(trainable, config, one), context)
-    _, found = _find(trainable)
-    form = _kind_of(found, "").form
+    found, kind = _settled(trainable)
     config = copy.deepcopy(config)  # the trial may do with it what it likes
-    if form == "algorithm":
+    if kind.is_algorithm:
         from rlplat.tune.rl_program import open_rl_program
 
-        name = trainable if isinstance(trainable, str) else _algorithm_name(found)
-        program: Program = open_rl_program(name, config, context)
+        program: Program = open_rl_program(kind.name, config, context)
         return program
-    if form == "class":
+    if kind.form == "class":
         return ClassProgram(found, config, context)
-    if form == "reporting function":
+    if kind.form == "reporting function":
         return FunctionProgram(found, config, context)
     return GeneratorProgram(found, config, context)
 
@@ -124,13 +121,14 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
 # ---------------------------------------------------------------- what it is
 
 
-def _find(trainable: Any) -> tuple[bool, Any]:
-    """(whether it was given by name, the thing itself)."""
+def _settled(trainable: Any) -> tuple[Any, TrainableKind]:
+    """(the thing itself, what it is)."""
     if not isinstance(trainable, str):
-        return False, trainable
+        return trainable, _kind_of(trainable, _name_of(trainable))
     from rlplat.rl import registry
 
-    return True, registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
+    found = registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
+    return found, _kind_of(found, trainable)
 
 
 def _kind_of(found: Any, name: str) -> TrainableKind:
@@ -217,6 +215,8 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _name_of(found: Any) -> str:
+    if hasattr(found, "config_class"):  # an algorithm's class: the name by which it can be loaded
+        return f"{found.__module__}:{found.__qualname__}"
     inner = getattr(found, "func", found)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 

@@ -102,6 +102,7 @@ class ExperimentSpec:
         kind = check_trainable(self.trainable)
         spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
         if kind.is_algorithm:
+            spec = replace(spec, trainable=kind.name)  # a class that was given becomes its name
             spec = replace(spec, space=_with_stop(spec.space, spec.stop))
         space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
         number_of_trials(space, spec.num_samples)

@@ -394,10 +394,12 @@ class Tuner:
 
     def _close(self, within_s: float) -> None:
         """Whatever ended the loop: what runs is ended, what was recorded is on the disk."""
-        self._slots.close_all(within_s)
-        self.study.sync()
-        snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
-        self.view.close(snapshot)
+        try:
+            self._slots.close_all(within_s)
+            self.study.sync()
+        finally:
+            snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
+            self.view.close(snapshot)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
