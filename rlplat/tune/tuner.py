@@ -365,8 +365,9 @@ class Tuner:
             elif isinstance(action, ex.CopyCheckpoint):
                 self._copy(action)
             elif isinstance(action, ex.Say):
-                self.view.say(action.text)
                 self.directory.log(action.text)
+                if not action.to_log_only:
+                    self.view.say(action.text)
             elif self._abort is None:
                 self._abort = action.error
 
