@@ -13,7 +13,6 @@ One tuner per study: it holds an advisory lock as long as its connection lives. 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -111,8 +110,6 @@ class Server:
             except psycopg2.InterfaceError as error:
                 problem = f"{self.place}: {_line(error)}"
             except psycopg2.OperationalError as error:
-                if (error.pgcode or "").startswith("53"):  # its disk or its memory is full
-                    raise OSError(errno.ENOSPC, _line(error), self.place) from None
                 problem = f"{self.place}: {_line(error)}"
             if time.monotonic() > deadline:
                 raise ConfigError(
@@ -145,27 +142,37 @@ class Server:
 
 class DatabaseWriter:
     def __init__(
-        self, url: str, name: str, directions: Sequence[str], say: Callable[[str], None] = print
+        self,
+        url: str,
+        name: str,
+        directions: Sequence[str],
+        *,
+        resume: bool,
+        say: Callable[[str], None] = print,
     ) -> None:
-        """Makes the tables and the study where they are not there. ConfigError: the server cannot be reached, or
-        another tuner is at this study."""
+        """Makes the tables and the study where they are not there; a study without a single report is not there, unless
+        `resume`. ConfigError: the server cannot be reached, or another tuner is at this study."""
         self._server = Server(url, say)
         self._name = name
         self._connection = self._server.connect()
         try:
             self._query("SELECT pg_advisory_lock(%s, 0)", _LOCKS)  # two that make the tables at once fail
             self._storage = self._server.optuna_storage()
-            try:
-                self._study_id = self._storage.get_study_id_from_name(name)
-                self.is_new = False
-            except KeyError:
-                ways = [
-                    StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
-                ]
+            ways = [
+                StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
+            ]
+            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", name)
+            self.is_new = not known
+            if known:
+                self._study_id = known[0][0]
+                self._lock()
+                if not resume and not self._has_reports():  # its first tuner was refused, or killed at once
+                    self._storage.delete_study(self._study_id)
+                    self.is_new = True
+            if self.is_new:
                 self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
-                self.is_new = True
+                self._lock()
             self._query("SELECT pg_advisory_unlock(%s, 0)", _LOCKS)
-            self._lock()
             self.directions = [
                 "max" if way is StudyDirection.MAXIMIZE else "min"
                 for way in self._storage.get_study_directions(self._study_id)
@@ -286,6 +293,14 @@ class DatabaseWriter:
                     f"the experiment {self._name!r} in {self._server.place} is still going{who}"
                 )
             time.sleep(0.05)
+
+    def _has_reports(self) -> bool:
+        return bool(
+            self._query(
+                "SELECT 1 FROM trial_intermediate_values JOIN trials USING (trial_id) WHERE study_id = %s LIMIT 1",
+                self._study_id,
+            )
+        )
 
     def _reserve_ids(self) -> list[int]:
         if self._connection.closed:

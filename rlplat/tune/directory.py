@@ -26,6 +26,7 @@ import yaml
 
 from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
+from rlplat.rl.run_directory import is_running
 from rlplat.tune.hparams import ExperimentCurves
 from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, replace_file
 from rlplat.tune.spec import ExperimentSpec
@@ -218,8 +219,11 @@ def can_resume(path: Path) -> bool:
 
 def take_back(path: Path) -> None:
     """An experiment was refused before its first report (no such metric, say): remove what it has left, so that the
-    same command can begin it again. What trials wrote of their own stays, and the directory with it."""
+    same command can begin it again. What trials wrote of their own stays, and the directory with it; and everything
+    where another process is at it (the same command, given twice at once)."""
     try:
+        if is_running(path):
+            return
         if (path / "results.jsonl").exists() and (path / "results.jsonl").stat().st_size:
             return
         for name in ("experiment.yaml", "log.txt", "results.jsonl", "results.csv", "best.yaml"):

@@ -154,6 +154,7 @@ class CopyCheckpoint:
 @dataclass(frozen=True)
 class Say:
     text: str
+    to_log_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -617,8 +618,9 @@ class Experiment:
         self._scheduler.end(trial)
         self._keep_best(trial)
         actions: list[Action] = [RecordEnd(trial)]
-        if state is TrialState.FAILED:
-            actions.append(Say(f"trial {trial.number} failed: {_first_line(reason)}"))
+        is_failed = state is TrialState.FAILED
+        text = f"trial {trial.number} {state}: {_first_line(reason)}"
+        actions.append(Say(text, to_log_only=not is_failed))
         return actions + self._give_due()
 
     def _keep_best(self, trial: Trial) -> None:

@@ -104,7 +104,8 @@ class Journal(JournalReader):
         self._waiting.append(_encode(log).encode() + b"\n")
 
     def flush(self) -> None:
-        """Into the file, where others can read it. OSError: the disk is full, say, and nothing of it is in the file."""
+        """Into the file, where others can read it. ConfigError: the disk refuses (it is full, say), nothing of it is in
+        the file, and it waits for the next time."""
         if not self._waiting:
             return
         data = b"".join(self._waiting)
@@ -112,26 +113,35 @@ class Journal(JournalReader):
         try:
             written = os.write(self._descriptor, data)
             if written < len(data):  # a disk that is almost full takes a part
-                os.write(self._descriptor, data[written:])
-                if os.fstat(self._descriptor).st_size < size + len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                written += os.write(self._descriptor, data[written:])
+                if written < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self._descriptor, size)
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
+            raise self._refused(error) from None
         self._waiting.clear()
 
     def sync(self, wait: bool = False) -> None:
-        """What was appended survives this process; wait: and the machine. OSError as in `flush`; ConfigError when
-        somebody has removed the file."""
+        """What was appended survives this process; wait: and the machine. ConfigError: as in `flush`, or somebody has
+        removed the file."""
         if self._waiting:
             self.flush()
             if os.fstat(self._descriptor).st_nlink == 0:
                 raise ConfigError(f"{self.path} was removed while the experiment was going, and so it ends")
             self._disk.is_behind.set()
-        if wait:
-            os.fdatasync(self._descriptor)
-        elif self._disk.error is not None:
-            raise OSError(self._disk.error.errno, self._disk.error.strerror, str(self.path))
+        try:
+            if wait:
+                os.fdatasync(self._descriptor)
+            elif self._disk.error is not None:
+                raise self._disk.error
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"{self.path} cannot be written: {error.strerror}; what was recorded before is safe: cure it, and go on with "
+            "--resume"
+        )
 
     def close(self) -> None:
         """Sync and let go of the lock; the lock goes even if the disk refuses."""

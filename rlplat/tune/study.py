@@ -133,7 +133,7 @@ class Study:
         if is_url(storage):
             from rlplat.tune.database import DatabaseWriter
 
-            writer = DatabaseWriter(str(storage), name, directions, say)
+            writer = DatabaseWriter(str(storage), name, directions, resume=resume, say=say)
         else:
             writer = JournalWriter(Path(storage), name, directions)
         try:
@@ -302,7 +302,7 @@ class Study:
 
     def sync(self, wait: bool = False) -> None:
         """What was said survives the end of this process. wait: and that of the machine; before something is deleted
-        that the storage named until now. OSError: the disk is full, say; it can be tried again."""
+        that the storage named until now. ConfigError: the disk is full, the server stays away; nothing is lost."""
         self._writer.sync(wait)
 
     def close(self) -> None:

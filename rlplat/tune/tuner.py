@@ -32,7 +32,7 @@ from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
 from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.slots import Call, Demand, Slot, Slots
+from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
@@ -142,8 +142,9 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
             num_samples=spec.num_samples,
             modes=spec.mode,
         )
-        if searcher.notice:
-            view.say(searcher.notice)
+        for note in [*kind.notes(spec.sample_config()), *([searcher.notice] if searcher.notice else [])]:
+            view.say(note)
+            directory.log(note)
         experiment = Experiment(
             spec,
             searcher,
@@ -302,11 +303,15 @@ class Tuner:
         slot.calls.clear()
         number = slot.trial
         is_stuck = isinstance(error, StillRunning)
+        if call.method == READY and number is None:
+            self._slots.close(slot)  # not again and again: the next trial opens one, and pays for it
+            return
         if is_stuck or not isinstance(error, TaskError):
             self._slots.renew(slot)
         if number is None or number not in self.experiment.live_numbers:
             return
-        if call.number != number or (is_stuck and call.method == "begin"):
+        is_before = call.number != number and call.method != READY
+        if is_before or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
@@ -360,8 +365,9 @@ class Tuner:
             elif isinstance(action, ex.CopyCheckpoint):
                 self._copy(action)
             elif isinstance(action, ex.Say):
-                self.view.say(action.text)
                 self.directory.log(action.text)
+                if not action.to_log_only:
+                    self.view.say(action.text)
             elif self._abort is None:
                 self._abort = action.error
 
@@ -380,20 +386,25 @@ class Tuner:
         best = self.experiment.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
-            self.directory.best(best[0], self.kind.document(best[0].config))
+            self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
 
     def _make_host(self, group: PlacementGroup) -> ActorHandle:
-        strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
+        strategy = rlplat.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+        )
+        num_gpus = self.kind.host_gpus(group.bundle_specs[0])
+        host = rlplat.remote(TrialHost).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=strategy)
         trials, metric = str(self.directory.trials), self.spec.metric[0]
         return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
 
     def _close(self, within_s: float) -> None:
         """Whatever ended the loop: what runs is ended, what was recorded is on the disk."""
-        self._slots.close_all(within_s)
-        self.study.sync()
-        snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
-        self.view.close(snapshot)
+        try:
+            self._slots.close_all(within_s)
+            self.study.sync()
+        finally:
+            snapshot = self.experiment.snapshot(time.monotonic() - self._started, (0, 0))
+            self.view.close(snapshot)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
@@ -408,7 +419,7 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 
 def _remote_text(error: BaseException) -> str:
     """What user code raised, with its traceback; or how the process died."""
-    cause = getattr(error, "cause", None)
+    cause = getattr(error, "cause", None) or error.__cause__
     if cause is not None:
         return f"{type(cause).__name__}: {cause}\n{error}"
     notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where

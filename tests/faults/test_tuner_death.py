@@ -1,14 +1,16 @@
-"""The tuner dies by kill -9, its hosts do, the disk fills up: the experiment goes on, forgets nothing, doubles nothing."""
+"""The tuner dies by kill -9, its hosts do, the disk fills up: the experiment goes on, and doubles nothing."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
-import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,14 @@ import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
+from rlplat.rl.run_directory import is_running
+from rlplat.tune.directory import take_back
+from rlplat.tune.study import Study
+from rlplat.tune.trial import TrialState
 from tests.faults.programs import ROOT
 from tests.faults.tuner_program import NUM_STEPS
+from tests.patience import soon
+from tests.tune.postgres import PostgresServer, postgres_server
 
 SLACK = 4
 """Steps that may run again: up to two since the last checkpoint, the one of the checkpoint, one that was under way."""
@@ -33,16 +41,40 @@ class Life:
 
     def run(self, **orders: Any) -> list[list[Any]] | None:
         """To its end, or None when it was killed before."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.faults.tuner_program", str(self.directory), json.dumps(self.orders | orders)],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode == -signal.SIGKILL:
+        return self.told(self.start(**orders))
+
+    def start(self, **orders: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.faults.tuner_program", str(self.directory)]
+        return subprocess.Popen(
+            [*command, json.dumps(self.orders | orders)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self, tuner: subprocess.Popen[str]) -> list[list[Any]] | None:
+        out, errors = tuner.communicate()
+        if tuner.returncode == -signal.SIGKILL:
             self.deaths += 1
             return None
-        assert done.returncode == 0, done.stdout + done.stderr
-        trials: list[list[Any]] = json.loads(done.stdout.splitlines()[-1])
+        assert tuner.returncode == 0, out + errors
+        trials: list[list[Any]] = json.loads(out.splitlines()[-1])
         return trials
+
+    def refusal(self, tuner: subprocess.Popen[str]) -> str:
+        """The last line of what a tuner said that gave up."""
+        out, errors = tuner.communicate()
+        assert tuner.returncode == 1, out + errors
+        self.deaths += 1
+        return errors.splitlines()[-1]
+
+    def has_come_to(self, num_steps: int) -> Callable[[], bool]:
+        return lambda: sum(word == "step" for word, *_ in self.story()) >= num_steps
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "experiment" / "study.journal"
 
     def story(self) -> list[list[str]]:
         path = self.directory / "story"
@@ -61,6 +93,7 @@ class Life:
         ends: Counter[str] = Counter()
         for word, number, *step in self.story():
             if word == "begin":
+                step = step[1:]  # after the process
                 assert int(step[0]) >= furthest[number] - SLACK, f"trial {number} lost checkpointed work"
                 assert int(step[0]) <= furthest[number]
             elif word == "step":
@@ -164,3 +197,94 @@ def test_searchers_and_trial_schedulers_go_on_where_they_were(
     if "scheduler" in settings and settings["scheduler"]["name"] != "pbt":
         assert {state for _, state, *_ in undisturbed} == {"complete", "stopped"}
     assert deaths_at_random(tmp_path / "disturbed", 3, seed=5, **orders) == undisturbed
+
+
+# ---------------------------------------------------------------- not the tuner's own death
+
+
+def test_hosts_that_are_killed_are_replaced_and_others_go_on(
+    tmp_path: Path, uninterrupted: list[list[Any]]
+) -> None:
+    life = Life(tmp_path, step_s=0.1, settings={"max_failures": 6})
+    tuner = life.start()
+    for steps in (3, 12, 25, 40):
+        assert soon(life.has_come_to(steps), 60)
+        pids = [int(line[2]) for line in life.story() if line[0] == "begin"]
+        _kill_if_alive(pids[-1])
+    life.deaths = 4  # of hosts: what was under way there is done again
+    trials = life.told(tuner)
+    assert trials == uninterrupted
+    life.check(trials)
+    failures = [trial.failures for trial in Study.read(life.journal)]
+    assert sum(failures) >= 3, "one may have been between two trials"
+
+
+def test_a_full_disk_ends_it_with_one_message_and_it_goes_on_later(
+    tmp_path: Path, uninterrupted: list[list[Any]]
+) -> None:
+    """A limit on the size of the tuner's files: like a full disk it takes a part and refuses the rest."""
+    life = Life(tmp_path)
+    message = life.refusal(life.start(largest_file=6000))
+    assert f"{life.journal} cannot be written: File too large" in message and "--resume" in message
+    recorded = Study.read(life.journal)  # whole lines
+    assert recorded and life.journal.read_bytes().endswith(b"\n")
+    trials = life.run()
+    assert trials == uninterrupted
+    life.check(trials)
+
+
+def test_a_directory_that_is_removed_ends_it_with_one_message(tmp_path: Path) -> None:
+    life = Life(tmp_path, step_s=0.1)
+    tuner = life.start()
+    assert soon(life.has_come_to(5), 60)
+    shutil.rmtree(tmp_path / "experiment", ignore_errors=True)
+    assert f"{life.journal} was removed while the experiment was going" in life.refusal(tuner)
+
+
+def test_a_second_tuner_is_refused_and_disturbs_nothing(
+    tmp_path: Path, uninterrupted: list[list[Any]]
+) -> None:
+    life = Life(tmp_path, step_s=0.1)
+    tuner = life.start()
+    assert soon(life.has_come_to(5), 60)
+    assert "is still going" in Life(tmp_path).refusal(life.start())
+    assert is_running(tmp_path / "experiment")
+    take_back(tmp_path / "experiment")  # what a refused command does; not where another one is at it
+    trials = life.told(tuner)
+    assert trials == uninterrupted
+    life.check(trials)
+
+
+# ---------------------------------------------------------------- in a database
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+def test_a_tuner_with_a_database_is_killed_and_its_server_starts_anew(
+    server: PostgresServer, tmp_path: Path, uninterrupted: list[list[Any]]
+) -> None:
+    life = Life(tmp_path, step_s=0.1, settings={"storage": server.url, "name": "demo"})
+    for steps in (8, 24):
+        tuner = life.start()
+        assert soon(life.has_come_to(steps), 60)
+        tuner.kill()
+        assert life.told(tuner) is None
+    tuner = life.start()
+    assert soon(life.has_come_to(45), 60)
+    server.stop()
+    server.start()
+    trials = life.told(tuner)
+    assert trials == uninterrupted
+    life.check(trials)
+    assert [trial.state for trial in Study.read(server.url, "demo")] == [TrialState.COMPLETE] * 8
+
+
+def _kill_if_alive(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

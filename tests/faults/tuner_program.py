@@ -1,13 +1,14 @@
 """An experiment whose tuner can be killed at a chosen moment: `python tuner_program.py DIRECTORY '{"kill_after_s": 0.3}'`.
 
 Every trial writes down what it does in DIRECTORY/story, one line with one `write`, so that the story survives it all:
-`begin <trial> <from step>`, `step <trial> <step>`, `end <trial>`.
+`begin <trial> <process> <from step>`, `step <trial> <step>`, `end <trial>`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -38,7 +39,7 @@ class Climb:
     def step(self) -> dict[str, float] | None:
         if not self.has_begun:
             self.has_begun = True
-            tell(self.config["story"], f"begin {self.number} {self.steps}")
+            tell(self.config["story"], f"begin {self.number} {os.getpid()} {self.steps}")
         time.sleep(self.config["step_s"])
         self.steps += 1
         tell(self.config["story"], f"step {self.number} {self.steps}")
@@ -95,6 +96,9 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
             return run(self, resume=resume)
 
         Tuner.run = run_with_a_fuse  # type: ignore[method-assign]
+    if "largest_file" in orders:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (orders["largest_file"], resource.RLIM_INFINITY))
     space = {
         "alpha": tune.uniform(0, 1),
         "story": str(directory / "story"),

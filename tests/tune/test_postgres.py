@@ -128,6 +128,19 @@ def test_several_experiments_share_a_database(server: PostgresServer) -> None:
         Study.open(server.url, "first", ["min"], resume=True)
 
 
+def test_an_experiment_that_was_refused_before_its_first_report_is_not_there(server: PostgresServer) -> None:
+    study = Study.open(server.url, "refused", ["max"], resume=False)
+    study.settle({"seed": 1})
+    begin(study, 0)
+    study.close()
+    study = Study.open(server.url, "refused", ["min"], resume=False)
+    assert study.settings == {} and study.load() == []
+    run_trial(study, 0)
+    study.close()
+    with pytest.raises(ConfigError, match="there is an experiment 'refused'"):
+        Study.open(server.url, "refused", ["min"], resume=False)
+
+
 def test_a_second_tuner_is_told_who_has_it(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_LOCK_GRACE_S", 0.1)
     study = Study.open(server.url, "held", ["max"], resume=False)
