@@ -188,6 +188,8 @@ class Report:
     higher_is_better: set[str]
     hardware: dict[str, str]
     notes: Sequence[str]
+    spread: str = "smallest, largest"
+    """What the brackets hold: `min` and `max` of the rows."""
 
     def publish(self, json_file: Path | None, markdown_file: Path | None) -> None:
         print(render(self.rows, self.peers, self.higher_is_better))
@@ -206,7 +208,8 @@ class Report:
         lines = [
             f"# {self.title}",
             "",
-            f"`{_command_line()}`, {datetime.now():%Y-%m-%d}. Medians of {repeats} repeats, [smallest, largest]; "
+            f"`{_command_line()}`, {datetime.now():%Y-%m-%d}. Medians of {repeats} repeats, "
+            f"[{self.spread}]; "
             f"the last columns say how many times better {self.peers[0]} is.",
             "",
             "| | |",

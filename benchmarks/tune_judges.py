@@ -28,7 +28,7 @@ from rlplat.tune.trial import Trial, TrialState
 
 GO, STOP, PAUSE = "go", "stop", "pause"
 METHODS = {
-    "rlplat": ("random", "median", "asha", "asha promotion", "hyperband"),
+    "rlplat": ("random", "median", "asha", "asha promotion", "asha, min_progress R/9", "hyperband"),
     "optuna": ("median", "asha", "hyperband"),
     "ray": ("median", "asha", "hyperband"),
 }
@@ -56,6 +56,8 @@ class RlplatJudge:
 
     def __init__(self, method: str, max_progress: int, seed: int) -> None:
         settings = self.SETTINGS.get(method, {"name": method})
+        if method == "asha, min_progress R/9":
+            settings = {"name": "asha", "min_progress": max_progress / 9}
         self.scheduler = make_scheduler(settings, stop={"step": max_progress})
         self.scheduler.open(seed, None)
         self._trials: dict[int, Trial] = {}

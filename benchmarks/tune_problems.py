@@ -103,14 +103,15 @@ def _crossing(name: str, gain: float, slowest: float) -> Problem:
 
 
 def _table(name: str, path: Path, reports: int) -> Problem:
-    runs = load(path)
-    ends: dict[int, list[float]] = {}
-    for run in runs:
-        ends.setdefault(run.config, []).append(run.curve[:reports][-1] if run.curve else 0.0)
-    worths = {config: float(np.mean(values)) for config, values in ends.items()}
+    runs: dict[int, list[Sequence[float]]] = {}
+    for run in load(path):
+        runs.setdefault(run.config, []).append(run.curve[:reports])
+    worths = [float(np.mean([curve[-1] for curve in curves])) for curves in runs.values()]
+    by_config = list(zip(runs.values(), worths, strict=True))
 
     def draw(random: np.random.Generator) -> Curve:
-        run = runs[int(random.integers(len(runs)))]
-        return Curve(run.curve[:reports], run.curve[:reports], worths[run.config])
+        curves, worth = by_config[int(random.integers(len(by_config)))]
+        reported = curves[int(random.integers(len(curves)))]
+        return Curve(reported, reported, worth)
 
-    return Problem(name, draw, max(worths.values()), reports)
+    return Problem(name, draw, max(worths), reports)

@@ -35,6 +35,7 @@ _ALLOWED_FILES = (
     "/sys/devices/system/",  # libraries that read the CPU topology once (hwloc, OpenMP)
     "/proc/",  # psutil keeps none, but MuJoCo and torch's cpuinfo do
 )
+_MATPLOTLIB_FONTS = "/matplotlib/mpl-data/fonts/"  # a cache of open fonts: as many as a picture's text needs
 # Native threads that are not Python's belong to library pools (OpenMP, OpenBLAS, torch's intra-op pool), which start
 # lazily and live as long as the process. ZeroMQ's are the exception: they end with their context.
 _WATCHED_NATIVE_THREADS = "ZMQbg"
@@ -182,7 +183,7 @@ def _files() -> dict[tuple[int, str], str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:  # the descriptor of this very listing
             continue
-        if not target.startswith(_ALLOWED_FILES):
+        if not target.startswith(_ALLOWED_FILES) and _MATPLOTLIB_FONTS not in target:
             found[int(name), target] = f"fd {name}: {target}"
     return found
 

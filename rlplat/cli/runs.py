@@ -1,9 +1,13 @@
-"""`rlplat runs`: the runs below a directory with their last figures, newest last."""
+"""`rlplat runs`: the runs and the experiments below a directory with their last figures, newest last."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import math
+import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,15 @@ _EPILOG = """\
 examples:
   rlplat runs                     those in ./runs
   rlplat runs /data/runs --json
+  rlplat runs runs/my-experiment  the trials of an experiment, where each is a run of its own
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlplat runs",
-        description="List runs with their last figures, the most recent one last.",
+        description="List runs and experiments with their last figures, the most recent one last. The trials of an "
+        "experiment are one row; those of DIR itself are listed when it is an experiment.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -33,15 +39,99 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
-    found = [describe_run(path.parent) for path in options.directory.glob("**/config.yaml")]
+    found = [
+        describe_run(path) if kind == "run" else describe_experiment(path)
+        for kind, path in find(options.directory)
+    ]
     found.sort(key=lambda row: row["updated"])
+    runs = [row for row in found if row["kind"] == "run"]
+    experiments = [row for row in found if row["kind"] == "experiment"]
     if options.json:
         print(json.dumps(found))
     elif not found:
         print(f"no runs in {options.directory}; start one: rlplat train --algo ppo --env CartPole-v1")
-    else:
-        print(table([_cells(row) for row in found], header=_HEADER))
+    if not options.json and runs:
+        print(table([_cells(row) for row in runs], header=_HEADER))
+    if not options.json and experiments:
+        print(
+            ("\n" if runs else "")
+            + table([_experiment_cells(row) for row in experiments], _EXPERIMENT_HEADER)
+        )
     return 0
+
+
+def find(directory: Path) -> Iterator[tuple[str, Path]]:
+    """("run" or "experiment", its directory) of each below this directory; not what is inside of an experiment."""
+    for place, folders, files in os.walk(directory):
+        path = Path(place)
+        if "experiment.yaml" in files and path != directory:
+            folders.clear()
+            yield "experiment", path
+        elif "config.yaml" in files:
+            yield "run", path
+        folders[:] = [name for name in folders if name not in ("checkpoints", "tensorboard", "videos")]
+
+
+def describe_experiment(directory: Path) -> dict[str, Any]:
+    """From experiment.yaml and results.csv, so that a long list takes no time; what there is not is None."""
+    from rlplat.config import load_yaml
+    from rlplat.errors import ConfigError
+    from rlplat.rl.run_directory import is_running
+
+    try:
+        settings = load_yaml(directory / "experiment.yaml").values
+    except ConfigError:
+        settings = {}
+    metric, mode = settings.get("metric"), settings.get("mode")
+    table = directory / "results.csv"
+    num_ended, values = 0, []
+    if table.exists():
+        with open(table, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                num_ended += 1
+                value = _finite(row.get(metric)) if isinstance(metric, str) else None
+                if value is not None and row["state"] != "failed":
+                    values.append(value)
+    updated_s = (table if table.exists() else directory / "experiment.yaml").stat().st_mtime
+    return {
+        "kind": "experiment",
+        "run": str(directory),
+        "trainable": settings.get("trainable"),
+        "searcher": _name_of(settings.get("searcher")),
+        "scheduler": _name_of(settings.get("scheduler")),
+        "metric": metric,
+        "trials_ended": num_ended,
+        "trials": _num_trials(settings),
+        "best": (min(values) if mode == "min" else max(values)) if values else None,
+        "is_running": is_running(directory),
+        "updated": datetime.fromtimestamp(updated_s).isoformat(" ", "seconds"),
+    }
+
+
+def _num_trials(settings: dict[str, Any]) -> int | None:
+    """How many there are to be: samples times the points of the grids."""
+    from rlplat.errors import ConfigError
+    from rlplat.tune.analysis import without_code
+    from rlplat.tune.space import Space
+
+    try:
+        return (
+            int(settings["num_samples"]) * Space.parse(without_code(settings.get("config") or {})).grid_size
+        )
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _name_of(setting: Any) -> Any:
+    return setting.get("name") if isinstance(setting, dict) else setting
+
+
+def _finite(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def describe_run(directory: Path) -> dict[str, Any]:
@@ -59,6 +149,7 @@ def describe_run(directory: Path) -> dict[str, Any]:
     record = last_record(metrics) or {}
     updated_s = (metrics if metrics.exists() else directory / "config.yaml").stat().st_mtime
     return {
+        "kind": "run",
         "run": str(directory),
         "algo": settings.get("algo"),
         "env": settings.get("env"),
@@ -91,6 +182,34 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+_EXPERIMENT_HEADER = [
+    "experiment",
+    "trainable",
+    "searcher",
+    "scheduler",
+    "trials",
+    "metric",
+    "best",
+    "state",
+    "updated",
+]
+
+
+def _experiment_cells(row: dict[str, Any]) -> list[str]:
+    metric = row["metric"]
+    return [
+        row["run"],
+        _text(row["trainable"]),
+        _text(row["searcher"]),
+        _text(row["scheduler"]),
+        f"{row['trials_ended']}/{row['trials'] if row['trials'] is not None else '?'}",
+        ", ".join(metric) if isinstance(metric, list) else _text(metric),
+        _number(row["best"], ".4g"),
+        "running" if row["is_running"] else "ended",
+        row["updated"],
+    ]
+
+
 def _text(value: Any) -> str:
     return "-" if value is None else str(value)
 
@@ -102,7 +221,7 @@ def _number(value: Any, form: str, unit: str = "") -> str:
 def table(rows: list[list[str]], header: list[str]) -> str:
     """Columns side by side; those of numbers are right-aligned."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    numeric = {"seed", "env steps", "return", "eval", "wall"}
+    numeric = {"seed", "env steps", "return", "eval", "wall", "trials", "best"}
     lines = []
     for row in [header, *rows]:
         cells = [

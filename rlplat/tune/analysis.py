@@ -60,7 +60,7 @@ class Analysis:
                 "there is no single best trial; see pareto_front"
             )
         if not self.ranked:
-            raise RlplatError(self._why_none())
+            raise RlplatError(self.why_none())
         return self.ranked[0]
 
     @property
@@ -153,7 +153,7 @@ class Analysis:
         return importances([trial.params for trial in trials], scores, self.axes)
 
     def _domains(self) -> dict[str, Any]:
-        """Of experiment.yaml, without what `sample_from` computes: that would run somebody's code."""
+        """Of experiment.yaml."""
         from rlplat.config import load_yaml
         from rlplat.tune.space import Space
 
@@ -161,7 +161,7 @@ class Analysis:
             return {}
         try:
             settings = load_yaml(self.directory / "experiment.yaml").values
-            return dict(Space.parse(_without_code(settings.get("config") or {})).domains)
+            return dict(Space.parse(without_code(settings.get("config") or {})).domains)
         except ConfigError:
             return {}
 
@@ -188,7 +188,7 @@ class Analysis:
             value if mode == "max" else -value for value, mode in zip(trial.values, self.mode, strict=True)
         )
 
-    def _why_none(self) -> str:
+    def why_none(self) -> str:
         if not self.metric:
             return f"{self._title} has no metric: name the one that says which trial is best, metric=..."
         failed = [trial for trial in self.trials if trial.state is TrialState.FAILED]
@@ -225,10 +225,11 @@ def _listed(value: Any) -> list[str]:
     return list(value) if isinstance(value, list | tuple) else [value] if value else []
 
 
-def _without_code(value: Any) -> Any:
+def without_code(value: Any) -> Any:
+    """A search space of a file without its `sample_from`s: to look at it must not run somebody's code."""
     if isinstance(value, dict):
-        return None if set(value) == {"sample_from"} else {k: _without_code(v) for k, v in value.items()}
-    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
+        return None if set(value) == {"sample_from"} else {k: without_code(v) for k, v in value.items()}
+    return [without_code(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -64,7 +64,7 @@ class EvolutionSearch:
             self._catch_up(ended, running)
             self._is_caught_up = True
         for outcome in ended:
-            if outcome.state != "failed" and outcome.notes.get("generation") == self._cma.generation:
+            if outcome.state != "failed" and outcome.notes.get("generation", 0) == self._cma.generation:
                 self._population[outcome.number] = outcome
         notes: dict[str, Any] = {}
         if len(self._population) >= self._cma.population_size:

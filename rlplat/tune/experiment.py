@@ -4,7 +4,8 @@
     actions = experiment.handle(Reported(3, {"accuracy": 0.7}, run_s=1.2))
 
 Rules
-1. Whatever an action makes visible outside is recorded before it: the `Record...` actions of one event come first.
+1. Whatever an action makes visible outside is recorded before it: the `Record...` actions of one event come first;
+   only what they name, a copied checkpoint, is there before them.
 2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there.
 3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
 4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
@@ -153,6 +154,7 @@ class CopyCheckpoint:
 @dataclass(frozen=True)
 class Say:
     text: str
+    to_log_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ class Experiment:
                     actions += self._exploit(trial, verdict, in_its_slot=False) or self._wait_again(trial)
                     continue
             actions += self._wait_again(trial)
-        return actions + self._give_due()
+        return _copies_first(actions + self._give_due())
 
     def next_trial(self) -> list[Action]:
         """For a free slot: [..., Begin], or [] where nothing is to begin now."""
@@ -273,7 +275,7 @@ class Experiment:
         suggestion = self._searcher.suggest(number)
         if suggestion is None:
             self._no_more_trials()
-            return self._give_due() + self.next_trial()
+            return _copies_first(self._give_due()) + self.next_trial()
         trial = Trial(number, suggestion.config, suggestion.params, self._trial_seed(number))
         trial.state = TrialState.RUNNING
         if suggestion.notes:
@@ -283,9 +285,12 @@ class Experiment:
         self._live[number] = _Live(trial)
         self._scheduler.add(trial)
         self._look_whether_all_are_there()
-        return [RecordTrial(trial), *self._give_due(), Begin(trial)]
+        return _copies_first([RecordTrial(trial), *self._give_due(), Begin(trial)])
 
     def handle(self, event: Event) -> list[Action]:
+        return _copies_first(self._handle(event))
+
+    def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, Interrupted):
             self.interrupted = self.interrupted or event.reason
             return []
@@ -373,7 +378,7 @@ class Experiment:
         is_due = event.can_save and self._is_checkpoint_due(live)
         if event.can_save and (is_due or (isinstance(verdict, Continue) and verdict.save)):
             actions.append(Save(trial.number))
-        return [*actions, Advance(trial.number)]
+        return [*actions, Advance(trial.number), *self._give_due_to_paused()]
 
     def _saved(self, live: _Live, event: Saved) -> list[Action]:
         trial = live.trial
@@ -384,7 +389,7 @@ class Experiment:
             live.saved_run_s, live.save_s = trial.run_s, event.seconds
             actions.append(RecordChange(trial))
         if not live.pausing:
-            return actions
+            return actions + self._give_due_to_paused()
         live.pausing = False
         if self.interrupted:
             actions += self._wait_again(trial)
@@ -467,6 +472,7 @@ class Experiment:
                 "source": verdict.source,
                 "progress": mark.progress,
                 "score": scores[-1] if scores else None,
+                "before": trial.params,
                 "params": verdict.params,
             }
         )
@@ -480,6 +486,10 @@ class Experiment:
         else:
             actions += self._wait_again(trial)
         return [*actions, Say(f"trial {trial.number}: {verdict.reason}")]
+
+    def _give_due_to_paused(self) -> list[Action]:
+        """After what concerns paused trials only as somebody whom they wait for."""
+        return self._give_due() if self.counts[TrialState.PAUSED] else []
 
     def _give_due(self) -> list[Action]:
         """Carry out the scheduler's verdicts on paused trials."""
@@ -544,9 +554,11 @@ class Experiment:
         return ""
 
     def _stop_rule(self, trial: Trial) -> str:
-        """`accuracy 0.97 >= 0.95` for the first rule that holds."""
+        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that the trial has, also
+        where they are another's up to some point."""
+        steps = trial.progress if self._scheduler.unit == "step" else trial.step
         for name, limit in self.spec.stop.items():
-            value = {"step": trial.step, "wall_s": trial.run_s}.get(name, trial.last.get(name))
+            value = {"step": steps, "wall_s": trial.run_s}.get(name, trial.last.get(name))
             if value is None or isinstance(value, bool | str):
                 continue
             lower_is_better = name in self.spec.metric and self._signs[self.spec.metric.index(name)] < 0
@@ -606,8 +618,9 @@ class Experiment:
         self._scheduler.end(trial)
         self._keep_best(trial)
         actions: list[Action] = [RecordEnd(trial)]
-        if state is TrialState.FAILED:
-            actions.append(Say(f"trial {trial.number} failed: {_first_line(reason)}"))
+        is_failed = state is TrialState.FAILED
+        text = f"trial {trial.number} {state}: {_first_line(reason)}"
+        actions.append(Say(text, to_log_only=not is_failed))
         return actions + self._give_due()
 
     def _keep_best(self, trial: Trial) -> None:
@@ -637,6 +650,11 @@ class Experiment:
         """Of an earlier report: the history has the reports with values, the newest ones last."""
         behind = trial.step - step
         return trial.history[-1 - behind][0] if behind < len(trial.history) else trial.progress
+
+
+def _copies_first(actions: list[Action]) -> list[Action]:
+    """A record shows the trial as it is after the event: with the copied checkpoint, which must be there by then."""
+    return sorted(actions, key=lambda action: not isinstance(action, CopyCheckpoint))
 
 
 def _schedule(trial: Trial) -> list[Any]:

@@ -11,7 +11,7 @@ rest: what fell out does not come back, and an experiment of 10,000 trials takes
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,10 @@ class History:
         insort(self.outcomes, outcome, key=lambda one: one.number)
         if len(self.outcomes) > self._max_trials + self._max_trials // 8:  # not for each one anew
             self._drop()
+
+    def keep(self, is_kept: Callable[[Outcome], bool]) -> None:
+        """Drop the others for good."""
+        self.outcomes = [outcome for outcome in self.outcomes if is_kept(outcome)]
 
     def _drop(self) -> None:
         newest = self.outcomes[-(self._max_trials - self._max_trials // 4) :]

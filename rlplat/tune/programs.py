@@ -44,7 +44,7 @@ _WHAT_IT_IS = (
 class TrainableKind:
     form: Literal["function", "reporting function", "generator", "class", "algorithm"]
     name: str
-    """For the user's eyes."""
+    """For the user's eyes; of an algorithm: by which it is loaded."""
     can_save: bool | None
     """Whether its trials can be saved; None: that shows in their reports."""
 
@@ -62,27 +62,38 @@ class TrainableKind:
 
         resources: the experiment's, where it says them; else one CPU, or what the algorithm's config comes to."""
         if resources is None and self.is_algorithm:
-            from rlplat.tune.rl_program import demand_of
+            from rlplat.tune.rl_config import demand_of
 
             return demand_of(self.name, config)
         names = {"cpu": "CPU", "gpu": "GPU"}
         given = {"cpu": 1.0} if resources is None else resources
         return {names.get(name, name): float(amount) for name, amount in given.items() if amount}
 
-    def document(self, config: dict[str, Any]) -> str | None:
-        """The text of best.yaml; None: just the config."""
+    def host_gpus(self, demand: Mapping[str, float]) -> float:
+        """How many of the trial's GPUs its host uses itself; an algorithm's learner is an actor of its own."""
+        return 0.0 if self.is_algorithm else demand.get("GPU", 0.0)
+
+    def document(self, config: dict[str, Any], seed: int) -> str | None:
+        """The text of best.yaml; None: just the config. seed: the trial's."""
         if not self.is_algorithm:
             return None
-        from rlplat.tune.rl_program import document_of
+        from rlplat.tune.rl_config import document_of
 
-        return document_of(self.name, config)
+        return document_of(self.name, config, seed)
+
+    def notes(self, config: dict[str, Any]) -> list[str]:
+        """What was decided for the user, a line each; config: of some trial."""
+        if not self.is_algorithm:
+            return []
+        from rlplat.tune.rl_config import plan_trial
+
+        return plan_trial(self.name, config).notes
 
 
 def check_trainable(trainable: Any) -> TrainableKind:
     """What a trainable is, in the driver; ConfigError where it is none, or cannot travel to another process."""
-    named, found = _find(trainable)
-    kind = _kind_of(found, trainable if isinstance(trainable, str) else _name_of(found))
-    if not named:
+    found, kind = _settled(trainable)
+    if not isinstance(trainable, str):
         _check_travels(found)
     return kind
 
@@ -93,17 +104,16 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
         from rlplat.tune.several_seeds import SeveralSeeds
 
         return SeveralSeeds(lambda one: open_program(trainable, config, one), context)
-    _, found = _find(trainable)
-    form = _kind_of(found, "").form
+    found, kind = _settled(trainable)
     config = copy.deepcopy(config)  # the trial may do with it what it likes
-    if form == "algorithm":
+    if kind.is_algorithm:
         from rlplat.tune.rl_program import open_rl_program
 
-        program: Program = open_rl_program(found, config, context)
+        program: Program = open_rl_program(kind.name, config, context)
         return program
-    if form == "class":
+    if kind.form == "class":
         return ClassProgram(found, config, context)
-    if form == "reporting function":
+    if kind.form == "reporting function":
         return FunctionProgram(found, config, context)
     return GeneratorProgram(found, config, context)
 
@@ -111,13 +121,14 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
 # ---------------------------------------------------------------- what it is
 
 
-def _find(trainable: Any) -> tuple[bool, Any]:
-    """(whether it was given by name, the thing itself)."""
+def _settled(trainable: Any) -> tuple[Any, TrainableKind]:
+    """(the thing itself, what it is)."""
     if not isinstance(trainable, str):
-        return False, trainable
+        return trainable, _kind_of(trainable, _name_of(trainable))
     from rlplat.rl import registry
 
-    return True, registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
+    found = registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
+    return found, _kind_of(found, trainable)
 
 
 def _kind_of(found: Any, name: str) -> TrainableKind:
@@ -144,7 +155,9 @@ def _kind_of(found: Any, name: str) -> TrainableKind:
 
 def _kind_of_class(found: type, name: str) -> TrainableKind:
     if hasattr(found, "config_class"):
-        return TrainableKind("algorithm", name, True)
+        return TrainableKind(
+            "algorithm", _algorithm_name(found) if found.__qualname__ == name else name, True
+        )
     step = getattr(found, "step", None)
     if not callable(step):
         raise ConfigError(f"class {name} has no step(self): {_WHAT_IT_IS}")
@@ -158,6 +171,14 @@ def _kind_of_class(found: type, name: str) -> TrainableKind:
             f"class {name} has {has} and no {lacks}: save(self) returns a state, load(self, state) takes it"
         )
     return TrainableKind("class", name, can_save)
+
+
+def _algorithm_name(found: type) -> str:
+    """Under which the registry finds this class: config.yaml and best.yaml name it."""
+    from rlplat.rl.registry import algorithm_homes
+
+    home = f"{found.__module__}:{found.__qualname__}"
+    return next((name for name, announced in algorithm_homes().items() if announced == home), home)
 
 
 def _is_generator(function: Any) -> bool:
@@ -194,6 +215,8 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _name_of(found: Any) -> str:
+    if hasattr(found, "config_class"):  # an algorithm's class: the name by which it can be loaded
+        return f"{found.__module__}:{found.__qualname__}"
     inner = getattr(found, "func", found)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 

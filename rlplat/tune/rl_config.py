@@ -1,6 +1,6 @@
 """The config of a trial as the settings of an algorithm: what it means, what it needs, what is wrong with it.
 
-defaults < the tuned config of that algorithm and environment (but its `stop`, `expect` and `seed`) < the trial's config.
+defaults < the tuned config of that algorithm and environment (but its `stop`, `expect`, `seed`) < the trial's config.
 """
 
 from __future__ import annotations

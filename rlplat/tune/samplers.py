@@ -11,9 +11,11 @@ together, and their model learns from the trials that had them: a choice's optio
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,9 @@ try:
     from optuna.trial import FrozenTrial, TrialState
 except ImportError:
     raise MissingExtra("optuna", "tune", "a searcher with a model") from None
+
+GENERATION = "NSGAIISampler:generation"
+"""Where nsga2 writes down to which generation a trial belongs."""
 
 MakeSampler = Callable[[int], BaseSampler]
 """(seed) -> a new sampler."""
@@ -70,7 +75,7 @@ def distribution(domain: Domain) -> BaseDistribution:
     return FloatDistribution(domain.low, domain.top, log=domain.is_log)  # qloguniform: rounded by `clip`
 
 
-def make_sampler(name: str, options: Mapping[str, Any], num_objectives: int) -> MakeSampler:
+def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:
     """name: tpe, gp or nsga2. options: those of Optuna's sampler."""
     if name == "gp":
         for package in ("torch", "scipy"):
@@ -81,8 +86,7 @@ def make_sampler(name: str, options: Mapping[str, Any], num_objectives: int) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "experimental"
             if name == "tpe":
-                settings = {"multivariate": num_objectives == 1, "constant_liar": True, **options}
-                return optuna.samplers.TPESampler(seed=seed, **settings)
+                return optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
             if name == "gp":
                 return optuna.samplers.GPSampler(seed=seed, **options)
             return optuna.samplers.NSGAIISampler(seed=seed, **options)
@@ -99,27 +103,30 @@ class ModelSearch:
 
     def __init__(
         self, space: Space, recorded: Recorded, make: MakeSampler, *, seed: int, num_trials: int,
-        max_history: int, maximize: Sequence[bool], earlier: Sequence[Outcome] = (), conditional: bool = True,
+        max_history: int, maximize: Sequence[bool], earlier: Sequence[Outcome] = (),
+        conditional: bool = True, jointly: bool = True, notes_of_others: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """conditional: whether the sampler is also asked for what only some trials have."""
+        """conditional: whether the sampler is also asked for what only some trials have. jointly: for several
+        parameters at once. notes_of_others: of trials that this searcher has not suggested."""
         self.num_trials: int | None = num_trials
         self.notice = ""
         self._space, self._recorded, self._make = space, recorded, make
         self._total, self._seed = num_trials, seed
         self._frozen = Frozen(space, maximize)
-        self._groups = _groups(space, conditional)
+        self._groups = _groups(space, conditional, jointly)
         self._group_of = {name: group for group in self._groups for name in group}
         self._history = History(max_history)
         self._study_attrs: dict[str, Any] = {}
+        self._notes_of_others = dict(notes_of_others or {})
         for outcome in earlier:
-            self._history.add(outcome)
+            self._learn(outcome)
 
     def suggest(self, number: int) -> Suggestion | None:
         if number >= self._total:
             return None
         ended, running = self._recorded.read(number)
         for outcome in ended:
-            self._history.add(outcome)
+            self._learn(outcome)
         for outcome in [*ended, *running]:
             self._study_attrs.update(outcome.notes.get("study", {}))
         shown = [*self._history.outcomes, *running]
@@ -141,6 +148,10 @@ class ModelSearch:
         suggestion = self._space.draw(choose, rng)
         return Suggestion(suggestion.config, suggestion.params, notes)
 
+    def _learn(self, outcome: Outcome) -> None:
+        outcome.notes = outcome.notes or self._notes_of_others
+        self._history.add(outcome)
+
     def _ask(
         self, group: tuple[str, ...], number: int, shown: list[Outcome], notes: dict[str, Any]
     ) -> dict[str, Any]:
@@ -155,15 +166,33 @@ class ModelSearch:
         sampler = self._make(int(sampler_seed))
         study = optuna.load_study(study_name="history", storage=storage, sampler=sampler)
         asked = {name: self._frozen.distributions[name] for name in group}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quietly():
             answer = sampler.sample_relative(study, trial, asked)
         if storage.trial_attrs:
             notes.setdefault("trial", {}).update(storage.trial_attrs)
-        if storage.new_study_attrs:
+        if storage.new_study_attrs:  # nsga2 begins a generation, and says who its parents are
             notes.setdefault("study", {}).update(storage.new_study_attrs)
-            self._study_attrs.update(storage.new_study_attrs)
+            self._study_attrs = dict(storage.new_study_attrs)
+            parents = {number for numbers in storage.new_study_attrs.values() for number in numbers}
+            generation = storage.trial_attrs[GENERATION]
+            self._history.keep(
+                lambda one: one.number in parents or one.notes["trial"][GENERATION] >= generation
+            )
         return answer
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Optuna's warnings: what of them concerns the user, the searcher says once, in words (`notice`)."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 class Frozen:
@@ -238,14 +267,14 @@ class _OneQuestion(optuna.storages.InMemoryStorage):
             self.trial_attrs[key] = value
 
 
-def _groups(space: Space, conditional: bool) -> list[tuple[str, ...]]:
+def _groups(space: Space, conditional: bool, jointly: bool) -> list[tuple[str, ...]]:
     """Names of the parameters that are drawn under the same condition; without grids, and without those that have
     one value only."""
     groups: dict[Any, list[str]] = {}
     names = distributions(space)
     for name, conditions in space.conditions.items():
         if name not in space.grid_axes and not names[name].single() and (conditional or not conditions):
-            groups.setdefault(conditions, []).append(name)
+            groups.setdefault(conditions if jointly else name, []).append(name)
     return [tuple(group) for group in groups.values()]
 
 

@@ -148,7 +148,7 @@ def _model_search(
 ) -> Suggests:
     from rlplat.tune.evolution import EvolutionSearch
     from rlplat.tune.history import Recorded
-    from rlplat.tune.samplers import ModelSearch, earlier_outcomes, make_sampler
+    from rlplat.tune.samplers import GENERATION, ModelSearch, earlier_outcomes, make_sampler
 
     maximize = [mode == "max" for mode in modes]
     earlier, told = [], []
@@ -169,10 +169,15 @@ def _model_search(
             space, recorded, seed=seed, num_trials=total, earlier=earlier, **settings.options
         )
     else:
+        options = dict(settings.options)
+        jointly = options.pop("multivariate", len(modes) == 1 or settings.name != "tpe")
+        if settings.name == "nsga2":
+            options.setdefault("population_size", min(50, max(10, total // 8)))
         searcher = ModelSearch(
-            space, recorded, make_sampler(settings.name, settings.options, len(maximize)),
+            space, recorded, make_sampler(settings.name, options),
             seed=seed, num_trials=total, max_history=settings.max_history or _MAX_HISTORY[settings.name],
-            maximize=maximize, earlier=earlier, conditional=settings.name != "nsga2",
+            maximize=maximize, earlier=earlier, conditional=settings.name != "nsga2", jointly=jointly,
+            notes_of_others={"trial": {GENERATION: 0}} if settings.name == "nsga2" else None,
         )  # fmt: skip
     searcher.notice = "\n".join([*told, *([searcher.notice] if searcher.notice else [])])
     return searcher
@@ -260,7 +265,7 @@ def _named(point: Mapping[str, Any], space: Space, index: int) -> dict[str, Any]
             raise ConfigError(f"point {index}: '{name}' is a grid, of which all points are tried anyway")
         if isinstance(domain, Options) and isinstance(value, list | tuple | dict):
             for option, label in zip(domain.options, domain.labels, strict=True):
-                if option == value or (isinstance(option, tuple) and list(option) == list(value)):
+                if option == value or (isinstance(value, tuple) and option == list(value)):
                     return label
         if not domain.contains(value):
             raise ConfigError(f"point {index}: '{name}' is {value!r}, which is not in {domain.text}")

@@ -148,7 +148,9 @@ class Slots:
         """Whose hosts have not answered for so long."""
         now = time.monotonic()
         return [
-            slot for slot in self.all if slot.calls and slot.calls[0].method != READY and now - slot.since > limit_s
+            slot
+            for slot in self.all
+            if slot.calls and slot.calls[0].method != READY and now - slot.since > limit_s
         ]
 
     def close_all(self, within_s: float) -> None:

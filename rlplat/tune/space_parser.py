@@ -127,7 +127,7 @@ class Parser:
             return Constant(plain(value))
         except TypeError as error:
             self.complain(
-                place, f"{error}: a config holds numbers, text, lists and dicts (it is kept in files)"
+                place, f"{error}: a config is kept in files and holds numbers, text, lists and dicts"
             )
             return Constant(None)
 
@@ -166,6 +166,8 @@ class Parser:
             return Constant(None)
 
     def _domain(self, domain: Domain | SampleFrom, spoken: str, place: _Place) -> Node:
+        if isinstance(domain, Options):
+            domain = type(domain)(tuple(_plain_option(option) for option in domain.options))
         if problem := domain.problem():
             self.complain(place, f"{spoken}: {problem}")
             return Constant(None)
@@ -236,6 +238,18 @@ def as_yaml(domain: Domain | SampleFrom) -> dict[str, Any]:
     assert isinstance(domain, SampleFrom)
     function = domain.function
     return {"sample_from": f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', '?')}"}
+
+
+def _plain_option(option: Any) -> Any:
+    """As `plain`; domains stay, and so does what is to be complained about."""
+    if isinstance(option, Mapping):
+        return {key: _plain_option(inner) for key, inner in option.items()}
+    if isinstance(option, list | tuple):
+        return [_plain_option(inner) for inner in option]
+    try:
+        return plain(option)
+    except TypeError:
+        return option
 
 
 def _near(key: Any) -> str:

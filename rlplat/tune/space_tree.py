@@ -177,4 +177,4 @@ def plain(value: Any) -> Any:
     for kind in (bool, int, float, str):  # enums of text, subclasses of float
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
+    raise TypeError(f"{value!r} is of type {type(value).__name__}")

@@ -102,6 +102,7 @@ class ExperimentSpec:
         kind = check_trainable(self.trainable)
         spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
         if kind.is_algorithm:
+            spec = replace(spec, trainable=kind.name)  # a class that was given becomes its name
             spec = replace(spec, space=_with_stop(spec.space, spec.stop))
         space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
         number_of_trials(space, spec.num_samples)
@@ -272,15 +273,15 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     """Whether the algorithm accepts what the space gives: its lowest and highest values, and some in between."""
     import numpy as np
 
-    from rlplat.config import Layer, resolve
-    from rlplat.rl.registry import load_algorithm
-    from rlplat.tune.domains import Range
+    from rlplat.tune.domains import Options, Range
+    from rlplat.tune.programs import check_trainable
+    from rlplat.tune.rl_config import check_configs, check_seeds
 
     rng = np.random.default_rng(spec.seed)
     origins = {
         tuple(key.split(".")[1:]): origin for key, origin in spec.origins.items() if key.startswith("config.")
     }
-    config_class = load_algorithm(spec.trainable).config_class
+    algo = check_trainable(spec.trainable).name
 
     def lowest(name: str, domain: Domain) -> Any:
         return domain.clip(domain.low) if isinstance(domain, Range) else domain.sample(rng)
@@ -288,8 +289,20 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     def highest(name: str, domain: Domain) -> Any:
         return domain.clip(domain.high) if isinstance(domain, Range) else domain.sample(rng)
 
-    for choose in (lowest, highest, *[lambda name, domain: domain.sample(rng)] * NUM_TRIED):
-        resolve(config_class, [Layer(space.draw(choose, rng).config, origins)])
+    def turn(number: int) -> Callable[[str, Domain], Any]:
+        """Of options the next one each time, so that every branch is seen."""
+
+        def choose(name: str, domain: Domain) -> Any:
+            if isinstance(domain, Options):
+                return domain.labels[number % len(domain.labels)]
+            return domain.sample(rng)
+
+        return choose
+
+    ways = (lowest, highest, *map(turn, range(NUM_TRIED)))
+    configs = [space.draw(choose, rng).config for choose in ways]
+    check_seeds(algo, configs[0], spec.seeds_per_trial)
+    check_configs(algo, configs, origins)
 
 
 def trainable_name(trainable: Any) -> str:

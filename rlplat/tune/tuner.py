@@ -142,8 +142,9 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
             num_samples=spec.num_samples,
             modes=spec.mode,
         )
-        if searcher.notice:
-            view.say(searcher.notice)
+        for note in [*kind.notes(spec.sample_config()), *([searcher.notice] if searcher.notice else [])]:
+            view.say(note)
+            directory.log(note)
         experiment = Experiment(
             spec,
             searcher,
@@ -360,8 +361,9 @@ class Tuner:
             elif isinstance(action, ex.CopyCheckpoint):
                 self._copy(action)
             elif isinstance(action, ex.Say):
-                self.view.say(action.text)
                 self.directory.log(action.text)
+                if not action.to_log_only:
+                    self.view.say(action.text)
             elif self._abort is None:
                 self._abort = action.error
 
@@ -380,11 +382,14 @@ class Tuner:
         best = self.experiment.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
-            self.directory.best(best[0], self.kind.document(best[0].config))
+            self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
 
     def _make_host(self, group: PlacementGroup) -> ActorHandle:
-        strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        host = rlplat.remote(TrialHost).options(num_cpus=0, scheduling_strategy=strategy)
+        strategy = rlplat.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+        )
+        num_gpus = self.kind.host_gpus(group.bundle_specs[0])
+        host = rlplat.remote(TrialHost).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=strategy)
         trials, metric = str(self.directory.trials), self.spec.metric[0]
         return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)
 

@@ -29,6 +29,7 @@ from rlplat.cli import status as status_command
 from rlplat.cli import timeline as timeline_command
 from rlplat.cli import train as train_command
 from rlplat.cli import tune as tune_command
+from rlplat.cli import tune_show as tune_show_command
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.registry import algorithm_homes, load_algorithm
 
@@ -130,9 +131,10 @@ def check_train(arguments: list[str]) -> None:
         ("framework", options.framework or "torch"),
     ]
     config = Path(options.config) if options.config else None
-    assert config is None or (ROOT / config).is_file(), f"there is no {config}"
+    comes_out = config is not None and config.parts[0] == "runs"  # of another command on the page
+    assert config is None or comes_out or (ROOT / config).is_file(), f"there is no {config}"
     assert options.resume or config or options.algo in algorithm_homes()
-    algo = options.algo or (config.parent.name if config else "ppo")
+    algo = options.algo or (config.parent.name if config and not comes_out else "ppo")
     layers = [layer_from_flags(given + flags), train_command.settings_layer(options.set)]
     resolve(load_algorithm(algo).config_class, layers)
 
@@ -144,6 +146,9 @@ def check_check_env(arguments: list[str]) -> None:
 
 
 def check_tune(arguments: list[str]) -> None:
+    if arguments[0] == "show":
+        tune_show_command.build_parser().parse_args(arguments[1:])
+        return
     options = tune_command.build_parser().parse_args(arguments)
     if options.experiment is None or options.experiment.startswith("configs/"):
         options.experiment = options.experiment and str(ROOT / options.experiment)

@@ -7,6 +7,7 @@ import functools
 import math
 import random
 import re
+import shutil
 import threading
 import traceback
 from pathlib import Path
@@ -718,15 +719,14 @@ def test_copies_of_other_trials_checkpoints_do_not_pile_up(tmp_path: Path) -> No
     source.close()
     mine = tmp_path / "mine"
     for index in (1, 2, 3):
-        (mine).mkdir(exist_ok=True)
-        (tmp_path / "source" / "step_1").rename(mine / f"exploit_{index}_from_8_step_1")
+        copy = f"exploit_{index}_from_8_step_1"
+        shutil.copytree(tmp_path / "source" / "step_1", mine / copy)
         program = open_program(walk, {}, context(tmp_path / "t"))
-        program.load_from(mine / f"exploit_{index}_from_8_step_1")
+        program.load_from(mine / copy)
         program.step()
         name = program.save_to(mine)
-        assert names_in(mine) == [f"exploit_{index}_from_8_step_1", name]
+        assert names_in(mine) == [copy, name]
         program.close()
-        (mine / f"exploit_{index}_from_8_step_1").rename(tmp_path / "source" / "step_1")
 
 
 # ---------------------------------------------------------------- seeds
@@ -832,6 +832,9 @@ def test_kinds(tmp_path: Path) -> None:
     assert check_trainable(walking).form == "generator" and check_trainable(walking).can_save is None
     assert check_trainable(Walk).can_save is True and check_trainable(Failing).can_save is False
     assert check_trainable("ppo").form == "algorithm"
+    from algorithms.ppo import PPO
+
+    assert (check_trainable(PPO).form, check_trainable(PPO).name) == ("algorithm", "algorithms.ppo:PPO")
 
 
 class NoStep:

@@ -406,21 +406,21 @@ if __name__ == "__main__":
 """
 
 
+def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        start_new_session=True,
+    )
+
+
 def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.getcwd()},
-            start_new_session=True,
-        )
-
-    process = start()
+    process = start(script, str(tmp_path))
     try:
         assert soon(lambda: len(lines(tmp_path / "notes")) > 20)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
@@ -430,7 +430,7 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
     assert process.returncode == 130, text
     before = lines(tmp_path / "notes")
     (tmp_path / "gate").touch()
-    second = start("resume")
+    second = start(script, str(tmp_path), "resume")
     try:
         text, _ = second.communicate(timeout=40)
     finally:
@@ -445,3 +445,21 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
     assert len(after) == 1200 > len(before)
     records = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
     assert len(records) == 1200
+
+
+def test_ctrl_c_twice_leaves_at_once_and_nothing_runs_on(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    hanging = "while step < 400:\n        notes.touch(), threading.Event().wait()"
+    script.write_text("import threading\n" + SCRIPT.replace("while step < 400:", hanging))
+    process = start(script, str(tmp_path))
+    try:
+        assert soon(lambda: (tmp_path / "notes").exists())
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout is not None
+        assert any("once more: leave at once" in line for line in process.stdout)  # it waits for a report
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130, process.stdout.read()
+    finally:
+        process.kill()
+        process.communicate()

@@ -49,7 +49,7 @@ class MedianStopping:
     def __init__(
         self,
         min_progress: float | None = None,
-        min_trials: int = 5,
+        min_trials: int = 3,
         period: float | None = None,
         max_progress: float | None = None,
         unit: str = "step",

@@ -17,10 +17,11 @@ begun and goes to the back of the queue, so all come round. `synch`: every trial
 when all have come as far, all by their scores at that boundary: no result depends on who was faster.
 
 In `trial.notes` (JSON):
-    boundary   [step, progress, score] at which the trial was ranked last; written here
-    exploits   [{step, reports, source, progress, score, params}, ...]: what it copied, by its own count of reports
+    boundary   [step, progress, score] at which the trial was ranked last
+    resumed    the step of the boundary after whose pause it went on as it was
+    exploits   [{step, reports, source, progress, score, before, params}, ...]: what it copied, by its own reports
     schedule   [[progress, params], ...]: how the weights that it has now came to be, across all whose copy they are
-The latter two are written by the experiment when the copy is made. `lineage(trial)` reads the schedule.
+The latter two are written by the experiment when the copy is made, the others here; `lineage` reads the schedule.
 """
 
 from __future__ import annotations
@@ -152,12 +153,12 @@ class PBT:
 
     def judge(self, trial: Trial) -> Verdict:
         member = self._members[trial.number]
-        if not member.is_at_boundary or _copied_at(trial) == trial.step:
+        if not member.is_at_boundary or trial.step in (_copied_at(trial), trial.notes.get("resumed")):
             return Continue()
         trial.notes["boundary"] = [trial.step, member.progress, member.score]
         if self.synch or not self._is_complete or self._others_wait(trial):
             return Pause()
-        return self._ranked(trial)
+        return self._ranked(trial) or Pause()
 
     def due(self) -> list[tuple[int, Due]]:
         if not self._is_complete:
@@ -167,8 +168,13 @@ class PBT:
         given: list[tuple[int, Due]] = []
         for trial in sorted(ready, key=lambda trial: (trial.progress, trial.number)):
             verdict = self._ranked(trial)
-            given.append((trial.number, verdict if isinstance(verdict, Exploit) else Resume()))
-        return given
+            if isinstance(verdict, Exploit):
+                given.append((trial.number, verdict))
+            elif verdict is not None:
+                trial.notes["resumed"] = trial.step
+                given.append((trial.number, Resume()))
+        # Copies first: as long as one of them is not recorded, no source has gone on.
+        return sorted(given, key=lambda one: not isinstance(one[1], Exploit))
 
     def explore(
         self, source: Trial, target: Trial, names: Sequence[str], rng: np.random.Generator
@@ -188,8 +194,8 @@ class PBT:
 
     # ------------------------------------------------------------ ranking
 
-    def _ranked(self, trial: Trial) -> Continue | Exploit:
-        """At its boundary: whether it copies, from whom, with what."""
+    def _ranked(self, trial: Trial) -> Continue | Exploit | None:
+        """At its boundary: whether it copies, from whom, with what. None: the checkpoint to copy is being written."""
         if trial.progress < self.burn_in:
             return Continue()
         population = [member.trial for member in self._living() if "boundary" in member.trial.notes]
@@ -197,13 +203,10 @@ class PBT:
         size = min(math.ceil(len(population) * self.quantile), len(population) // 2)
         if trial not in population[:size]:
             return Continue(save=True)
-        sources = [
-            other
-            for other in population[-size:]
-            if self._score(other) > self._score(trial) and _is_copyable(other)
-        ]
+        best = population[-size:]
+        sources = [other for other in best if _is_copyable(other)]
         if not sources:
-            return Continue(save=True)
+            return None if any(_is_saving(other) for other in best) else Continue(save=True)
         rng = np.random.default_rng([self._seed % 2**64, trial.number, trial.step])
         source = sources[int(rng.integers(len(sources)))]
         known = [name for name in self.mutations if name in source.params]
@@ -223,7 +226,7 @@ class PBT:
             if name in self.mutations
         )
         reason = (
-            f"goes on as a copy of trial {source.number} ({self._score(source):.6g} > {self._score(trial):.6g} "
+            f"goes on as a copy of trial {source.number} ({self._score(source):.6g}, itself {self._score(trial):.6g} "
             f"at {self.unit} {trial.progress:g}): {changes}"
         )
         return Exploit(source.number, suggestion.config, suggestion.params, reason)
@@ -367,6 +370,13 @@ def _is_copyable(trial: Trial) -> bool:
     step, progress, _ = trial.notes["boundary"]
     mark = trial.checkpoint
     return mark is not None and mark.progress >= progress and _copied_at(trial) != step
+
+
+def _is_saving(trial: Trial) -> bool:
+    """Whether it has been told to write a checkpoint at its last report; its next one comes after that."""
+    step, progress, _ = trial.notes["boundary"]
+    is_older = trial.checkpoint is None or trial.checkpoint.progress < progress
+    return trial.state is TrialState.RUNNING and trial.step == step and is_older
 
 
 def _copied_at(trial: Trial) -> int:

@@ -1,0 +1,237 @@
+"""`rlplat tune show`: what came out of an experiment, or has come out so far."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplat.cli.cluster_view import duration_of, print_table
+
+if TYPE_CHECKING:
+    from rlplat.tune.analysis import Analysis
+    from rlplat.tune.trial import Trial
+
+_EPILOG = """\
+examples:
+  rlplat tune show runs/demo                       pictures go to runs/demo/pictures
+  rlplat tune show runs/demo --html                one page with all of it: runs/demo/report.html
+  rlplat tune show runs/demo --no-pictures --json
+
+The same while it runs, in a browser: tensorboard --logdir runs/demo, optuna-dashboard runs/demo/study.journal
+In Python: analysis = rlplat.tune.load("runs/demo"); analysis.dataframe()
+"""
+_NUM_BEST = 10
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat tune show",
+        description="The best config, the best trials, which parameters matter, and pictures of an experiment; it may "
+        "still be going.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", type=Path, metavar="EXPERIMENT", help="the experiment's directory")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where pictures go (default: EXPERIMENT/pictures)"
+    )
+    parser.add_argument("--no-pictures", action="store_true", help="text only")
+    parser.add_argument(
+        "--html", action="store_true", help="write a page with everything, report.html, as well"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    from rlplat.errors import ConfigError
+    from rlplat.rl.run_directory import is_running
+    from rlplat.tune.analysis import load
+
+    if options.html and options.no_pictures:
+        raise ConfigError("--html is a page with the pictures: leave --no-pictures away")
+    analysis = load(options.directory)
+    goes_on = is_running(options.directory)
+    pictures = {} if options.no_pictures else _draw(analysis, options.out or options.directory / "pictures")
+    if options.html:
+        pictures_directory = options.out or options.directory
+        page = pictures_directory / "report.html"
+        _write_page(page, analysis, pictures, goes_on)
+        pictures = {**pictures, "report": page}
+    if options.json:
+        print(json.dumps(summary(analysis, pictures, goes_on)))
+    else:
+        _print(analysis, pictures, goes_on)
+    return 0
+
+
+def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dict[str, Any]:
+    """What --json prints."""
+    from rlplat.tune.results import as_json
+
+    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
+    return {
+        "experiment": str(analysis.directory),
+        "name": analysis.name,
+        "is_running": goes_on,
+        "metric": list(analysis.metric),
+        "mode": list(analysis.mode),
+        "trials": dict(Counter(str(trial.state) for trial in analysis.trials)),
+        "best": [
+            {
+                "trial": trial.number,
+                "values": as_json(trial.values),
+                "state": str(trial.state),
+                "step": trial.step,
+                "config": as_json(trial.config),
+                "params": as_json(trial.params),
+                "checkpoint": _text_or_none(analysis.checkpoint_of(trial)),
+            }
+            for trial in best
+        ],
+        "importance": [
+            {"name": one.name, "share": round(one.share, 4), "may_be_chance": one.may_be_chance}
+            for one in analysis.importances
+        ],
+        "pictures": {name: str(path) for name, path in pictures.items()},
+    }
+
+
+def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
+    print(headline(analysis, goes_on))
+    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
+    if not best:
+        print(f"\n{analysis.why_none()}")
+    else:
+        if len(analysis.metric) == 1:
+            print(f"\nbest config (trial {best[0].number}){_best_file(analysis, best[0])}:")
+            print(_indented(config_text(best[0])))
+        title = "the Pareto front" if len(analysis.metric) > 1 else "the best trials"
+        print(f"\n{title}:")
+        header, rows = best_table(analysis, best[: 2 * _NUM_BEST])
+        print_table(header, rows, indent="  ")
+    failed = [trial for trial in analysis.trials if trial.error and str(trial.state) == "failed"]
+    if failed:
+        print(
+            f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {_last_line(failed[-1].error)}"
+        )
+    print(f"\n{importance_text(analysis)}")
+    for name, path in pictures.items():
+        print(f"{name.replace('_', ' ')}: {path}")
+
+
+def _best_file(analysis: Analysis, best: Trial) -> str:
+    """Where else it is, unless a running trial is better than all that have ended."""
+    path = (analysis.directory or Path()) / "best.yaml"
+    is_there = path.exists() and f": {best.number}," in path.read_text(encoding="utf-8").partition("\n")[0]
+    return f", also in {path}" if is_there else ""
+
+
+def headline(analysis: Analysis, goes_on: bool) -> str:
+    """`demo: 40 trials (31 complete, 8 stopped, 1 failed), 2 min 3 s of trials' time; still going`."""
+    counts = Counter(str(trial.state) for trial in analysis.trials)
+    shown = ", ".join(f"{count:,} {state}" for state, count in counts.most_common()) or "none yet"
+    seconds = sum(trial.run_s for trial in analysis.trials)
+    state = "; still going" if goes_on else ""
+    return f"{analysis.name}: {len(analysis.trials):,} trials ({shown}), {duration_of(seconds)} of trials' time{state}"
+
+
+def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list[list[Any]]]:
+    """Parameters that are the same in all of these trials are left out where there are more than eight."""
+    from rlplat.tune.table import short_names
+
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    varying = [name for name in names if len({str(trial.params.get(name)) for trial in trials}) > 1]
+    names = names if len(names) <= 8 else varying
+    short = short_names(names)
+    header = ["trial", "state", *analysis.metric, "steps", "seconds", *(short[name] for name in names)]
+    rows = [
+        [
+            trial.number,
+            str(trial.state),
+            *trial.values,
+            trial.step,
+            trial.run_s,
+            *(trial.params.get(name, "") for name in names),
+        ]
+        for trial in trials
+    ]
+    return header, rows
+
+
+def importance_text(analysis: Analysis) -> str:
+    from rlplat.tune.importance import MIN_TRIALS
+
+    if not analysis.axes:
+        return "importance of the parameters: there are none"
+    if not analysis.importances:
+        ended = sum(trial.state.has_ended for trial in analysis.judged)
+        return f"importance of the parameters: needs {MIN_TRIALS} trials that ended with a value, there are {ended}"
+    parts = [
+        f"{one.name} {one.share:.0%}{' (may be chance)' if one.may_be_chance else ''}"
+        for one in analysis.importances
+    ]
+    return "importance of the parameters: " + ", ".join(parts)
+
+
+def config_text(trial: Trial) -> str:
+    import yaml
+
+    from rlplat.tune.results import as_json
+
+    return yaml.safe_dump(as_json(trial.config), sort_keys=False, default_flow_style=None, width=100).rstrip()
+
+
+def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
+    from rlplat.tune.pictures import draw_all
+
+    paths: dict[str, Path] = {}
+    for name, figure in draw_all(analysis):
+        paths[name] = directory / f"{name}.png"
+        _writing(paths[name], lambda path, figure=figure: figure.savefig(path))
+    return paths
+
+
+def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
+    from rlplat.cli.tune_page import page
+
+    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
+    text = page(
+        title=analysis.name,
+        headline=headline(analysis, goes_on),
+        config=config_text(best[0]) if best and len(analysis.metric) == 1 else "",
+        table=best_table(analysis, best),
+        notes=[importance_text(analysis)] if best else [analysis.why_none()],
+        pictures={name: file.read_bytes() for name, file in pictures.items()},
+    )
+    _writing(path, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+def _writing(path: Path, write: Any) -> None:
+    from rlplat.errors import ConfigError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; choose another place: --out DIRECTORY"
+        ) from None
+
+
+def _indented(text: str) -> str:
+    return "\n".join("  " + line for line in text.splitlines())
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rsplit("\n", 1)[-1]
+
+
+def _text_or_none(path: Path | None) -> str | None:
+    return None if path is None else str(path)

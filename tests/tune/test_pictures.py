@@ -1,0 +1,115 @@
+"""Pictures: each kind is drawn where there is something to see, with scales that fit, of few and of many trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplat.tune.analysis import Analysis
+from rlplat.tune.picture_axes import without_outliers
+from rlplat.tune.pictures import draw_all
+from rlplat.tune.trial import Trial, TrialState
+from tests.tune.experiments import write_experiment
+
+
+def draw(analysis: Analysis) -> dict[str, Any]:
+    figures = dict(draw_all(analysis))
+    for figure in figures.values():
+        figure.canvas.draw()  # finds what only fails when it is drawn
+    return figures
+
+
+def an_analysis(
+    path: Path, num: int, metric: Any = ("return",), mode: Any = ("max",), **more: Any
+) -> Analysis:
+    return Analysis(write_experiment(path, num, metric=metric, mode=mode, **more), metric, mode, path)
+
+
+def axes_by_label(figure: Any) -> dict[str, Any]:
+    return {axes.get_xlabel(): axes for axes in figure.axes}
+
+
+@pytest.mark.parametrize("num", [10, 300])
+def test_every_kind_for_few_and_many(tmp_path: Path, num: int) -> None:
+    figures = draw(an_analysis(tmp_path / "exp", num))
+    expected = {"learning_curves", "slices", "parallel_coordinates"} | (
+        {"importance"} if num >= 30 else set()
+    )
+    assert set(figures) == expected
+    curves = figures["learning_curves"].axes[0]
+    assert curves.get_xlabel() == "env_steps" and curves.get_ylabel() == "return"
+    assert len(curves.collections[0].get_segments()) == num - 1, "the best one is a line of its own"
+
+
+def test_the_scales_are_those_of_the_domains(tmp_path: Path) -> None:
+    slices = axes_by_label(draw(an_analysis(tmp_path / "exp", 40))["slices"])
+    assert slices["learning_rate"].get_xscale() == "log" and slices["discount"].get_xscale() == "linear"
+    assert [text.get_text() for text in slices["activation"].get_xticklabels()] == ["tanh", "relu"]
+    assert [text.get_text() for text in slices["num_envs"].get_xticklabels()] == ["4", "8", "16", "32"]
+    has_size = slices["size"].collections[0].get_offsets()
+    assert 0 < len(has_size) < len(slices["discount"].collections[0].get_offsets()), "those that have it"
+
+
+def test_the_important_parameter_stands_next_to_the_metric(tmp_path: Path) -> None:
+    figures = draw(an_analysis(tmp_path / "exp", 200))
+    labels = [text.get_text() for text in figures["parallel_coordinates"].axes[0].get_xticklabels()]
+    assert labels[-2:] == ["learning_rate", "return"]
+    assert figures["importance"].axes[0].get_yticklabels()[0].get_text() == "learning_rate"
+
+
+def test_several_objectives_have_a_front(tmp_path: Path) -> None:
+    figures = draw(an_analysis(tmp_path / "exp", 20, ("return", "cost"), ("max", "min")))
+    axes = figures["pareto_front"].axes[0]
+    assert axes.get_xlabel() == "return (higher is better)" and axes.get_ylabel() == "cost (lower is better)"
+
+
+def test_schedules_show_what_changed() -> None:
+    trials = []
+    for number in range(4):
+        trial = Trial(
+            number,
+            {},
+            {"lr": 0.1, "fixed": 3 + number},
+            number,
+            TrialState.COMPLETE,
+            step=9,
+            progress=9,
+            values=(1.0,),
+        )
+        trial.history = [(float(step), float(step)) for step in range(1, 10)]
+        params = [{"lr": 0.1 * 1.2**k, "fixed": 3 + number} for k in range(3)]
+        trial.notes["schedule"] = [[3 * k, of_then] for k, of_then in enumerate(params)]
+        trials.append(trial)
+    figure = draw(Analysis(trials, ["x"], ["max"], None, "e"))["schedules"]
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "lr" and len(axes.lines) == 4
+    assert axes.lines[0].get_ydata() == pytest.approx([0.1, 0.12, 0.144, 0.144])
+
+
+def test_nothing_to_see_is_no_picture() -> None:
+    assert draw(Analysis([], ["x"], ["max"], None, "e")) == {}
+    alone = Trial(
+        0, {}, {"a": 1}, 0, TrialState.COMPLETE, step=1, progress=1, values=(1.0,), history=[(1, 1.0)]
+    )
+    assert draw(Analysis([alone], ["x"], ["max"], None, "e")) == {}
+
+
+def test_values_that_are_all_the_same_and_parameters_that_are_nothing() -> None:
+    trials = [
+        Trial(n, {}, {"a": None if n % 2 else "x", "b": True, "c": 10.0**n}, n, TrialState.COMPLETE, step=2, progress=2,
+              values=(1.0,), history=[(1, 1.0), (2, 1.0)])
+        for n in range(30)
+    ]  # fmt: skip
+    assert set(draw(Analysis(trials, ["x"], ["max"], None, "e"))) == {
+        "learning_curves", "importance", "slices", "parallel_coordinates",
+    }  # fmt: skip
+
+
+def test_a_few_far_values_do_not_flatten_all_others() -> None:
+    values = np.concatenate([np.linspace(0, 1, 99), [-1e9]])
+    low, high = without_outliers(values)
+    assert -2 < low < 0 and 1 < high < 2
+    assert without_outliers(np.array([0.0, 10.0])) == (-0.4, 10.4)

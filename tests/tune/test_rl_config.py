@@ -1,0 +1,76 @@
+"""Configs of trials as settings of algorithms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplat.errors import ConfigError, UsageError
+from rlplat.tune.rl_config import check_configs, check_seeds, demand_of, document_of, plan_trial
+
+
+def test_the_tuned_config_is_the_base_and_how_it_is_tested_is_not() -> None:
+    plan = plan_trial("ppo", {"env": "CartPole-v1", "learning_rate": 0.5}, seed=9)
+    config = plan.config
+    assert (config.num_envs_per_worker, config.gae_lambda) == (32, 0.8)  # configs/ppo/CartPole-v1.yaml
+    assert config.learning_rate == 0.5
+    assert config.stop.episode_return_mean is None and config.expect.episode_return_mean is None
+    assert config.stop.env_steps == 1_000_000  # the default: the experiment says when
+    assert config.seed == 9
+    assert plan.notes == [
+        "settings that config does not name are those of the tuned config ppo/CartPole-v1.yaml"
+    ]
+    assert plan_trial("ppo", {"env": "Acrobot-v1x"}).notes == []
+
+
+@pytest.mark.parametrize(
+    ("algo", "config", "workers"),
+    [
+        ("ppo", {"env": "CartPole-v1"}, 0),  # tuned with one: in the host all the same
+        ("ppo", {"env": "unknown"}, 0),
+        ("ppo", {"env": "CartPole-v1", "num_rollout_workers": 1}, 1),
+        ("a3c", {"env": "CartPole-v1"}, 2),
+    ],
+)
+def test_the_number_of_rollout_workers(algo: str, config: dict[str, Any], workers: int) -> None:
+    assert plan_trial(algo, config).config.num_rollout_workers == workers
+
+
+@pytest.mark.parametrize(
+    ("config", "demand"),
+    [
+        ({}, {"CPU": 1.0}),
+        ({"num_rollout_workers": 0}, {"CPU": 1.0}),
+        ({"num_rollout_workers": 3}, {"CPU": 3.0}),
+        ({"learner": {"num_gpus": 1, "num_learners": 2}}, {"CPU": 1.0, "GPU": 2.0}),
+        ({"learner": {"num_gpus": "auto"}}, {"CPU": 1.0}),
+    ],
+)
+def test_what_a_trial_takes(config: dict[str, Any], demand: dict[str, float]) -> None:
+    assert demand_of("ppo", config) == demand
+
+
+def test_the_document_of_the_best_is_complete() -> None:
+    text = document_of("dqn", {"env": "CartPole-v1", "stop": {"env_steps": 500}}, seed=3)
+    assert text.startswith("algo: dqn\n")
+    assert "seed: 3" in text and "env_steps: 500" in text and "batch_size: 64" in text
+
+
+def test_a_typo_says_where_and_what_was_meant() -> None:
+    origins = {("learning_rte",): "exp.yaml:4"}
+    with pytest.raises(ConfigError, match=r"learning_rte.*exp.yaml:4.*did you mean 'learning_rate'"):
+        check_configs("ppo", [{"env": "CartPole-v1"}, {"env": "CartPole-v1", "learning_rte": 1}], origins)
+
+
+def test_every_environment_of_a_space_is_looked_at() -> None:
+    check_configs("ppo", [{"env": "CartPole-v1"}, {"env": "Acrobot-v1"}])
+    with pytest.raises(UsageError, match="CartPol-v1"):
+        check_configs("ppo", [{"env": "CartPole-v1"}, {"env": "CartPol-v1"}])
+
+
+def test_several_seeds_of_a_fixed_seed_are_refused() -> None:
+    check_seeds("ppo", {}, 3)
+    check_seeds("ppo", {"seed": 1}, 1)
+    with pytest.raises(ConfigError, match=r"seeds_per_trial is 3.*config\.seed"):
+        check_seeds("ppo", {"seed": 1}, 3)
