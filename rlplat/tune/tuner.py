@@ -32,7 +32,7 @@ from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
 from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.slots import Call, Demand, Slot, Slots
+from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
@@ -303,11 +303,15 @@ class Tuner:
         slot.calls.clear()
         number = slot.trial
         is_stuck = isinstance(error, StillRunning)
+        if call.method == READY and number is None:
+            self._slots.close(slot)  # not again and again: the next trial opens one, and pays for it
+            return
         if is_stuck or not isinstance(error, TaskError):
             self._slots.renew(slot)
         if number is None or number not in self.experiment.live_numbers:
             return
-        if call.number != number or (is_stuck and call.method == "begin"):
+        is_before = call.number != number and call.method != READY
+        if is_before or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
@@ -415,7 +419,7 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 
 def _remote_text(error: BaseException) -> str:
     """What user code raised, with its traceback; or how the process died."""
-    cause = getattr(error, "cause", None)
+    cause = getattr(error, "cause", None) or error.__cause__
     if cause is not None:
         return f"{type(cause).__name__}: {cause}\n{error}"
     notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where

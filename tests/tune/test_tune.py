@@ -243,6 +243,28 @@ def test_an_experiment_whose_first_trials_all_fail_ends_with_the_error(backend: 
     assert len(lines(tmp_path / "e" / "log.txt")) < 40
 
 
+def explode() -> None:
+    raise ImportError("there is no such package on this node")
+
+
+class Explosive:
+    """Pickles well, and cannot be loaded."""
+
+    def __call__(self, config: dict[str, Any]) -> float:
+        return 1.0
+
+    def __reduce__(self) -> Any:
+        return explode, ()
+
+
+def test_a_trainable_that_cannot_be_loaded_ends_the_experiment(cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)no trial has come to its first report; trial \d: ImportError: there is no such package",
+    ):
+        run(Explosive(), {"a": tune.uniform(0, 1)}, tmp_path, num_samples=1000)
+
+
 class ClosesBadly(Stepping):
     def close(self) -> None:
         raise OSError("in close")
