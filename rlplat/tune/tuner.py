@@ -352,8 +352,6 @@ class Tuner:
                 self.study.note(action.trial)
             elif isinstance(action, ex.RecordEnd):
                 self.directory.flush()
-                if reason := action.trial.notes.get("ended"):
-                    self.directory.log(f"trial {action.trial.number} is {action.trial.state}: {reason}")
                 self.study.end(action.trial)
                 self.directory.end(action.trial)
                 self._note_best()
