@@ -1,4 +1,4 @@
-"""`tune.run` from end to end: the seed example, every kind of trainable, and what goes wrong in trials."""
+"""`tune.run` from end to end: the seed example, every kind of trainable, limits, and Ctrl-C."""
 
 from __future__ import annotations
 
