@@ -26,9 +26,10 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.tune.journal_writer import StoredStudy, StoredTrial
 
 try:
     import psycopg2
@@ -173,11 +174,8 @@ class DatabaseWriter:
                 self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
                 self._lock()
             self._query("SELECT pg_advisory_unlock(%s, 0)", _LOCKS)
-            self.directions = [
-                "max" if way is StudyDirection.MAXIMIZE else "min"
-                for way in self._storage.get_study_directions(self._study_id)
-            ]
-            self._study_attrs = self._storage.get_study_user_attrs(self._study_id)
+            study = _read_study(self._connection, self._study_id, name)
+            self.directions, self._study_attrs = study.directions, study.user_attrs
         except BaseException:
             self._connection.close()
             raise
@@ -226,12 +224,9 @@ class DatabaseWriter:
     def study_attrs(self) -> dict[str, Any]:
         return dict(self._study_attrs)
 
-    def load_trials(self) -> list[FrozenTrial]:
+    def load_trials(self) -> list[StoredTrial]:
         self.sync()
-        trials: list[FrozenTrial] = sorted(
-            self._storage.get_all_trials(self._study_id, deepcopy=False), key=lambda trial: trial.number
-        )
-        self._ids = {trial.number: trial._trial_id for trial in trials if not trial.state.is_finished()}
+        self._ids, trials = self._server.patiently(lambda: _read_trials(self._connected(), self._study_id))
         return trials
 
     def optuna_study(self) -> optuna.Study:
@@ -257,9 +252,7 @@ class DatabaseWriter:
 
     def _send(self) -> None:
         """All statements in one message, which PostgreSQL runs as one transaction."""
-        if self._connection.closed:
-            self._reconnect()
-        with self._connection.cursor() as cursor:
+        with self._connected().cursor() as cursor:
             statements = []
             for (
                 table,
@@ -270,13 +263,16 @@ class DatabaseWriter:
                     statements.append(_UPSERTS[table].format(",".join(values)))
             cursor.execute(";".join(statements))
 
-    def _reconnect(self) -> None:
-        self._connection = self._server.connect()
-        try:
-            self._lock()
-        except BaseException:
-            self._connection.close()
-            raise
+    def _connected(self) -> Any:
+        """The connection; a new one, with the lock, where the server has ended it."""
+        if self._connection.closed:
+            self._connection = self._server.connect()
+            try:
+                self._lock()
+            except BaseException:
+                self._connection.close()
+                raise
+        return self._connection
 
     def _lock(self) -> None:
         deadline = time.monotonic() + _LOCK_GRACE_S
@@ -303,8 +299,7 @@ class DatabaseWriter:
         )
 
     def _reserve_ids(self) -> list[int]:
-        if self._connection.closed:
-            self._reconnect()
+        self._connected()
         rows = self._query(
             "SELECT nextval(pg_get_serial_sequence('trials', 'trial_id')) FROM generate_series(1, %s)", _IDS_AT_ONCE
         )  # fmt: skip
@@ -316,20 +311,72 @@ class DatabaseWriter:
             return list(cursor.fetchall())
 
 
-def read_database(url: str, name: str | None, say: Callable[[str], None] = print) -> optuna.Study:
+def read_database(url: str, name: str | None, say: Callable[[str], None] = print) -> StoredStudy:
     """A study, without a lock; name None: the only one. ConfigError: it is not there."""
     server = Server(url, say)
-    server.connect().close()
-    storage = server.optuna_storage(skip_table_creation=True, skip_compatibility_check=True)
+    connection = server.connect()
     try:
-        names = [study.study_name for study in storage.get_all_studies()]
-    except StorageInternalError:
-        names = []  # no tables
-    if name not in names and (name is not None or len(names) != 1):
-        held = f"holds {', '.join(map(repr, sorted(names)))}" if names else "holds no experiment"
-        wanted = f", not {name!r}" if name is not None else ": name one"
-        raise ConfigError(f"{server.place} {held}{wanted if names else ''}")
-    return optuna.load_study(study_name=name or names[0], storage=storage)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT to_regclass('studies') IS NOT NULL")
+            has_tables = cursor.fetchone()[0]
+            cursor.execute(
+                "SELECT study_name, study_id FROM studies ORDER BY 1"
+                if has_tables
+                else "SELECT 1 WHERE false"
+            )
+            ids = dict(cursor.fetchall())
+        if name not in ids and (name is not None or len(ids) != 1):
+            held = f"holds {', '.join(map(repr, ids))}" if ids else "holds no experiment"
+            wanted = f", not {name!r}" if name is not None else ": name one"
+            raise ConfigError(f"{server.place} {held}{wanted if ids else ''}")
+        name = name or next(iter(ids))
+        study = _read_study(connection, ids[name], name)
+        study.trials = _read_trials(connection, ids[name])[1]
+        return study
+    except psycopg2.Error as error:
+        raise ConfigError(f"{server.place}: {_line(error)}") from None
+    finally:
+        connection.close()
+
+
+def _read_study(connection: Any, study_id: int, name: str) -> StoredStudy:
+    """Without its trials."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT direction FROM study_directions WHERE study_id = %s ORDER BY objective", (study_id,)
+        )
+        directions = ["max" if way == "MAXIMIZE" else "min" for (way,) in cursor.fetchall()]
+        cursor.execute("SELECT key, value_json FROM study_user_attributes WHERE study_id = %s", (study_id,))
+        return StoredStudy(name, directions, {key: json.loads(value) for key, value in cursor.fetchall()})
+
+
+def _read_trials(connection: Any, study_id: int) -> tuple[dict[int, int], list[StoredTrial]]:
+    """(Optuna's id by number of those that have not ended, all trials by number); in one transaction, so that a tuner
+    that writes beside it is seen between two turns."""
+    trials: dict[int, StoredTrial] = {}
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            cursor.execute(
+                "SELECT trial_id, number, state FROM trials WHERE study_id = %s ORDER BY 2", (study_id,)
+            )
+            for trial_id, number, state in cursor.fetchall():
+                trials[trial_id] = StoredTrial(number, TrialState[state].is_finished())
+            belongs = "FROM {} JOIN trials USING (trial_id) WHERE study_id = %s"
+            columns = f"trial_id, step, intermediate_value, {_VALUE_TYPE}"
+            cursor.execute(f"SELECT {columns} {belongs.format('trial_intermediate_values')}", (study_id,))
+            for trial_id, step, value, kind in cursor.fetchall():
+                trials[trial_id].intermediate_values[step] = value if kind == "FINITE" else _NOT_FINITE[kind]
+            for table in ("trial_user_attributes", "trial_system_attributes"):
+                cursor.execute(f"SELECT trial_id, key, value_json {belongs.format(table)}", (study_id,))
+                for trial_id, key, text in cursor.fetchall():
+                    trial = trials[trial_id]
+                    attrs = trial.user_attrs if table == "trial_user_attributes" else trial.system_attrs
+                    attrs[key] = json.loads(text)
+        finally:
+            cursor.execute("COMMIT")
+    ids = {trial.number: trial_id for trial_id, trial in trials.items() if not trial.is_finished}
+    return ids, list(trials.values())
 
 
 def _silently(action: Callable[[], T]) -> T:
@@ -364,6 +411,9 @@ _UPSERTS = {
     "trial_system_attributes": _upsert("trial_system_attributes", ["trial_id", "key"], ["value_json"]),
     "study_user_attributes": _upsert("study_user_attributes", ["study_id", "key"], ["value_json"]),
 }
+
+
+_NOT_FINITE = {"NAN": math.nan, "INF_POS": math.inf, "INF_NEG": -math.inf}
 
 
 def _stored(value: float) -> tuple[float | None, str]:

@@ -154,6 +154,7 @@ class CopyCheckpoint:
 @dataclass(frozen=True)
 class Say:
     text: str
+    to_log_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -357,7 +358,7 @@ class Experiment:
         if isinstance(problem, Exception):
             return [*self._wait_again(trial), Release(trial.number), Abort(problem)]
         if problem:
-            return [RecordReport(trial), *self._end(trial, TrialState.FAILED, problem), Release(trial.number)]
+            return [RecordReport(trial), *self._fail(trial, problem)]
         actions: list[Action] = [RecordReport(trial)]
         if rule := self._stop_rule(trial):
             return [*actions, *self._end(trial, TrialState.COMPLETE, rule), Release(trial.number)]
@@ -421,7 +422,7 @@ class Experiment:
             )
         else:
             problem = f"it never reported {names}; it reported {_listed(trial.last)}"
-        return [*self._end(trial, TrialState.FAILED, problem), Release(trial.number)]
+        return self._fail(trial, problem)
 
     def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
         trial = live.trial
@@ -432,14 +433,18 @@ class Experiment:
             again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
             said = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
             return [said, *self._wait_again(trial), Release(trial.number)]
-        actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
+        return self._fail(trial, event.error)
+
+    def _fail(self, trial: Trial, error: str) -> list[Action]:
+        actions = [*self._end(trial, TrialState.FAILED, error), Release(trial.number)]
         if self._is_hopeless():
-            error = f"no trial has come to its first report; trial {trial.number}: {_shortened(event.error)}"
-            actions.append(Abort(ConfigError(error)))
+            never = "a value to report" if trial.step else "come to its first report"
+            text = f"no trial has {never}; trial {trial.number}: {_shortened(error)}"
+            actions.append(Abort(ConfigError(text)))
         return actions
 
     def _is_hopeless(self) -> bool:
-        """Nothing was ever reported, and enough trials have failed."""
+        """No value was ever reported, and enough trials have failed."""
         num_failed = self.counts[TrialState.FAILED]
         enough = min(NUM_HOPELESS, self.num_expected or NUM_HOPELESS)
         return not self._metric_seen and num_failed == self._num_ended() and num_failed >= enough
@@ -617,8 +622,9 @@ class Experiment:
         self._scheduler.end(trial)
         self._keep_best(trial)
         actions: list[Action] = [RecordEnd(trial)]
-        if state is TrialState.FAILED:
-            actions.append(Say(f"trial {trial.number} failed: {_first_line(reason)}"))
+        is_failed = state is TrialState.FAILED
+        text = f"trial {trial.number} {state}: {_first_line(reason)}"
+        actions.append(Say(text, to_log_only=not is_failed))
         return actions + self._give_due()
 
     def _keep_best(self, trial: Trial) -> None:

@@ -388,7 +388,9 @@ def _plain(value: Any) -> Any:
         return _plain(as_yaml(value))
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else repr(value)
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return value.item()
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # the same in the next process
 
 
 def _one_or_list(words: Sequence[str]) -> str | list[str] | None:

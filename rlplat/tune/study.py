@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 
 try:
     from optuna.distributions import BaseDistribution, distribution_to_json
-    from optuna.trial import FrozenTrial
     from optuna.trial import TrialState as OptunaState
 
-    from rlplat.tune.journal_writer import JournalWriter, read_journal
+    from rlplat.tune.journal_writer import JournalWriter, StoredTrial, read_journal
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
 
@@ -79,7 +78,7 @@ class StudyWriter(Protocol):
 
     def study_attrs(self) -> dict[str, Any]: ...
 
-    def load_trials(self) -> list[FrozenTrial]:
+    def load_trials(self) -> list[StoredTrial]:
         """By number."""
         ...
 
@@ -270,18 +269,18 @@ class Study:
         if self._is_closed:
             return self.read(self._storage, self._name)
         trials = []
-        for frozen in self._writer.load_trials():
-            trial = _restored(frozen, self._sign)
+        for stored in self._writer.load_trials():
+            trial = _restored(stored, self._sign)
             trials.append(trial)
-            if frozen.state.is_finished():
+            if stored.is_finished:
                 continue
             self._written[trial.number] = _Written(
                 reports=len(trial.history),
-                highest=_highest(frozen),
+                highest=_highest(stored),
                 at=(trial.step, trial.progress),
-                config=_json(frozen.user_attrs["config"], "config"),
-                record=_json(frozen.system_attrs["trial"], "trial"),
-                is_changed="config" in frozen.system_attrs["trial"],
+                config=_json(stored.user_attrs["config"], "config"),
+                record=_json(stored.system_attrs["trial"], "trial"),
+                is_changed="config" in stored.system_attrs["trial"],
             )
             if trial.state.has_ended:  # killed between the trial's last word and Optuna's
                 self._finish(trial)
@@ -297,8 +296,8 @@ class Study:
             study = read_database(str(storage), name)
         else:
             study = read_journal(Path(storage), name)
-        sign = -1.0 if study.directions[0].name == "MINIMIZE" else 1.0
-        return [_restored(frozen, sign) for frozen in study.get_trials(deepcopy=False)]
+        sign = -1.0 if study.directions[0] == "min" else 1.0
+        return [_restored(stored, sign) for stored in study.trials]
 
     def sync(self, wait: bool = False) -> None:
         """What was said survives the end of this process. wait: and that of the machine; before something is deleted
@@ -346,17 +345,17 @@ def _record(trial: Trial) -> dict[str, Any]:
     return record
 
 
-def _highest(frozen: FrozenTrial) -> int:
+def _highest(stored: StoredTrial) -> int:
     """The last report of which anything was written: a tuner may have died in the middle of one."""
-    begun = (int(key.partition(":")[2]) for key in frozen.system_attrs if key.startswith("report:"))
-    return max(*frozen.intermediate_values, *begun, 0, 0)
+    begun = (int(key.partition(":")[2]) for key in stored.system_attrs if key.startswith("report:"))
+    return max(*stored.intermediate_values, *begun, 0, 0)
 
 
-def _restored(frozen: FrozenTrial, sign: float) -> Trial:
-    record = frozen.system_attrs["trial"]
+def _restored(stored: StoredTrial, sign: float) -> Trial:
+    record = stored.system_attrs["trial"]
     trial = Trial(
-        number=frozen.number,
-        config=record.get("config", frozen.user_attrs["config"]),
+        number=stored.number,
+        config=record.get("config", stored.user_attrs["config"]),
         params=record["params"],
         seed=record["seed"],
         state=TrialState(record["state"]),
@@ -366,20 +365,20 @@ def _restored(frozen: FrozenTrial, sign: float) -> Trial:
         notes=record.get("notes", {}),
         run_s=record.get("run_s", 0.0),
     )
-    highest = reports = max(frozen.intermediate_values, default=0)
-    counted, then_highest = frozen.system_attrs.get("counts", (0, 0))
+    highest = reports = max(stored.intermediate_values, default=0)
+    counted, then_highest = stored.system_attrs.get("counts", (0, 0))
     if highest <= then_highest:
         reports = counted
     for number in range(1, reports + 1):
-        value = frozen.intermediate_values[number]
-        progress, step, *values = frozen.system_attrs.get(f"report:{number}", (number, number, value))
+        value = stored.intermediate_values[number]
+        progress, step, *values = stored.system_attrs.get(f"report:{number}", (number, number, value))
         trial.history.append((progress, sign * value))
         trial.step, trial.progress, trial.values = step, progress, tuple(values)
-    place = frozen.system_attrs.get("at")
+    place = stored.system_attrs.get("at")
     if place is not None and place[0] == reports:
         trial.step, trial.progress = place[1:]
     if trial.state.has_ended:
-        trial.last = frozen.user_attrs.get("metrics", {})
+        trial.last = stored.user_attrs.get("metrics", {})
     elif record.get("last_step") == trial.step:
         trial.last = record["last"]
     return trial

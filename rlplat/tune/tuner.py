@@ -32,7 +32,7 @@ from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
 from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.slots import Call, Demand, Slot, Slots
+from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
@@ -107,11 +107,13 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
         refuse_existing(spec.out)
     kind = check_trainable(spec.trainable)
     owns_runtime = not rlplat.is_initialized()
+    view = open_view(progress)
     if owns_runtime:
-        rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+        with view.taking_output():
+            rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
-        return _run_on_cluster(spec, kind, resume, open_view(progress))
+        return _run_on_cluster(spec, kind, resume, view)
     except UsageError:
         if not resume:
             take_back(spec.out)
@@ -119,6 +121,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
     finally:
         if owns_runtime:
             rlplat.shutdown()
+        view.finish()
 
 
 def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
@@ -303,11 +306,15 @@ class Tuner:
         slot.calls.clear()
         number = slot.trial
         is_stuck = isinstance(error, StillRunning)
+        if call.method == READY and number is None:
+            self._slots.close(slot)  # not again and again: the next trial opens one, and pays for it
+            return
         if is_stuck or not isinstance(error, TaskError):
             self._slots.renew(slot)
         if number is None or number not in self.experiment.live_numbers:
             return
-        if call.number != number or (is_stuck and call.method == "begin"):
+        is_before = call.number != number and call.method != READY
+        if is_before or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
@@ -361,8 +368,9 @@ class Tuner:
             elif isinstance(action, ex.CopyCheckpoint):
                 self._copy(action)
             elif isinstance(action, ex.Say):
-                self.view.say(action.text)
                 self.directory.log(action.text)
+                if not action.to_log_only:
+                    self.view.say(action.text)
             elif self._abort is None:
                 self._abort = action.error
 
@@ -414,7 +422,7 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 
 def _remote_text(error: BaseException) -> str:
     """What user code raised, with its traceback; or how the process died."""
-    cause = getattr(error, "cause", None)
+    cause = getattr(error, "cause", None) or error.__cause__
     if cause is not None:
         return f"{type(cause).__name__}: {cause}\n{error}"
     notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where

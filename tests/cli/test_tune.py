@@ -48,6 +48,13 @@ def last_raises(config, report):
     if config["alpha"] > 0.5:
         raise ValueError("too large")
 
+def always_raises(config, report):
+    report(accuracy=config["alpha"])
+    raise ValueError("never")
+
+def sometimes_nan(config, report):
+    report(accuracy=config["alpha"] if config["alpha"] < 0.5 else float("nan"))
+
 def returning(config):
     return {"accuracy": config["alpha"]}
 """
@@ -190,10 +197,39 @@ def test_trials_that_fail_leave_the_others_and_no_result_at_all_is_exit_code_1(c
     )
     said = capsys.readouterr()
     assert "seed: 6 trials (4 complete, 2 failed)" in said.out and "ValueError: too large" in said.err
-    assert tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan") == 1
+    settings = ("trainable=./my_trial.py:always_raises", "stop.accuracy=9", "max_failures=0")
+    assert tune("seed.yaml", "--set", *settings, "--out", "none", "--max-concurrent", "1") == 1
     said = capsys.readouterr()
-    assert "no trial of seed has a result; trial 5: it reported accuracy = nan in its report 1" in said.err
+    assert "no trial of seed has a result; trial 5: ValueError: never" in said.err
     assert "Traceback" not in said.err and said.out == ""
+
+
+def test_nan_fails_its_trial_and_from_the_first_trials_on_the_experiment(here: Path, capsys: Any) -> None:
+    assert tune("seed.yaml", "--set", "trainable=./my_trial.py:sometimes_nan", "--out", "some") == 0
+    said = capsys.readouterr()
+    assert "seed: 6 trials (4 complete, 2 failed)" in said.out
+    assert "trial 5 failed: it reported accuracy = nan in its report 1" in said.err
+    assert (
+        tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan", "--max-concurrent", "1")
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert (
+        "rlplat: no trial has a value to report; trial 2: it reported accuracy = nan in its report 1" in error
+    )
+    assert len(results("nan")) >= 3  # what was reported is kept
+
+
+def test_without_optuna_the_extra_is_named(here: Path) -> None:
+    program = "import sys; sys.modules['optuna'] = None; from rlplat.cli import main; sys.exit(main(['tune', 'seed.yaml']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (2, "rlplat: tuning needs optuna: pip install 'rlplat[tune]'\n")
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -27,6 +27,7 @@ from tests.faults.tuner_program import NUM_STEPS
 from tests.patience import soon
 from tests.tune.postgres import PostgresServer, postgres_server
 
+pytestmark = pytest.mark.timeout(400)  # each life of a tuner is a new interpreter and a new cluster: seconds
 SLACK = 4
 """Steps that may run again: up to two since the last checkpoint, the one of the checkpoint, one that was under way."""
 
@@ -91,15 +92,19 @@ class Life:
         }
         furthest: Counter[str] = Counter()
         ends: Counter[str] = Counter()
-        for word, number, *step in self.story():
-            if word == "begin":
-                step = step[1:]  # after the process
-                assert int(step[0]) >= furthest[number] - SLACK, f"trial {number} lost checkpointed work"
-                assert int(step[0]) <= furthest[number]
-            elif word == "step":
-                furthest[number] = max(furthest[number], int(step[0]))
-            else:
+        at_work: dict[str, str] = {}
+        for word, number, *rest in self.story():
+            if word == "end":
                 ends[number] += 1
+                continue
+            process, step = rest[0], int(rest[1])
+            if word == "begin":
+                assert step >= furthest[number] - SLACK, f"trial {number} lost checkpointed work"
+                assert step <= furthest[number]
+                at_work[number] = process
+            else:
+                assert process == at_work[number], f"two processes ran trial {number} at once"
+                furthest[number] = max(furthest[number], step)
         for number, state, steps, *_ in trials:
             assert furthest[str(number)] >= steps
             assert state != "complete" or ends[str(number)] >= 1

@@ -1,7 +1,7 @@
 """An experiment whose tuner can be killed at a chosen moment: `python tuner_program.py DIRECTORY '{"kill_after_s": 0.3}'`.
 
 Every trial writes down what it does in DIRECTORY/story, one line with one `write`, so that the story survives it all:
-`begin <trial> <process> <from step>`, `step <trial> <step>`, `end <trial>`.
+`begin <trial> <process> <from step>`, `step <trial> <process> <step>`, `end <trial>`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Climb:
             tell(self.config["story"], f"begin {self.number} {os.getpid()} {self.steps}")
         time.sleep(self.config["step_s"])
         self.steps += 1
-        tell(self.config["story"], f"step {self.number} {self.steps}")
+        tell(self.config["story"], f"step {self.number} {os.getpid()} {self.steps}")
         if self.steps == NUM_STEPS:
             tell(self.config["story"], f"end {self.number}")
         return {"score": self.config["alpha"] * self.steps, "steps": self.steps}

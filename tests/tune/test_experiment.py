@@ -73,7 +73,8 @@ def make(num_trials: int = 2, scheduler: Any = None, **settings: Any) -> Experim
 
 
 def kinds(actions: list[Action]) -> list[type]:
-    return [type(action) for action in actions]
+    """Without what only the log is told."""
+    return [type(action) for action in actions if not (isinstance(action, Say) and action.to_log_only)]
 
 
 def begun(experiment: Experiment) -> Trial:
