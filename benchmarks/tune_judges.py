@@ -5,8 +5,7 @@ number = judge.next()                                       # a worker is free: 
 fate = judge.report(number, progress=4, score=0.3)          # GO, STOP or PAUSE; only paused trials come back by `next`
 judge.end(number, is_complete=True)                         # it ended by itself: at max_progress, or it failed
 
-- rlplat: the schedulers as they are; the experiment's own rules for who runs next (what was paused first, new ones
-  then).
+- rlplat: the real `Experiment` with the real scheduler; only storage, processes and training are missing.
 - optuna: a real study in memory by ask, report, should_prune, tell. Optuna cannot pause, so its HyperBand is a mixture
   of successive halvings, as its documentation says.
 - ray: the scheduler classes of Ray Tune under a stand-in for its controller: it holds the list of trials, keeps up to
@@ -17,14 +16,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from rlplat.tune.schedulers import Continue, Resume, Stop
+from rlplat.tune.experiment import Advance, Begin, Crashed, Experiment, Reported, Returned, Save, Saved
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.search import Suggestion
+from rlplat.tune.spec import ExperimentSpec
 
 GO, STOP, PAUSE = "go", "stop", "pause"
 METHODS = {
@@ -49,57 +48,52 @@ def make_judge(house: str, method: str, max_progress: int, seed: int) -> Judge:
 
 
 class RlplatJudge:
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
-        "random": {"name": "fifo"},
-        "asha promotion": {"name": "asha", "variant": "promotion"},
-    }
-
     def __init__(self, method: str, max_progress: int, seed: int) -> None:
-        settings = self.SETTINGS.get(method, {"name": method})
-        if method == "asha, min_progress R/9":
-            settings = {"name": "asha", "min_progress": max_progress / 9}
-        self.scheduler = make_scheduler(settings, stop={"step": max_progress})
+        self.scheduler = make_scheduler(settings_of(method, max_progress), stop={"step": max_progress})
         self.scheduler.open(seed, None)
-        self._trials: dict[int, Trial] = {}
-        self._num_trials = 0
-        self._waiting: deque[int] = deque()
+        spec = ExperimentSpec(
+            None, {}, metric=("score",), mode=("max",), stop={"step": max_progress}, checkpoint_period=10**9
+        )
+        self._experiment = Experiment(spec, Endless(), self.scheduler, trial_seed=lambda number: number)
 
     def next(self) -> int:
-        if self._waiting:
-            number = self._waiting.popleft()
-            self._trials[number].state = TrialState.RUNNING
-            return number
-        trial = self._trials[self._num_trials] = Trial(self._num_trials, {}, {}, 0, state=TrialState.RUNNING)
-        self._num_trials += 1
-        self.scheduler.add(trial)
-        return trial.number
+        for action in self._experiment.next_trial():
+            if isinstance(action, Begin):
+                return action.trial.number
+        raise RuntimeError("the experiment begins no trial")
 
     def report(self, number: int, progress: int, score: float) -> str:
-        trial = self._trials[number]
-        trial.values, trial.progress = (score,), progress
-        self.scheduler.record(trial, progress, score)
-        verdict = self.scheduler.judge(trial)
-        if isinstance(verdict, Stop):
-            self.end(number, verdict.is_complete)
-            return STOP
-        if not isinstance(verdict, Continue):
-            trial.state = TrialState.PAUSED
-        self._carry_out_due()
-        return GO if isinstance(verdict, Continue) else PAUSE
+        actions = self._experiment.handle(Reported(number, {"score": score}, run_s=1.0, can_save=True))
+        if Save(number) in actions:
+            actions = self._experiment.handle(Saved(number, f"step_{progress}", progress))
+        if Advance(number) in actions:
+            return GO
+        return PAUSE if number in self._experiment.live_numbers else STOP
 
     def end(self, number: int, is_complete: bool) -> None:
-        trial = self._trials.pop(number)
-        trial.state = TrialState.COMPLETE if is_complete else TrialState.STOPPED
-        self.scheduler.end(trial)
-        self._carry_out_due()
+        self._experiment.handle(
+            Returned(number) if is_complete else Crashed(number, "not finite", can_retry=False)
+        )
 
-    def _carry_out_due(self) -> None:
-        for number, verdict in self.scheduler.due():
-            if isinstance(verdict, Resume):
-                self._trials[number].state = TrialState.WAITING
-                self._waiting.append(number)
-            else:
-                self.end(number, is_complete=False)
+
+def settings_of(method: str, max_progress: int) -> dict[str, Any]:
+    """What stands in an experiment file."""
+    known: dict[str, dict[str, Any]] = {
+        "random": {"name": "fifo"},
+        "asha promotion": {"name": "asha", "variant": "promotion"},
+        "asha, min_progress R/9": {"name": "asha", "min_progress": max_progress / 9},
+    }
+    return known.get(method, {"name": method})
+
+
+class Endless:
+    """A searcher whose configs are elsewhere: trial n is the n-th curve of the seed."""
+
+    num_trials: int | None = None
+    notice = ""
+
+    def suggest(self, number: int) -> Suggestion:
+        return Suggestion({}, {})
 
 
 class OptunaJudge:

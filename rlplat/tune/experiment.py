@@ -358,7 +358,7 @@ class Experiment:
         if isinstance(problem, Exception):
             return [*self._wait_again(trial), Release(trial.number), Abort(problem)]
         if problem:
-            return [RecordReport(trial), *self._end(trial, TrialState.FAILED, problem), Release(trial.number)]
+            return [RecordReport(trial), *self._fail(trial, problem)]
         actions: list[Action] = [RecordReport(trial)]
         if rule := self._stop_rule(trial):
             return [*actions, *self._end(trial, TrialState.COMPLETE, rule), Release(trial.number)]
@@ -422,7 +422,7 @@ class Experiment:
             )
         else:
             problem = f"it never reported {names}; it reported {_listed(trial.last)}"
-        return [*self._end(trial, TrialState.FAILED, problem), Release(trial.number)]
+        return self._fail(trial, problem)
 
     def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
         trial = live.trial
@@ -433,14 +433,18 @@ class Experiment:
             again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
             said = Say(f"trial {trial.number} {again}: {_first_line(event.error)}")
             return [said, *self._wait_again(trial), Release(trial.number)]
-        actions = [*self._end(trial, TrialState.FAILED, event.error), Release(trial.number)]
+        return self._fail(trial, event.error)
+
+    def _fail(self, trial: Trial, error: str) -> list[Action]:
+        actions = [*self._end(trial, TrialState.FAILED, error), Release(trial.number)]
         if self._is_hopeless():
-            error = f"no trial has come to its first report; trial {trial.number}: {_shortened(event.error)}"
-            actions.append(Abort(ConfigError(error)))
+            never = "a value to report" if trial.step else "come to its first report"
+            text = f"no trial has {never}; trial {trial.number}: {_shortened(error)}"
+            actions.append(Abort(ConfigError(text)))
         return actions
 
     def _is_hopeless(self) -> bool:
-        """Nothing was ever reported, and enough trials have failed."""
+        """No value was ever reported, and enough trials have failed."""
         num_failed = self.counts[TrialState.FAILED]
         enough = min(NUM_HOPELESS, self.num_expected or NUM_HOPELESS)
         return not self._metric_seen and num_failed == self._num_ended() and num_failed >= enough
@@ -554,7 +558,7 @@ class Experiment:
         return ""
 
     def _stop_rule(self, trial: Trial) -> str:
-        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that the trial has, also
+        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that the trial has, even
         where they are another's up to some point."""
         steps = trial.progress if self._scheduler.unit == "step" else trial.step
         for name, limit in self.spec.stop.items():

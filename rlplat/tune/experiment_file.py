@@ -368,7 +368,9 @@ def _searcher_settings(searcher: Searcher) -> dict[str, Any]:
     """One mapping, as it is written in a file: the name, the sampler's options, and what every searcher may be told."""
     settings = {item.name: getattr(searcher, item.name) for item in fields(searcher)}
     options = settings.pop("options")
-    return {key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])}
+    return {
+        key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])
+    }
 
 
 def _home_of(trainable: Any) -> str:
@@ -388,7 +390,9 @@ def _plain(value: Any) -> Any:
         return _plain(as_yaml(value))
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else repr(value)
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return value.item()
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # the same in the next process
 
 
 def _one_or_list(words: Sequence[str]) -> str | list[str] | None:

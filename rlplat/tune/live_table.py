@@ -8,20 +8,22 @@
     running
        33  running      0.702      5  1.2s    0.2     2
 
-It is drawn at most four times a second, by the thread that calls `show`. Text that this process prints meanwhile
-appears above it.
+It is drawn at most four times a second, by the thread that calls `show`. What this process and those of the runtime
+print meanwhile appears above it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from rlplat.tune.child_output import ChildOutput
 from rlplat.tune.snapshot import Snapshot
 from rlplat.tune.table import counts_text, ended, short_names, value_text
 from rlplat.tune.trial import Trial, TrialState
@@ -45,7 +47,17 @@ class LiveTable:
         self._next_s = clock()
         self.console = console
         self._size = console.size
-        self._live = self._started()
+        self._live: Live | None = None
+        self._output: ChildOutput | None = None
+
+    def taking_output(self) -> AbstractContextManager[None]:
+        self._output = ChildOutput()
+        return self._output.inherited()
+
+    def finish(self) -> None:
+        if self._output is not None and (text := self._output.close()):
+            self.say(text)
+        self._output = None
 
     def is_due(self) -> bool:
         return self._clock() >= self._next_s
@@ -53,6 +65,8 @@ class LiveTable:
     def show(self, snapshot: Snapshot) -> None:
         if self.is_due():
             self._next_s = self._clock() + DRAW_PERIOD_S
+            if self._output is not None and (lines := self._output.lines()):
+                self.say("\n".join(lines))
             self._draw(picture(snapshot, self.console.width, self.console.height))
 
     def say(self, text: str) -> None:
@@ -65,24 +79,21 @@ class LiveTable:
         if snapshot is not None:
             self._draw(last_picture(snapshot, self.console.width))
         try:
-            self._live.stop()
+            if self._live is not None:
+                self._live.stop()
         except (OSError, ValueError, RuntimeError):
             pass
 
-    def _started(self) -> Live:
-        live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
-        live.start()
-        return live
-
     def _draw(self, content: RenderableType) -> None:
         try:
-            if (
-                self.console.size != self._size
-            ):  # the terminal has folded the lines: nobody knows where they are
-                self._size = self.console.size
-                self._live.stop()
+            if self._live is not None and self.console.size != self._size:
+                self._live.stop()  # the terminal has folded the lines: nobody knows where they are
                 self.console.clear()
-                self._live = self._started()
+                self._live = None
+            self._size = self.console.size
+            if self._live is None:
+                self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
+                self._live.start()
             self._live.update(content, refresh=True)
         except (OSError, ValueError, RuntimeError):
             pass

@@ -42,7 +42,7 @@ try:
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
 except ImportError:
-    raise MissingExtra("optuna", "tune", "a searcher with a model") from None
+    raise MissingExtra("optuna", "tune", "tuning") from None
 
 GENERATION = "NSGAIISampler:generation"
 """Where nsga2 writes down to which generation a trial belongs."""

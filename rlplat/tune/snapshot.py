@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +28,14 @@ class Snapshot:
 
 
 class View(Protocol):
+    def taking_output(self) -> AbstractContextManager[None]:
+        """Around the start of the runtime: what its processes print does not disturb the table either."""
+        ...
+
+    def finish(self) -> None:
+        """After `close`, when the runtime has ended."""
+        ...
+
     def is_due(self) -> bool:
         """Whether `show` would do anything now: else no snapshot need be made."""
         ...

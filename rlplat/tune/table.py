@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
 from rlplat.tune.snapshot import Snapshot, View
@@ -40,6 +41,12 @@ def _has_a_size(stream: TextIO) -> bool:
 class Silent:
     """`progress=False`: results are in the directory."""
 
+    def taking_output(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
     def is_due(self) -> bool:
         return False
 
@@ -54,13 +61,19 @@ class Silent:
 
 
 class PlainLines:
-    """A line every ten seconds, one for each new best trial (at most one a second), and a last one."""
+    """A line every ten seconds, one when another trial is the best (at most one a second), and a last one."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._next_s = clock() + LINE_PERIOD_S
         self._next_best_s = clock()
-        self._best: tuple[int, tuple[float, ...]] | None = None
+        self._best: int | None = None
+
+    def taking_output(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
 
     def is_due(self) -> bool:
         return self._clock() >= min(self._next_s, self._next_best_s)
@@ -91,16 +104,16 @@ class PlainLines:
         if not snapshot.best:
             return ""
         best = snapshot.best[0]
-        if self._best is not None and (best.number, best.values) == self._best:
+        if best.number == self._best:
             return ""
-        self._best = (best.number, best.values)
+        self._best = best.number
         reports = "1 report" if best.step == 1 else f"{best.step} reports"
         values = values_text(snapshot.metric, best)
         return f"best so far: {values} after {reports}, trial {best.number}: {params_text(best.params)}"
 
 
 def overview(snapshot: Snapshot) -> str:
-    """`trials: 34 of 100 [01:12<02:20, 2.1 s/trial], 4 running, 1 failed; slots 4 of 4`."""
+    """`trials: 3 of 9 [00:12<00:24, 4.0s/trial], 2 running, 3 complete; slots 2 of 2; best accuracy 0.93, trial 1`"""
     from tqdm import tqdm
 
     num_ended = ended(snapshot)
@@ -111,7 +124,9 @@ def overview(snapshot: Snapshot) -> str:
     of = f" of {snapshot.num_trials:,}" if snapshot.num_trials is not None else ""
     in_use, in_all = snapshot.slots
     slots = f"; slots {in_use} of {in_all}" if in_all else ""
-    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}"
+    best = snapshot.best[0] if snapshot.best else None
+    best_text = f"; best {values_text(snapshot.metric, best)}, trial {best.number}" if best else ""
+    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}{best_text}"
 
 
 def ended(snapshot: Snapshot) -> int:

@@ -10,10 +10,12 @@ An actor runs its calls in order, so `save` and `advance` may be sent together.
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import rlplat
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.programs import open_program
 
@@ -48,6 +50,7 @@ class TrialHost:
         self._trainable = trainable
         self._trials = Path(trials)
         self._metric, self._num_seeds = metric, seeds_per_trial
+        self._client_id = rlplat.get_runtime_context().client_id
         self._program: Program | None = None
         self._step = 0
         self._directory = self._trials
@@ -86,6 +89,18 @@ class TrialHost:
         program, self._program = self._program, None
         if program is not None:
             program.close()
+            self._close_what_it_opened()
+
+    def _close_what_it_opened(self) -> None:
+        """A trial may open a cluster inside this process, rlplat.init(backend="inproc"): the next one has none."""
+        if rlplat.get_runtime_context().client_id != self._client_id:
+            print(
+                "rlplat: warning: a trial has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
+                "call rlplat.shutdown() in a `finally`",
+                file=sys.stderr,
+                flush=True,
+            )
+            rlplat.shutdown()
 
     def _turn(self, started: float) -> Turn:
         assert self._program is not None

@@ -107,11 +107,13 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
         refuse_existing(spec.out)
     kind = check_trainable(spec.trainable)
     owns_runtime = not rlplat.is_initialized()
+    view = open_view(progress)
     if owns_runtime:
-        rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+        with view.taking_output():
+            rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
-        return _run_on_cluster(spec, kind, resume, open_view(progress))
+        return _run_on_cluster(spec, kind, resume, view)
     except UsageError:
         if not resume:
             take_back(spec.out)
@@ -119,6 +121,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
     finally:
         if owns_runtime:
             rlplat.shutdown()
+        view.finish()
 
 
 def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
@@ -209,6 +212,7 @@ class Tuner:
         trials = self.study.load()
         actions = self.experiment.restore(trials)
         self.directory.reconcile(trials)
+        self._note_best()  # the last one may not have been written
         self._perform(actions)
 
     def _check_time(self) -> None:

@@ -48,6 +48,13 @@ def last_raises(config, report):
     if config["alpha"] > 0.5:
         raise ValueError("too large")
 
+def always_raises(config, report):
+    report(accuracy=config["alpha"])
+    raise ValueError("never")
+
+def sometimes_nan(config, report):
+    report(accuracy=config["alpha"] if config["alpha"] < 0.5 else float("nan"))
+
 def returning(config):
     return {"accuracy": config["alpha"]}
 """
@@ -190,10 +197,41 @@ def test_trials_that_fail_leave_the_others_and_no_result_at_all_is_exit_code_1(c
     )
     said = capsys.readouterr()
     assert "seed: 6 trials (4 complete, 2 failed)" in said.out and "ValueError: too large" in said.err
-    assert tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan") == 1
+    settings = ("trainable=./my_trial.py:always_raises", "stop.accuracy=9", "max_failures=0")
+    assert tune("seed.yaml", "--set", *settings, "--out", "none", "--max-concurrent", "1") == 1
     said = capsys.readouterr()
-    assert "no trial of seed has a result; trial 5: it reported accuracy = nan in its report 1" in said.err
+    assert "no trial of seed has a result; trial 5: ValueError: never" in said.err
     assert "Traceback" not in said.err and said.out == ""
+
+
+def test_nan_fails_its_trial_and_from_the_first_trials_on_the_experiment(here: Path, capsys: Any) -> None:
+    assert tune("seed.yaml", "--set", "trainable=./my_trial.py:sometimes_nan", "--out", "some") == 0
+    said = capsys.readouterr()
+    assert "seed: 6 trials (4 complete, 2 failed)" in said.out
+    assert "trial 5 failed: it reported accuracy = nan in its report 1" in said.err
+    assert (
+        tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan", "--max-concurrent", "1")
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert (
+        "rlplat: no trial has a value to report; trial 2: it reported accuracy = nan in its report 1" in error
+    )
+    assert len(results("nan")) >= 3  # what was reported is kept
+
+
+def test_without_optuna_the_extra_is_named(here: Path) -> None:
+    program = (
+        "import sys; sys.modules['optuna'] = None; from rlplat.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "tune", "seed.yaml"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (2, "rlplat: tuning needs optuna: pip install 'rlplat[tune]'\n")
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -256,16 +294,16 @@ BAD = [
     (["--algo", "ppo", "--only", "a"], "--only chooses among the `runs` of an experiment file"),
     (["--algo", "pp", "--env", "CartPole-v1"], "unknown algorithm 'pp'; did you mean 'ppo'?"),
     (["--algo", "ppo", "--set", "learning_rate=1"], "'env' is not set"),
-    (["seed.yaml", "--set", "num_sampels=3"], "unknown key 'num_sampels' (from --set num_sampels); did you mean 'num_s"),
-    (["seed.yaml", "--num-samples", "0"], "bad value for 'num_samples' (from --num-samples): 0 (must be greater than 0)"),
+    (["seed.yaml", "--set", "num_sampels=3"], "unknown key 'num_sampels' (from --set num_sampels); did you mean 'num"),
+    (["seed.yaml", "--num-samples", "0"], "bad value for 'num_samples' (from --num-samples): 0 (must be greater than"),
     (["seed.yaml", "--num-samples", "many"], "bad value for 'num_samples' (from --num-samples): 'many'"),
     (["seed.yaml", "--max-concurrent", "-1"], "bad value for 'max_concurrent' (from --max-concurrent): -1"),
     (["seed.yaml", "--set", "resources.cpu=-1"], "bad value for 'resources.cpu' (from --set resources.cpu): -1"),
-    (["seed.yaml", "--set", "resources.cpu=7000"], "one trial needs cpu 7000 (from --set resources.cpu), and the whole c"),
-    (["seed.yaml", "--set", "resources.gpus=1"], "unknown resource 'gpus' (from --set resources.gpus); did you mean 'gpu'"),
+    (["seed.yaml", "--set", "resources.cpu=7000"], "one trial needs cpu 7000 (from --set resources.cpu), and the who"),
+    (["seed.yaml", "--set", "resources.gpus=1"], "unknown resource 'gpus' (from --set resources.gpus); did you mean"),
     (["seed.yaml", "--set", "alpha={uniform: [1, 0]}"], "'alpha' in --set alpha: uniform: the range is empty"),
     (["seed.yaml", "--set", "alpha={grid: []}"], "there is nothing to choose from: the list is empty"),
-    (["seed.yaml", "--num-samples", "50_000"], "has 6 points; with num_samples=50,000 there are 300,000 trials, more than"),
+    (["seed.yaml", "--num-samples", "50_000"], "has 6 points; with num_samples=50,000 there are 300,000 trials, more"),
     (["seed.yaml", "--max-concurrent", "1", "--set", "metric=acuracy"],
      "no metric 'acuracy' in the first report of trial 0; did you mean 'accuracy'?; reported: accuracy"),
     (["seed.yaml", "--set", "metric=[accuracy, loss]", "mode=max"], "1 mode (max) for 2 metrics (accuracy, loss)"),
@@ -275,9 +313,9 @@ BAD = [
     (["seed.yaml", "--set", "scheduler={name: asha, max_progres: 9}"], "did you mean 'max_progress'?"),
     (["seed.yaml", "--set", "scheduler={name: hyperband, max_progress: 9}", "trainable=./my_trial.py:returning"],
      "cannot be saved: give it save and load"),
-    (["seed.yaml", "--storage", "sqlite:///x.db"], "storage (from --storage): SQLite locks up while several processes"),
+    (["seed.yaml", "--storage", "sqlite:///x.db"], "storage (from --storage): SQLite locks up while several processe"),
     (["seed.yaml", "--storage", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
-    (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "'./my_trial.py' has no 'trian'"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "'./my_trial.py' has no 'trian'; did you mean 'train'?"),
     (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],

@@ -228,8 +228,8 @@ def test_several_seeds_share_the_process(tmp_path: Path) -> None:
 
 @rlplat.remote(num_cpus=0)
 class Host:
-    def begin(self, directory: str, config: dict[str, Any]) -> Any:
-        self.program = begin(Path(directory), config)
+    def begin(self, directory: str, config: dict[str, Any], algo: str = "ppo") -> Any:
+        self.program = begin(Path(directory), config, algo=algo)
         return self.program.step()
 
     def step(self) -> Any:
@@ -328,3 +328,44 @@ def test_kind_of_an_algorithm() -> None:
     from algorithms.ppo import PPO
 
     assert check_trainable(PPO).name == "ppo"
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "dqn": {"learning_starts": 64, "rollout_length": 32},
+    "es": {"population_size": 2, "num_envs_per_worker": 4},
+    "a3c": {"rollout_length": 16, "num_envs_per_worker": 2},
+}
+
+
+def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(cluster: None, tmp_path: Path) -> None:
+    host = Host.remote()
+    for number, (algo, settings) in enumerate(OTHERS.items()):
+        config = settings | {"env": "CartPole-v1", "policy": {"hidden_sizes": [16]}, "num_rollout_workers": 0}
+        report = rlplat.get(host.begin.remote(str(tmp_path / str(number)), config, algo), timeout=80)
+        assert report["env_steps"] > 0, algo
+        assert len(living()) == 1, algo
+        client, is_connected = rlplat.get(host.end.remote(), timeout=60)
+        assert client != "inproc" and is_connected, algo
+        checkpoint, _ = checkpoints.latest_valid(tmp_path / str(number))
+        assert checkpoint is not None and checkpoint.info.algorithm == algo
+
+
+def test_a_trial_does_not_see_the_cluster_that_the_one_before_forgot_to_close(
+    cluster: None, tmp_path: Path
+) -> None:
+    from rlplat import tune
+
+    def forgetful(config: dict[str, Any], report: Any) -> None:
+        rlplat.init(backend="inproc")  # refused where one is open
+        report(value=float(config["n"]), pid=os.getpid())
+
+    analysis = tune.run(
+        forgetful,
+        {"n": tune.grid([1, 2, 3])},
+        metric="value",
+        max_concurrent=1,
+        out=tmp_path / "exp",
+        progress=False,
+    )
+    assert [trial.state.value for trial in analysis.trials] == ["complete"] * 3
+    assert len({trial.last["pid"] for trial in analysis.trials}) == 1

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from rlplat.tune.child_output import ChildOutput
 from rlplat.tune.live_table import LiveTable, last_picture, picture
 from rlplat.tune.snapshot import Snapshot
 from rlplat.tune.table import PlainLines, Silent, open_view, params_text, short_names
 from rlplat.tune.trial import Trial, TrialState
+from tests.patience import soon
+
+_PRINTS = "import sys; [print(line, end='', file=sys.stderr, flush=True) for line in sys.stdin]"
 
 
 class Clock:
@@ -142,6 +150,39 @@ def test_a_terminal_of_another_size_is_drawn_anew() -> None:
     view.close(None)
 
 
+def test_what_child_processes_print_goes_above_the_table() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = LiveTable(Console(file=stream, force_terminal=True, width=80, height=24), clock)
+    with view.taking_output():
+        process = subprocess.Popen([sys.executable, "-c", _PRINTS], stdin=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    print("one\ntwo", file=process.stdin, flush=True)
+
+    def shows(text: str) -> bool:
+        clock.now_s += 1
+        view.show(a_snapshot(1, 1))
+        return text in stream.getvalue()
+
+    assert soon(lambda: shows("one\r\n") or shows("one\n"))
+    view.close(a_snapshot(0, 1))
+    print("last", end="", file=process.stdin)
+    process.stdin.close()
+    assert process.wait(20) == 0
+    view.finish()
+    assert stream.getvalue().rstrip().endswith("last")
+
+
+def test_output_without_end_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = ChildOutput()
+    with output.inherited():
+        os.write(2, b"half")
+    assert output.lines() == []
+    with output.inherited():
+        os.write(2, " a line\n10%\r50%\nrest ü".encode())
+    assert output.lines() == ["half a line", "50%"]
+    assert output.close() == "rest ü"
+
+
 def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
     clock, stream = Clock(), io.StringIO()
     view = PlainLines(stream, clock)
@@ -157,10 +198,23 @@ def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
     clock.now_s = 10
     view.show(a_snapshot(2, 1))
     assert stream.getvalue().splitlines()[1:] == [
-        "trials: 1 of 1,000 [01:12<19:58:48, 72.00s/trial], 2 running, 1 complete; slots 2 of 4"
+        "trials: 1 of 1,000 [01:12<19:58:48, 72.00s/trial], 2 running, 1 complete; slots 2 of 4; "
+        "best accuracy 1, trial 1000"
     ]
-    view.close(a_snapshot(0, 2))
-    assert stream.getvalue().splitlines()[2].startswith("trials: 2 of 1,000")
+    better = a_snapshot(2, 2)
+    better.best[0].values = (1.5,)
+    clock.now_s = 12
+    view.show(better)
+    assert len(stream.getvalue().splitlines()) == 2, "the same one got better: the next line says it"
+    better = dataclasses.replace(better, best=better.best[::-1])
+    view.show(better)
+    view.show(better)
+    assert stream.getvalue().splitlines()[2:] == []
+    clock.now_s = 14
+    view.show(better)
+    assert "best so far: accuracy 0.99" in stream.getvalue().splitlines()[2]
+    view.close(better)
+    assert stream.getvalue().splitlines()[3].startswith("trials: 2 of 1,000")
 
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
