@@ -36,7 +36,7 @@ from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study
+from rlplat.tune.study import Study, shown
 from rlplat.tune.table import open_view
 from rlplat.tune.trial import Trial
 from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
@@ -133,7 +133,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume, say=view.say)
         stack.callback(study.close)
         if "experiment" in study.settings:
-            refuse_changes(spec, study.settings["experiment"], directory.storage)
+            refuse_changes(spec, study.settings["experiment"], shown(directory.storage))
         study.settle({}, may_change={"experiment": settings_of(spec)})
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
