@@ -1,4 +1,4 @@
-"""The tuner's own price: trials/s of a function that only reports, beside Ray Tune and Optuna; and whether it stays flat.
+"""The tuner's own price: trials/s of a function that only reports, beside Ray Tune and Optuna; and its growth.
 
     ./scripts/bench tune --peer ray --peer optuna --markdown benchmarks/results/tune.md
     ./scripts/bench tune --rows flat
@@ -31,7 +31,7 @@ RATE_JOURNAL = "Optuna on a journal file: 1,000 trials x 10 reports, random sear
 MEMORY = "RSS of the tuner's process after that, MiB"
 NOTES = (
     "The trial is `for step in range(10): report(loss=...)`: nothing but reports, each of which may end it.",
-    "rlplat and Ray run trials in worker processes on 2 CPUs; Optuna calls the function in its own thread, so it pays for "
+    "rlplat and Ray run trials in worker processes on 2 CPUs; Optuna calls the function in its own thread: it pays for "
     "no isolation: no crash, hang or memory limit of a trial is survived there.",
     "Trials/s are without starting the cluster.",
     "Ray: `RAY_AIR_NEW_OUTPUT=0`, `TUNE_DISABLE_AUTO_CALLBACK_LOGGERS=1`, `verbose=0`, `reuse_actors=True`.",
@@ -157,7 +157,7 @@ def optuna_rates(num_trials: int, directory: str) -> dict[str, float]:
 
 
 def flatness(num_trials: int, directory: str) -> dict[str, float]:
-    """One experiment of `num_trials`; at each of CHECKPOINTS the tuner's memory and its time per report since the last."""
+    """One experiment; at each of CHECKPOINTS the tuner's memory and its time per report since the last."""
     import rlplat
     from rlplat import tune
     from rlplat.tune import tuner as shell

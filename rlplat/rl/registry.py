@@ -83,8 +83,8 @@ def load_class(path: str) -> Any:
                 raise  # the module is there, something that it imports is not
             raise ConfigError(f"'{path}': there is no module '{module_name}'") from None
     if not hasattr(module, attribute):
-        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"'{path}': '{module_name}' has no '{attribute}'{closest(attribute, classes)}")
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ConfigError(f"'{path}': '{module_name}' has no '{attribute}'{closest(attribute, known)}")
     return getattr(module, attribute)
 
 

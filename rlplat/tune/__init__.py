@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlplat.tune.analysis import Analysis, load
+    from rlplat.tune.program import TrialContext
     from rlplat.tune.schedulers.asha import ASHA
     from rlplat.tune.schedulers.fifo import FIFO
     from rlplat.tune.schedulers.hyperband import HyperBand
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
+    from rlplat.tune.trial_thread import TrialStopped
     from rlplat.tune.tuner import run
 
 _HOMES = {
@@ -44,6 +46,8 @@ _HOMES = {
     "rlplat.tune.analysis": "Analysis load",
     "rlplat.tune.space": "choice grid lograndint loguniform qloguniform quniform randint sample_from uniform",
     "rlplat.tune.search": "Searcher",
+    "rlplat.tune.program": "TrialContext",
+    "rlplat.tune.trial_thread": "TrialStopped",
     "rlplat.tune.schedulers.fifo": "FIFO",
     "rlplat.tune.schedulers.median": "MedianStopping",
     "rlplat.tune.schedulers.asha": "ASHA",
@@ -62,6 +66,8 @@ __all__ = [
     "HyperBand",
     "MedianStopping",
     "Searcher",
+    "TrialContext",
+    "TrialStopped",
     "choice",
     "grid",
     "load",

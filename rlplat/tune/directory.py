@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -28,9 +29,11 @@ from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
 from rlplat.rl.run_directory import is_running
 from rlplat.tune.hparams import ExperimentCurves
-from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, replace_file
+from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, read_reports, replace_file
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
+
+BEST_PERIOD_S = 2.0
 
 
 class ExperimentDirectory:
@@ -48,6 +51,7 @@ class ExperimentDirectory:
             path / "tensorboard", self.trials, spec.metric, spec.name, domains_of(spec)
         )
         self._best: tuple[Trial, Mapping[str, Any] | str | None] | None = None
+        self._next_best_s = 0.0
         self.dropped = 0
         """Writes that the disk refused."""
 
@@ -129,7 +133,10 @@ class ExperimentDirectory:
             for trial in trials:
                 if trial.state.has_ended:
                     self._rows.write(trial)
-            self._curves.resume({t.number: t.step for t in trials if not t.state.has_ended and t.step})
+            live = {trial.number: trial for trial in trials if not trial.state.has_ended and trial.step}
+            for report in read_reports(self._reports.path):
+                if report["trial"] in live:
+                    self._curves.repeat(live[report["trial"]], report)
         except OSError as error:
             self._refused(error)
 
@@ -149,11 +156,13 @@ class ExperimentDirectory:
         `rlplat train best.yaml` reads; None: the trial's config."""
         self._best = (trial, document)
 
-    def flush(self) -> None:
-        """Write what is pending."""
+    def flush(self, *, is_last: bool = False) -> None:
+        """Write what is pending; best.yaml every other second, as replacing a file costs milliseconds."""
         self._try(self._reports.flush)
         self._try(self._curves.flush)
-        if self._best is not None:
+        now = time.monotonic()
+        if self._best is not None and (is_last or now >= self._next_best_s):
+            self._next_best_s = now + BEST_PERIOD_S
             trial, document = self._best
             self._best = None
             self._try(
@@ -174,7 +183,7 @@ class ExperimentDirectory:
             pass  # a full disk must not end the experiment
 
     def close(self) -> None:
-        self.flush()
+        self.flush(is_last=True)
         if self._reports.has_superseded:
             self._try(lambda: forget_superseded(self._reports.path))
         for part in (self._reports, self._rows, self._curves):

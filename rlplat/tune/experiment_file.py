@@ -368,7 +368,9 @@ def _searcher_settings(searcher: Searcher) -> dict[str, Any]:
     """One mapping, as it is written in a file: the name, the sampler's options, and what every searcher may be told."""
     settings = {item.name: getattr(searcher, item.name) for item in fields(searcher)}
     options = settings.pop("options")
-    return {key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])}
+    return {
+        key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])
+    }
 
 
 def _home_of(trainable: Any) -> str:

@@ -55,12 +55,16 @@ class ExperimentCurves:
             directory.glob("events.*")
         )  # else TensorBoard finds them out
         self._open: dict[int, _TrialFile] = {}
-        self._resumed_at: dict[int, int] = {}
         self._next_write_s = 0.0
 
-    def resume(self, last_steps: Mapping[int, int]) -> None:
-        """last_steps: of the trials that go on; what an earlier file says of later steps is hidden."""
-        self._resumed_at = dict(last_steps)
+    def repeat(self, trial: Trial, report: Mapping[str, Any]) -> None:
+        """A report of `results.jsonl` of a trial that goes on after a crash: its file of before is hidden, as it lacks
+        what was not written yet and may hold what is forgotten."""
+        file = self._open.get(trial.number)
+        if file is None:
+            file = self._open[trial.number] = self._begin(trial)
+            file.pending.append(purge_record(1))
+        self._add(file, report["step"], report["time"], report.get("metrics", {}))
 
     def record(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
         if not self._described:
@@ -71,11 +75,14 @@ class ExperimentCurves:
             file = self._open[trial.number] = self._begin(trial)
         elif trial.step <= file.step:
             file.pending.append(purge_record(trial.step))
-        file.step = trial.step
+        self._add(file, trial.step, time.time(), metrics)
+
+    def _add(self, file: _TrialFile, step: int, time_s: float, metrics: Mapping[str, Any]) -> None:
+        file.step = step
         if file.has_own_curves:
             metrics = {name: metrics[name] for name in self._objectives if name in metrics}
         if values := scalars(_plain(metrics)):
-            file.pending.append(summary_record(time.time(), trial.step, values))
+            file.pending.append(summary_record(time_s, step, values))
 
     def end(self, trial: Trial) -> None:
         """Closes the trial's session; OSError when the disk refuses."""
@@ -100,13 +107,10 @@ class ExperimentCurves:
             file.write()
 
     def _begin(self, trial: Trial) -> _TrialFile:
-        resumed_at = self._resumed_at.pop(trial.number, None)
         file = _TrialFile(
             self._directory / trial.directory_name,
             has_own_curves=(self._trials_directory / trial.directory_name / "tensorboard").is_dir(),
         )
-        if resumed_at:
-            file.pending.append(purge_record(resumed_at + 1))
         params = b"".join(
             bytes_field(1, bytes_field(1, name.encode()) + bytes_field(2, self._value(name, value)))
             for name, value in trial.params.items()

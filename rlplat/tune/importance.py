@@ -22,7 +22,8 @@ import numpy as np
 MIN_TRIALS = 20
 """With fewer there is nothing to be said."""
 _BEST_SHARE = 0.1
-_MIN_BEST = 4
+_MIN_BEST = 10
+"""So many, or a quarter of all while that is fewer: of four, anything could be said."""
 _NUM_CELLS = 50
 _NUM_HANDFULS = 100
 
@@ -62,7 +63,7 @@ def _importance(
     cells: np.ndarray, scores: np.ndarray, axis: Axis, rng: np.random.Generator
 ) -> tuple[float, bool]:
     """cells: int[N], each trial's cell; scores: float[N]. (importance, whether chance may be all there is)."""
-    num_best = max(_MIN_BEST, math.ceil(_BEST_SHARE * len(scores)))
+    num_best = max(math.ceil(_BEST_SHARE * len(scores)), min(_MIN_BEST, len(scores) // 4))
     everything = axis.density(cells)
     best = np.argsort(-scores, kind="stable")[:num_best]
     divergence = _divergence(axis.density(cells[best]), everything)
@@ -84,6 +85,7 @@ class Axis:
     low: float = 0.0
     high: float = 1.0
     is_log: bool = False
+    is_integer: bool = False
     marks: tuple[float, ...] = ()
     """The numbers that can be chosen, where they are few."""
 
@@ -136,8 +138,9 @@ def axis_of(domain: Any, values: Sequence[Any]) -> Axis:
     if domain is None:
         return Axis(tuple(sorted({str(value): value for value in values}.values(), key=str)))
     # PBT may leave the range
-    low, high = min([domain.low, *numbers]), max([domain.high, *numbers])
-    return Axis(low=low, high=high, is_log=bool(domain.is_log) and low > 0)
+    high = domain.top if domain.is_integer else domain.high
+    low, high = min([domain.low, *numbers]), max([high, *numbers])
+    return Axis(low=low, high=high, is_log=bool(domain.is_log) and low > 0, is_integer=domain.is_integer)
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:

@@ -139,7 +139,7 @@ class Journal(JournalReader):
 
     def _refused(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"{self.path} cannot be written: {error.strerror}; what was recorded before is safe: cure it, and go on with "
+            f"{self.path} cannot be written: {error.strerror}; what was recorded before is safe: cure it, go on with "
             "--resume"
         )
 

@@ -66,6 +66,8 @@ def set_scale(axes: Any, axis: Axis, which: str) -> None:
         return
     if axis.is_log:
         getattr(axes, f"set_{which}scale")("log")
+    elif axis.is_integer:
+        getattr(axes, f"{which}axis").get_major_locator().set_params(integer=True)
     if axis.marks and len(axis.marks) <= 8:
         set_ticks(axis.marks, [f"{mark:.4g}" for mark in axis.marks])
         set_ticks([], minor=True)
@@ -90,15 +92,19 @@ def ticks_of(axis: Axis) -> list[tuple[float, str]]:
         first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
         values = [10.0**exponent for exponent in range(first, last + 1, max(1, (last - first) // 6))]
     else:
-        values = round_numbers(axis.low, axis.high)
+        values = round_numbers(axis.low, axis.high, only_integers=axis.is_integer)
     inner = [value for value in values if 0.08 < axis.position(value) < 0.92]
     return [(axis.position(value), f"{value:.4g}") for value in [axis.low, *inner, axis.high]]
 
 
-def round_numbers(low: float, high: float) -> list[float]:
+def round_numbers(low: float, high: float, *, only_integers: bool = False) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
-    return [float(value) for value in MaxNLocator(6).tick_values(low, high) if low <= value <= high]
+    return [
+        float(value)
+        for value in MaxNLocator(6, integer=only_integers).tick_values(low, high)
+        if low <= value <= high
+    ]
 
 
 def shortened(text: str, most: int = 18) -> str:

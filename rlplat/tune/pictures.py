@@ -154,7 +154,7 @@ def importance(figure: Any, analysis: Analysis) -> bool:
     axes.set_yticks(range(len(found)), [names[one.name] for one in found])
     axes.invert_yaxis()
     axes.set_xlim(0, max([*shares, 0.01]) * 1.3)
-    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}" if share <= 1 else "")
     axes.set_title(f"Importance for {analysis.metric[0]} (PED-ANOVA, {num_trials(len(analysis.judged))})")
     tidy(axes)
     axes.grid(axis="y", visible=False)
@@ -166,7 +166,7 @@ def slices(figure: Any, analysis: Analysis) -> bool:
     trials, names = analysis.judged, _important_names(analysis)
     if len(trials) < 2 or not names:
         return False
-    columns = min(len(names), 4 if len(names) > 6 else 3)
+    columns = 3 if len(names) in (5, 6, 9) else min(len(names), 4)
     rows = math.ceil(len(names) / columns)
     figure.set_size_inches(3.0 * columns + 0.9, 2.6 * rows + 0.3)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlplat.errors import CheckpointError, ConfigError
+from rlplat.tune.global_random import seed_everything
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.reported import Metrics, plain_metrics
 from rlplat.tune.trial_checkpoints import TrialCheckpoints
@@ -231,16 +231,6 @@ def _check_travels(found: Any) -> None:
             f"{_name_of(found)} cannot be sent to the processes of its trials: {type(error).__name__}: {error}\n"
             "make what it holds inside the trial, or name it instead, as in ./file.py:train"
         ) from None
-
-
-def seed_everything(seed: int) -> None:
-    """`random`, `numpy.random`, and torch where it is loaded already (import it at the head of the file)."""
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
 
 
 @contextmanager

@@ -191,7 +191,11 @@ def number_of_trials(space: Space, num_samples: int, limit: int = MAX_TRIALS) ->
         grid = f"the grid {axes} has {space.grid_size:,} points; with " if axes else ""
         raise ConfigError(
             f"{grid}num_samples={num_samples:,} there are {total:,} trials, more than {limit:,}: "
-            + ("use choice instead of grid for some of them" if axes else "make num_samples smaller")
+            + (
+                "use choice instead of grid for some of them"
+                if space.grid_size > limit / 10
+                else "make num_samples smaller"
+            )
         )
     return total
 

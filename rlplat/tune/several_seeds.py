@@ -8,8 +8,6 @@ the trial ends when all have ended.
 from __future__ import annotations
 
 import math
-import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import CheckpointError
+from rlplat.tune.global_random import GlobalRandom
 from rlplat.tune.program import Program, StillRunning, TrialContext
 from rlplat.tune.trial_checkpoints import TrialCheckpoints
 
@@ -96,7 +95,7 @@ class _OneSeed:
         self.program = program
         self.last: dict[str, Any] = {}
         self.has_ended = False
-        self._random: _GlobalRandom | None = None
+        self._random: GlobalRandom | None = None
 
     def advance(self) -> None:
         if self.has_ended:
@@ -104,7 +103,7 @@ class _OneSeed:
         if self._random is not None:
             self._random.install()
         metrics = self.program.step()
-        self._random = _GlobalRandom()
+        self._random = GlobalRandom()
         if metrics is None:
             self.has_ended = True
         else:
@@ -112,21 +111,7 @@ class _OneSeed:
 
     def load_from(self, path: Path) -> None:
         self.program.load_from(path)  # a class is made and seeded here
-        self._random = _GlobalRandom()
-
-
-class _GlobalRandom:
-    """What the global generators hold now."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
-        self._torch = torch.get_rng_state() if (torch := sys.modules.get("torch")) else None
-
-    def install(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        if self._torch is not None:
-            sys.modules["torch"].set_rng_state(self._torch)
+        self._random = GlobalRandom()
 
 
 def seeds_of(seed: int, num_seeds: int) -> list[int]:

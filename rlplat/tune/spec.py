@@ -190,7 +190,7 @@ class ExperimentSpec:
         if len(mode) != len(metric):
             raise ConfigError(
                 f"mode{self.where('mode')}: {_counted(len(mode), 'mode')} ({', '.join(mode)}) for "
-                f"{_counted(len(metric), 'metric')} ({', '.join(metric)}): give one for each"
+                f"{_counted(len(metric), 'metric')} ({', '.join(metric)}): give one for each, [max, min]"
             )
         return {"metric": metric, "mode": mode}
 

@@ -212,6 +212,7 @@ class Tuner:
         trials = self.study.load()
         actions = self.experiment.restore(trials)
         self.directory.reconcile(trials)
+        self._note_best()  # the last one may not have been written
         self._perform(actions)
 
     def _check_time(self) -> None:

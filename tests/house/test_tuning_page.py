@@ -124,3 +124,8 @@ def test_every_name_of_ray_tunes_exists() -> None:
 def test_the_experiments_of_the_page_have_the_keys_of_files() -> None:
     for block in blocks(PAGE, "yaml"):
         assert set(parse_yaml(block, "tuning.md").values) <= {*KEYS, "runs"}
+
+
+def test_the_readmes_experiment_runs(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(ROOT / "README.md", "python") if "from rlplat import tune" in block)
+    assert "{'alpha': 0." in run_block(block, tmp_path)

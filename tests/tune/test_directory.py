@@ -17,6 +17,7 @@ import yaml
 from rlplat import metrics as metrics_module
 from rlplat.errors import ConfigError
 from rlplat.rl.run_directory import is_running
+from rlplat.tune import directory as directory_module
 from rlplat.tune.directory import ExperimentDirectory
 from rlplat.tune.results import holding, read_reports
 from rlplat.tune.space import uniform
@@ -208,7 +209,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path, monkeypatch:
     assert directory.dropped >= 3 and f"{directory.dropped} writes" in said[1]
 
 
-def test_best_yaml_says_what_it_is(tmp_path: Path) -> None:
+def test_best_yaml_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     directory = open_directory(tmp_path)
     trial = a_trial(3, alpha=0.5)
     report(directory, trial, 4, accuracy=0.875)
@@ -220,6 +221,12 @@ def test_best_yaml_says_what_it_is(tmp_path: Path) -> None:
     )
     assert yaml.safe_load(text) == {"alpha": 0.5}
     directory.best(trial, "algo: ppo\n")
+    directory.flush()
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"alpha": 0.5}, (
+        "every other second is enough"
+    )
+    monkeypatch.setattr(directory_module, "BEST_PERIOD_S", 0.0)
+    directory._next_best_s = 0.0
     directory.flush()
     assert (tmp_path / "best.yaml").read_text().endswith("reports\nalgo: ppo\n")
     directory.best(trial, {"algo": "ppo", "learning_rate": np.float64(1e-3)})

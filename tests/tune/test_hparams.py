@@ -89,6 +89,8 @@ def test_steps_that_are_repeated_replace_the_earlier_ones(tmp_path: Path) -> Non
             report(directory, trial, step, accuracy=step)
         report(directory, trial, 2, accuracy=20)  # crashed, and went on from 1
     assert scalars(tmp_path / "tensorboard" / "00000", "accuracy") == [(1, 1), (2, 20)]
+    for file in (tmp_path / "tensorboard" / "00000").iterdir():
+        os.truncate(file, file.stat().st_size // 2)  # killed before all of it was written
     with ExperimentDirectory.open(tmp_path, SPEC, resume=True) as directory:
         trial.step = 1
         directory.reconcile([trial])

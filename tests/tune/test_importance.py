@@ -108,6 +108,7 @@ def test_axes() -> None:
     assert axis_of(choice([8, 4, 16]), []) == Axis(low=4, high=16, is_log=True, marks=(4, 8, 16))
     assert not axis_of(choice([10, 20, 30]), []).is_log and not axis_of(choice([0, 1, 1000]), []).is_log
     assert axis_of(loguniform(1e-4, 1), [2.0]) == Axis(low=1e-4, high=2.0, is_log=True), "PBT left the range"
+    assert axis_of(randint(1, 9), [3]) == Axis(low=1, high=8, is_integer=True)
     assert axis_of(None, [1e-4, 0.5]) == Axis(low=1e-4, high=0.5, is_log=True)
     assert axis_of(None, ["b", 1, "a"]).options == (1, "a", "b")
     assert axis_of(loguniform(0.01, 1), []).position(0.1) == pytest.approx(0.5)

@@ -60,19 +60,19 @@ def two_objectives(config):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_restart_gives_the_suggestions_of_an_uninterrupted_run(tmp_path, name):
-    space, objective, modes = CONDITIONAL, bumpy, ["max"]
+    space, objective, modes, half = CONDITIONAL, bumpy, ["max"], 10
     if name == "gp":  # which takes a tenth of a second for each group of parameters
-        space, objective, modes = BRANIN, branin, ["min"]
+        space, objective, modes, half = BRANIN, branin, ["min"], 7
     straight = Play(tmp_path / "a", SETTINGS[name], space, objective, modes=modes)
-    wanted = straight.go_on(20)
+    wanted = straight.go_on(2 * half)
     straight.close()
     broken = Play(tmp_path / "b", SETTINGS[name], space, objective, modes=modes)
-    got = broken.go_on(10)
+    got = broken.go_on(half)
     broken.reopen()
-    got += broken.go_on(20)
+    got += broken.go_on(2 * half)
     broken.close()
     assert got == wanted
-    assert len({str(suggestion.params) for suggestion in wanted}) == 20
+    assert len({str(suggestion.params) for suggestion in wanted}) == 2 * half
 
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "nsga2"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextvars
 import functools
 import math
 import random
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -757,6 +760,30 @@ def test_global_generators_are_seeded(trainable: Any, tmp_path: Path) -> None:
         return metrics
 
     assert first(1) == first(1) != first(2)
+
+
+TORCH_INSIDE = """
+from pathlib import Path
+from rlplat.tune.program import TrialContext
+from rlplat.tune.programs import open_program
+
+def trial(config):
+    import importlib.util
+    assert importlib.util.find_spec("torch") is not None
+    import torch
+    return {"drawn": torch.rand(()), "seeded": torch.initial_seed()}
+
+print([open_program(trial, {}, TrialContext(0, 7, Path())).step() for _ in range(2)])
+"""
+
+
+def test_torch_is_seeded_also_when_the_trial_imports_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    text = subprocess.run(
+        [sys.executable, "-c", TORCH_INSIDE], capture_output=True, text=True, check=True
+    ).stdout
+    first, second = ast.literal_eval(text)
+    assert first == second and first["seeded"] == 7
 
 
 def test_several_seeds_report_their_means(tmp_path: Path) -> None:

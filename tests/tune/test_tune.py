@@ -1,4 +1,4 @@
-"""`tune.run` from end to end: the seed example, every kind of trainable, and what goes wrong in trials."""
+"""`tune.run` from end to end: the seed example, every kind of trainable, limits, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import rlplat
 from rlplat import tune
 from rlplat.errors import ConfigError
 from tests.patience import soon
+from tests.tune.running import lines, run, states
 
 # ---------------------------------------------------------------- the seed example
 
@@ -168,7 +169,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from rlplat import tune
-from tests.tune.running import lines, run, states
 
 def endless(config, report):
     step = report.checkpoint or 0
