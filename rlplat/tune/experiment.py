@@ -558,7 +558,7 @@ class Experiment:
         return ""
 
     def _stop_rule(self, trial: Trial) -> str:
-        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that the trial has, even
+        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that it has, even
         where they are another's up to some point."""
         steps = trial.progress if self._scheduler.unit == "step" else trial.step
         for name, limit in self.spec.stop.items():
