@@ -92,10 +92,10 @@ class ExperimentSpec:
 
     def checked(self) -> ExperimentSpec:
         """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
-        from rlplat.tune.programs import check_trainable
         from rlplat.tune.schedulers.registry import make_scheduler
         from rlplat.tune.search import number_of_trials
         from rlplat.tune.space import Space
+        from rlplat.tune.trainables import check_trainable
 
         self._check_numbers()
         _check_storage(self.storage, self.where("storage"))
@@ -274,8 +274,8 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     import numpy as np
 
     from rlplat.tune.domains import Options, Range
-    from rlplat.tune.programs import check_trainable
     from rlplat.tune.rl_config import check_configs, check_seeds
+    from rlplat.tune.trainables import check_trainable
 
     rng = np.random.default_rng(spec.seed)
     origins = {

@@ -17,7 +17,8 @@ from rlplat.config import load_yaml
 from rlplat.errors import CheckpointError
 from rlplat.metrics import read_records
 from rlplat.tune.program import TrialContext
-from rlplat.tune.programs import check_trainable, open_program
+from rlplat.tune.programs import open_program
+from rlplat.tune.trainables import check_trainable
 from tests.patience import soon
 
 ROOT = Path(__file__).resolve().parents[2]
