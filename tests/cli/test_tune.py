@@ -16,6 +16,7 @@ import pytest
 from rlplat.cli import main
 from rlplat.config import load_yaml
 from tests.patience import soon
+from tests.tune.postgres import postgres_server
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIAL = """\
@@ -256,6 +257,21 @@ def test_one_signal_ends_it_in_order_and_says_how_to_go_on(here: Path, number: i
     assert sorted(reports) == [
         (trial, step) for trial in range(6) for step in (1, 2, 3)
     ]  # nothing twice, nothing lost
+
+
+def test_a_study_in_postgresql(here: Path, capsys: Any) -> None:
+    with postgres_server() as server:
+        flags = ("seed.yaml", "--storage", server.url, "--json", "--set", "beta=1", "alpha={uniform: [0, 1]}")
+        assert tune(*flags, "num_samples=2") == 0
+        before = files_of(here)
+        assert tune(*flags, "num_samples=2", "--out", "other") == 2
+        error = capsys.readouterr().err
+        assert "there is an experiment 'seed' in postgresql://" in error and "--set name=..." in error
+        assert files_of(here) == before
+        assert tune(*flags, "num_samples=4", "--resume") == 0
+        assert json.loads(capsys.readouterr().out)["trials"] == {"complete": 4}
+        assert tune(*flags, "num_samples=2", "name=second") == 0
+        assert json.loads(capsys.readouterr().out)["directory"] == "runs/second"
 
 
 def test_train_and_tune_send_each_others_files_to_the_right_place(here: Path, capsys: Any) -> None:
