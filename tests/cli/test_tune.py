@@ -259,6 +259,29 @@ def test_one_signal_ends_it_in_order_and_says_how_to_go_on(here: Path, number: i
     ]  # nothing twice, nothing lost
 
 
+def test_an_algorithm_is_tuned_without_a_file_and_its_best_config_trains(here: Path, capsys: Any) -> None:
+    algorithm = "tests.cli.counting_algorithm:CountingAlgorithm"
+    flags = (
+        "--set",
+        "discount={uniform: [0.5, 0.9]}",
+        "stop.env_steps=60",
+        "--num-samples",
+        "3",
+        "--out",
+        "counted",
+    )
+    assert tune("--algo", algorithm, "--env", "CartPole-v1", *flags) == 0
+    said = capsys.readouterr().out
+    assert "countingalgorithm: 3 trials (3 complete)" in said
+    assert "train with the best config: rlplat train counted/best.yaml" in said
+    best = load_yaml("counted/best.yaml").values
+    assert best["algo"] == algorithm and best["env"] == "CartPole-v1" and 0.5 <= best["discount"] < 0.9
+    assert best["stop"]["env_steps"] == 60
+    assert main(["train", "counted/best.yaml", "--out", "again"]) == 0
+    assert "60 env steps" in capsys.readouterr().out
+    assert load_yaml("again/config.yaml").values["discount"] == best["discount"]
+
+
 def test_a_study_in_postgresql(here: Path, capsys: Any) -> None:
     with postgres_server() as server:
         flags = ("seed.yaml", "--storage", server.url, "--json", "--set", "beta=1", "alpha={uniform: [0, 1]}")
