@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_from_the_first_report_on_stops_nothing(tmp_path: Pa
     said: list[str] = []
     directory = open_directory(tmp_path, say=said.append)
 
-    def full(*_: Any) -> int:
+    def full(*_: Any, **__: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(metrics_module.os, "pwrite", full)
