@@ -121,6 +121,11 @@ class ExperimentSpec:
                 f"'{trainable_name(self.trainable)}' cannot be saved: give it save and load (a class), or "
                 "report(..., checkpoint=state) (a function); or take asha or median, which only stop trials"
             )
+        if kind.is_algorithm and hasattr(scheduler, "mutations"):
+            from rlplat.tune.rl_config import check_mutations
+
+            scheduler.open(spec.seed, space)
+            check_mutations(scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
         return spec
 
     def sample_config(self) -> dict[str, Any]:

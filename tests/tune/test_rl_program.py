@@ -162,6 +162,22 @@ def test_the_newest_two_checkpoints_stay(tmp_path: Path) -> None:
     program.close()
 
 
+def test_the_last_state_is_saved_beside_what_the_tuner_may_still_need(tmp_path: Path) -> None:
+    kept = tmp_path / "00003" / "checkpoints"
+    program = begin(tmp_path / "00003", SMALL | {"stop": {"env_steps": 512}})
+    ordered = []
+    while (report := program.step()) is not None:
+        if report["env_steps"] < 512:
+            ordered.append(program.save_to(kept))
+    assert names(kept) == {
+        *ordered[-2:],
+        f"step_{checkpoints.latest_valid(tmp_path / '00003')[0].info.env_steps}",
+    }
+    assert len(names(kept)) == 3
+    program.close()
+    assert len(names(kept)) == 3
+
+
 def test_going_on_from_another_trials_checkpoint_with_another_config(tmp_path: Path) -> None:
     source = begin(tmp_path / "00001", SMALL | {"learning_rate": 1e-3}, seed=1)
     steps(source, 4)
