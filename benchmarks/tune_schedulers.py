@@ -41,8 +41,7 @@ NOTES = (
     f"Budget: as many reports as {BUDGET} whole trainings, for every scheduler. 4 workers. Trial n of a seed is the "
     "same config with the same noise under every scheduler.",
     "Regret: how much worse than the optimum the config is that a user would take (highest last score), if it is "
-    f"trained in full; after {EARLY} and after {BUDGET} trainings. An optimum is near 1 (ranked, crossing, inverted), "
-    "or a return (cartpole). Ray's median rule: 10 seeds, for its time.",
+    f"trained in full; after {EARLY} and after {BUDGET} trainings. Ray's median rule: 10 seeds, for its time.",
     f"Mark: whole trainings until some trial was trained to {MARK:.0%} of the optimum; {BUDGET} where none was.",
     "`asha promotion` and `asha, min_progress R/9` are settings of rlplat's; the rest are defaults, in each house.",
     "rlplat is its real Experiment and scheduler, Optuna a real study in memory (it cannot pause trials, so its "
@@ -121,13 +120,14 @@ def _run(problem: Problem, house: str, method: str, workers: int, seed: int) -> 
 
 def _rows(problem: Problem, house: str, method: str, traces: Sequence[Trace]) -> list[Row]:
     unit = problem.max_progress
-    early = [trace.regret[EARLY * unit - 1] for trace in traces]
-    end = [trace.regret[-1] for trace in traces]
+    early = [100 * trace.regret[EARLY * unit - 1] / problem.optimum for trace in traces]
+    end = [100 * trace.regret[-1] / problem.optimum for trace in traces]
     mark = [BUDGET if trace.reached_at is None else trace.reached_at / unit for trace in traces]
     name = f"{problem.name}: {method}"
+    regret = f"{name}: regret after {EARLY} / {BUDGET} trainings, % of the optimum"
     return [
-        _quartiles(house, f"{name}: regret after {EARLY} / {BUDGET} trainings", "early", "", early),
-        _quartiles(house, f"{name}: regret after {EARLY} / {BUDGET} trainings", "end", "", end),
+        _quartiles(house, regret, "early", "%", early),
+        _quartiles(house, regret, "end", "%", end),
         _quartiles(house, f"{name}: trainings to the {MARK:.0%} mark", "", "trainings", mark),
     ]
 
@@ -138,7 +138,7 @@ def _quartiles(house: str, row: str, part: str, unit: str, values: Sequence[floa
 
 
 def _curve(problem: Problem, house: str, method: str, traces: Sequence[Trace]) -> Curve:
-    regrets = np.array([trace.regret for trace in traces])
+    regrets = 100 * np.array([trace.regret for trace in traces]) / problem.optimum
     at = np.linspace(0, regrets.shape[1] - 1, POINTS).round().astype(int)
     return Curve(problem.name, house, method, np.quantile(regrets[:, at], [0.25, 0.5, 0.75], axis=0))
 
@@ -222,10 +222,11 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
                     if curve.house == "rlplat":
                         low, _, high = curve.quartiles
                         axis.fill_between(budget, low, high, color=COLORS["rlplat"], alpha=0.12, linewidth=0)
-            if problem.startswith("cartpole"):
-                axis.set_ylim(-5, 200)
-            else:
+            if problem == "ranked":
                 axis.set_yscale("log")
+                axis.set_ylim(0.1, 20)
+            else:
+                axis.set_ylim(0, 50 if problem.startswith("cartpole") else 25)
             axis.grid(alpha=0.25)
             axis.legend(fontsize=7)
             if row == 0:
@@ -233,7 +234,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
             if row == len(PICTURES) - 1:
                 axis.set_xlabel("budget, whole trainings")
             if column == 0:
-                axis.set_ylabel("regret (median of seeds)")
+                axis.set_ylabel("regret, % of the optimum")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

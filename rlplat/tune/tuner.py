@@ -218,7 +218,8 @@ class Tuner:
     def _check_time(self) -> None:
         budget = self.spec.time_budget_s
         if budget is not None and time.monotonic() - self._started >= budget:
-            self._perform(self.experiment.handle(ex.Interrupted(f"the time budget of {budget:g} s is spent")))
+            spent = ex.Interrupted(f"the time budget of {budget:g} s is spent", ends_trials=True)
+            self._perform(self.experiment.handle(spent))
 
     def _fill(self) -> None:
         """Give every free slot a trial, and open slots as long as there is room and somebody for them."""
