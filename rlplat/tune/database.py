@@ -17,8 +17,10 @@ import json
 import math
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -44,6 +46,8 @@ CONNECT_S = 5
 """Limit for each address of the server."""
 PATIENCE_S = 60.0
 """How long a server that went away is waited for."""
+REPLY_S = 20.0
+"""A server that takes longer over a turn's writes hangs, and is treated as one that went away."""
 _LOCK_GRACE_S = 2.0
 """How long the connection of a tuner that was just killed may take to vanish."""
 _LOCKS = 0x726C7000
@@ -261,7 +265,8 @@ class DatabaseWriter:
                 if rows:
                     values = [cursor.mogrify("%s", ((*key, *rest),)).decode() for key, rest in rows.items()]
                     statements.append(_UPSERTS[table].format(",".join(values)))
-            cursor.execute(";".join(statements))
+            with _limited(self._connection):
+                cursor.execute(";".join(statements))
 
     def _connected(self) -> Any:
         """The connection; a new one, with the lock, where the server has ended it."""
@@ -377,6 +382,23 @@ def _read_trials(connection: Any, study_id: int) -> tuple[dict[int, int], list[S
             cursor.execute("COMMIT")
     ids = {trial.number: trial_id for trial_id, trial in trials.items() if not trial.is_finished}
     return ids, list(trials.values())
+
+
+@contextmanager
+def _limited(connection: Any) -> Iterator[None]:
+    """libpq waits for a reply for ever: after `REPLY_S` the connection is shut, and the call fails."""
+
+    def shut() -> None:
+        with suppress(psycopg2.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+            pipe.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(REPLY_S, shut)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _silently(action: Callable[[], T]) -> T:

@@ -78,9 +78,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Ctrl-C, or the time budget is spent: nothing begins, and what runs is saved at its next report and ended."""
+    """Nothing begins any more. Ctrl-C: what runs is saved at its next report, and goes on when the experiment is
+    resumed."""
 
     reason: str
+    ends_trials: bool = False
+    """The time budget is spent: also what cannot be saved ends at its next report, and that is its result."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,7 @@ class Experiment:
         """trial_seed: number -> seed; is_algorithm: its metrics may come late (evaluations), so that one which is not
         in the first report is no mistake yet."""
         self.spec = spec
+        self._ends_trials = False
         self.interrupted = ""
         """Why nothing begins any more."""
         self.counts = dict.fromkeys(TrialState, 0)
@@ -293,6 +297,7 @@ class Experiment:
     def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, Interrupted):
             self.interrupted = self.interrupted or event.reason
+            self._ends_trials = self._ends_trials or event.ends_trials
             return []
         live = self._live.get(event.number)
         if live is None:
@@ -367,6 +372,8 @@ class Experiment:
             verdict = self._scheduler.judge(trial)
         if isinstance(verdict, Stop):
             return [*actions, *self._stop(trial, verdict), Release(trial.number)]
+        if self._ends_trials and trial.values and not event.can_save:
+            return [*actions, *self._end(trial, TrialState.STOPPED, self.interrupted), Release(trial.number)]
         if self.interrupted or isinstance(verdict, Pause):
             live.pausing = True
             if event.can_save:
@@ -558,7 +565,7 @@ class Experiment:
         return ""
 
     def _stop_rule(self, trial: Trial) -> str:
-        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that the trial has, even
+        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that it has, even
         where they are another's up to some point."""
         steps = trial.progress if self._scheduler.unit == "step" else trial.step
         for name, limit in self.spec.stop.items():

@@ -28,7 +28,7 @@ from rlplat.tune.global_random import seed_everything
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.reported import Metrics, plain_metrics
 from rlplat.tune.trial_checkpoints import TrialCheckpoints
-from rlplat.tune.trial_thread import Progress, TrialThread
+from rlplat.tune.trial_thread import Progress, TrialThread, wrapped
 
 GRACE_S = 5.0
 """How long a function may take to end after TrialStopped."""
@@ -235,13 +235,13 @@ def _check_travels(found: Any) -> None:
 
 @contextmanager
 def only_exceptions() -> Iterator[None]:
-    """SystemExit and its like, raised by a trial, are about that trial and not about the process."""
+    """What a trial raises in the process's main thread."""
     try:
         yield
     except (Exception, KeyboardInterrupt, GeneratorExit):  # Ctrl-C is the process's, and this is its thread
         raise
     except BaseException as error:
-        raise RuntimeError(f"the trial raised {type(error).__name__}({error}); return to end it") from error
+        raise wrapped(error) from error
 
 
 # ---------------------------------------------------------------- the programs
@@ -343,7 +343,8 @@ class GeneratorProgram:
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
             raise _no_checkpoint(self._context, "yield metrics, state")
-        state = self._offered() if callable(self._offered) else self._offered
+        with only_exceptions():
+            state = self._offered() if callable(self._offered) else self._offered
         return self._checkpoints.save(directory, state, self._progress.step)
 
     def load_from(self, path: Path) -> None:
@@ -390,11 +391,14 @@ class ClassProgram:
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
             raise _no_checkpoint(self._context, "def save(self) and def load(self, state)")
-        return self._checkpoints.save(directory, self._made().save(), self._num_steps)
+        with only_exceptions():
+            state = self._made().save()
+        return self._checkpoints.save(directory, state, self._num_steps)
 
     def load_from(self, path: Path) -> None:
         state, self._num_steps = self._checkpoints.load(path, self._context.directory / "restored")
-        self._made().load(state)
+        with only_exceptions():
+            self._made().load(state)
 
     def close(self) -> None:
         self._has_ended = True
@@ -428,6 +432,7 @@ def _close_quietly(thing: Any) -> None:
     close = getattr(thing, "close", None)
     if close is not None:
         try:
-            close()
+            with only_exceptions():
+                close()
         except Exception:  # its results are in; nobody waits for it any more
             traceback.print_exc()

@@ -59,6 +59,9 @@ class RLProgram:
         self._results: Iterator[Result] | None = None
         self._kept: list[str] = []
         """Names of the checkpoints that are needed: the newest, and the one before it or from which we began."""
+        self._copies: set[str] = set()
+        """Checkpoints copied from other trials before this program began. One that comes later is what the next program
+        of this trial begins from: not ours to remove, whatever we save at our end."""
         self._saved_env_steps = -1
         self._began_s = time.monotonic()
         self._save_s = 0.0
@@ -115,7 +118,7 @@ class RLProgram:
         self._saved_env_steps, self._save_s = env_steps, time.monotonic() - started
         self._kept = [*self._kept[-1:], name]
         for old in list(directory.iterdir()):
-            is_one = _CHECKPOINT.match(old.name) or old.name.startswith(_COPY)
+            is_one = _CHECKPOINT.match(old.name) or old.name in self._copies
             if is_one and old.name not in self._kept:
                 _remove(old)
         return name
@@ -123,6 +126,7 @@ class RLProgram:
     def load_from(self, path: Path) -> None:
         checkpoint = checkpoints.load(path)
         self._kept, self._saved_env_steps = [path.name], checkpoint.info.env_steps
+        self._copies = {other.name for other in path.parent.iterdir() if other.name.startswith(_COPY)}
         self._open(checkpoint)
 
     # ------------------------------------------------------------ the end

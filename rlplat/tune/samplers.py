@@ -86,7 +86,9 @@ def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "experimental"
             if name == "tpe":
-                return optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
+                return optuna.samplers.TPESampler(
+                    seed=seed, **{"multivariate": True, "constant_liar": True, **options}
+                )
             if name == "gp":
                 return optuna.samplers.GPSampler(seed=seed, **options)
             return optuna.samplers.NSGAIISampler(seed=seed, **options)
@@ -282,18 +284,16 @@ def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool]) -> tupl
     """The trials of an earlier experiment that fit this space: they have all the parameters that each trial has, and
     within their domains. place: the experiment's directory, its study.journal, or postgresql://user@host/database
     (#name: this study of it only). Returns them, oldest first, and how many had ended in all."""
+    signs = [1.0 if up else -1.0 for up in maximize]
     outcomes: list[Outcome] = []
     total = 0
-    for study in _studies_of(place):
-        theirs = [direction.name == "MAXIMIZE" for direction in study.directions]
-        signs = [1.0 if up else -1.0 for up in theirs]
-        if theirs != list(maximize):
+    for name, directions, trials in _studies_of(place):
+        if [direction is StudyDirection.MAXIMIZE for direction in directions] != list(maximize):
+            theirs = " and ".join(direction.name.lower() for direction in directions)
             raise ConfigError(
-                f"warm_start: '{study.study_name}' in {place} has "
-                f"{' and '.join(direction.name.lower() for direction in study.directions)} for its metric, and this "
-                "experiment has not"
+                f"warm_start: '{name}' in {place} has {theirs} for its metric, and this experiment has not"
             )
-        for trial in study.get_trials(deepcopy=False):
+        for trial in trials:
             outcome = outcome_of(trial, signs)
             if outcome.scores:
                 total += 1
@@ -313,32 +313,52 @@ def _fits(outcome: Outcome, space: Space) -> bool:
     return all(name in outcome.params for name, conditions in space.conditions.items() if not conditions)
 
 
-def _studies_of(place: str) -> list[optuna.Study]:
+def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[FrozenTrial]]]:
     name = ""
     storage: optuna.storages.BaseStorage
-    try:
-        if "://" in place:
-            url, _, name = place.partition("#")
-            url = url.replace("postgresql://", "postgresql+psycopg2://", 1)
-            storage = optuna.storages.RDBStorage(url, skip_table_creation=True)
-        else:
-            path = Path(place) / "study.journal" if Path(place).is_dir() else Path(place)
-            if not path.is_file():
-                raise ConfigError(f"warm_start: there is no {path}")
-            backend = JournalFileBackend(str(path))
-            storage = optuna.storages.JournalStorage(backend)
-        names = [study.study_name for study in storage.get_all_studies()]
-        if name and name not in names:
-            raise ConfigError(
-                f"warm_start: there is no study '{name}' in {place}; there are {', '.join(names)}"
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with contextlib.ExitStack() as stack:
+        try:
+            if "://" in place:
+                url, _, name = place.partition("#")
+                if ":" in url.partition("://")[2].rpartition("@")[0]:
+                    raise ConfigError(
+                        "warm_start: leave the password out of the address, which is written into the experiment's "
+                        "files, and give it in PGPASSWORD or ~/.pgpass"
+                    )
+                storage = _database(url, stack)
+            else:
+                path = Path(place) / "study.journal" if Path(place).is_dir() else Path(place)
+                if not path.is_file():
+                    raise ConfigError(f"warm_start: there is no {path}")
+                storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+            studies = storage.get_all_studies()
+            names = [study.study_name for study in studies]
+            if name and name not in names:
+                raise ConfigError(
+                    f"warm_start: there is no study '{name}' in {place}; there are {', '.join(names)}"
+                )
             return [
-                optuna.load_study(study_name=found, storage=storage) for found in names if name in ("", found)
+                (study.study_name, study.directions, storage.get_all_trials(study._study_id, deepcopy=False))
+                for study in studies
+                if name in ("", study.study_name)
             ]
-    except ConfigError:
-        raise
-    except Exception as error:  # sqlalchemy, psycopg2 and json have no exception in common
-        first_line = str(error).partition("\n")[0]
-        raise ConfigError(f"warm_start: cannot read {place}: {first_line}") from None
+        except ConfigError:
+            raise
+        except Exception as error:  # sqlalchemy, psycopg2 and json have no exception in common
+            first_line = str(error).partition("\n")[0]
+            raise ConfigError(f"warm_start: cannot read {place}: {first_line}") from None
+
+
+def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStorage:
+    """Read only: no table is made. Closed by the stack."""
+    from rlplat.tune.database import Server
+
+    server = Server(url, say=lambda text: None)
+    try:
+        server.connect().close()  # at once, where `optuna_storage` would wait for a server that is away
+    except ConfigError as error:
+        raise ConfigError(f"warm_start: {error}") from None
+    storage = server.optuna_storage(skip_table_creation=True)
+    stack.callback(storage.engine.dispose)
+    stack.callback(storage.remove_session)
+    return storage

@@ -137,9 +137,9 @@ class Study:
             writer = JournalWriter(Path(storage), name, directions)
         try:
             if not writer.is_new and not resume:
+                other = "give the new one another name" if is_url(storage) else "start a new one with --out"
                 raise ConfigError(
-                    f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or start a new one "
-                    "with --out"
+                    f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
                 )
             if writer.directions != list(directions):
                 raise ConfigError(

@@ -150,7 +150,8 @@ class TrialThread:
             if thread is not None:
                 thread.join()
             return
-        self._to_trial.release()
+        if self._to_trial.locked():  # else it was told before
+            self._to_trial.release()
         thread.join(grace_s)
         if thread.is_alive():
             raise StillRunning(
@@ -170,9 +171,7 @@ class TrialThread:
         except (
             BaseException
         ) as error:  # SystemExit and its like are about this thread's function, not the process
-            wrapped = RuntimeError(f"the trial raised {type(error).__name__}({error}); return to end it")
-            wrapped.__cause__, wrapped.__traceback__ = error, error.__traceback__
-            answer = ("raise", wrapped)
+            answer = ("raise", wrapped(error))
         if self._must_stop and answer[0] == "raise":  # nobody waits for it any more
             traceback.print_exception(answer[1])
         self._has_ended = True
@@ -194,6 +193,8 @@ class TrialThread:
                 self._answer = ("made", errand())
             except Exception as error:
                 self._answer = ("failed", error)
+            except BaseException as error:
+                self._answer = ("failed", wrapped(error))
             self._wait()
         self._offered = None
         if self._must_stop:
@@ -202,6 +203,13 @@ class TrialThread:
     def _wait(self) -> None:
         self._to_host.release()
         self._to_trial.acquire()
+
+
+def wrapped(error: BaseException) -> RuntimeError:
+    """SystemExit and its like, raised by a trial, are about that trial and not about the process."""
+    made = RuntimeError(f"the trial raised {type(error).__name__}({error}); return to end it")
+    made.__cause__, made.__traceback__ = error, error.__traceback__
+    return made
 
 
 def _stack_of(thread: threading.Thread) -> str:

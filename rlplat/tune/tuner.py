@@ -36,7 +36,7 @@ from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study
+from rlplat.tune.study import Study, shown
 from rlplat.tune.table import open_view
 from rlplat.tune.trial import Trial
 from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
@@ -133,7 +133,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
         study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume, say=view.say)
         stack.callback(study.close)
         if "experiment" in study.settings:
-            refuse_changes(spec, study.settings["experiment"], directory.storage)
+            refuse_changes(spec, study.settings["experiment"], shown(directory.storage))
         study.settle({}, may_change={"experiment": settings_of(spec)})
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
@@ -218,7 +218,8 @@ class Tuner:
     def _check_time(self) -> None:
         budget = self.spec.time_budget_s
         if budget is not None and time.monotonic() - self._started >= budget:
-            self._perform(self.experiment.handle(ex.Interrupted(f"the time budget of {budget:g} s is spent")))
+            spent = ex.Interrupted(f"the time budget of {budget:g} s is spent", ends_trials=True)
+            self._perform(self.experiment.handle(spent))
 
     def _fill(self) -> None:
         """Give every free slot a trial, and open slots as long as there is room and somebody for them."""

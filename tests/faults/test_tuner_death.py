@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -25,7 +26,7 @@ from rlplat.tune.trial import TrialState
 from tests.faults.programs import ROOT
 from tests.faults.tuner_program import NUM_STEPS
 from tests.patience import soon
-from tests.tune.postgres import PostgresServer, postgres_server
+from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 
 pytestmark = pytest.mark.timeout(400)  # each life of a tuner is a new interpreter and a new cluster: seconds
 SLACK = 4
@@ -286,6 +287,17 @@ def test_a_tuner_with_a_database_is_killed_and_its_server_starts_anew(
     assert trials == uninterrupted
     life.check(trials)
     assert [trial.state for trial in Study.read(server.url, "demo")] == [TrialState.COMPLETE] * 8
+
+    for path in (tmp_path / "experiment").rglob("*"):
+        assert path.is_dir() or PASSWORD.encode() not in path.read_bytes(), f"{path} tells the password"
+        assert path.is_dir() or quote(PASSWORD, safe="").encode() not in path.read_bytes()
+    assert "sesame" not in server.ask("SELECT string_agg(value_json, '') FROM study_user_attributes")
+    elsewhere = Life(tmp_path / "elsewhere", settings=life.orders["settings"])
+    message = elsewhere.refusal(elsewhere.start())
+    assert (
+        "there is an experiment 'demo' in postgresql://tuner@127.0.0.1" in message
+        and "another name" in message
+    )
 
 
 def _kill_if_alive(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""An experiment whose tuner can be killed at a chosen moment: python tuner_program.py DIRECTORY '{"kill_after_s": 0.3}'.
+"""A tuner that is killed at a chosen moment: python tuner_program.py DIRECTORY '{"kill_after_s": 0.3}'.
 
 Every trial writes down what it does in DIRECTORY/story, one line with one `write`, so that the story survives it all:
 `begin <trial> <process> <from step>`, `step <trial> <process> <step>`, `end <trial>`.

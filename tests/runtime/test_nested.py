@@ -184,6 +184,7 @@ def test_the_next_task_does_not_see_what_a_task_forgot_to_close(one_worker: Path
     strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     rlplat.get(forgetful.options(scheduling_strategy=strategy).remote(), timeout=20)
     assert rlplat.get(careful.options(placement_group=group).remote(), timeout=20)[1] != "inproc"
+    assert soon(lambda: logs().count("has not closed the cluster") == 2)
     rlplat.remove_placement_group(group)
 
 

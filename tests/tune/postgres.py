@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.patience import soon
@@ -93,6 +94,12 @@ class PostgresServer:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To every process of it."""
+        assert self._process is not None
+        for process in [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children()]:
+            process.send_signal(number)
 
     def ask(self, query: str) -> str:
         return self._run(

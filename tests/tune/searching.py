@@ -31,17 +31,19 @@ class Play:
 
     def __init__(
         self, path: Path, settings: Searcher, space: Space, objective: Objective, *,
-        num_samples: int = 1000, seed: int = 0, modes: Sequence[str] = ("max",),
+        num_samples: int = 1000, seed: int = 0, modes: Sequence[str] = ("max",), storage: str = "",
     ) -> None:  # fmt: skip
+        """storage: empty: a journal in the directory."""
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.settings, self.space, self.objective = path, settings, space, objective
         self.num_samples, self.seed, self.modes = num_samples, seed, list(modes)
         self.running: dict[int, Trial] = {}
         self.number = 0
+        self.storage = storage or path / "study.journal"
         self._open(resume=False)
 
     def _open(self, resume: bool) -> None:
-        self.study = Study.open(self.path / "study.journal", "play", self.modes, resume=resume)
+        self.study = Study.open(self.storage, self.path.name, self.modes, resume=resume)
         self.searcher: Suggests = make_searcher(
             self.settings,
             self.space,

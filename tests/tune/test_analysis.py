@@ -93,12 +93,14 @@ def test_the_table_of_reports_follows_the_parameters(tmp_path: Path) -> None:
     trial = a_trial(0, alpha=1, state=TrialState.RUNNING)
     for step, alpha in ((1, 1), (2, 1), (3, 5)):
         trial.step, trial.params = step, {"alpha": alpha}
-        directory.record(trial, {"loss": 1 / step, "time": 3})
-    directory.close()
+        directory.record(trial, {"loss": 9, "time": 3})
+        directory.record(trial, {"loss": 1 / step, "time": 3})  # again, from a checkpoint
+    directory.flush()  # not closed: it is still going
     frame = Analysis([trial], ["loss"], ["min"], tmp_path / "e").history()
     assert frame["config/alpha"].tolist() == [1, 1, 5] and frame["step"].tolist() == [1, 2, 3]
     assert frame["loss"].tolist() == [1, 0.5, 1 / 3] and frame["metrics/time"].tolist() == [3, 3, 3]
     assert str(frame["time"].dtype).endswith("UTC]")
+    directory.close()
 
 
 def test_without_pandas_the_extra_is_named(monkeypatch: Any) -> None:

@@ -288,6 +288,21 @@ def test_an_interrupted_trial_without_a_checkpoint_reports_its_steps_again() -> 
     assert experiment.is_done
 
 
+def test_when_the_time_budget_is_spent_the_last_report_is_the_result() -> None:
+    experiment = make(4)
+    trial, second, third = begun(experiment), begun(experiment), begun(experiment)
+    experiment.handle(Interrupted("the budget is spent", ends_trials=True))
+    actions = experiment.handle(Reported(0, {"acc": 0.1}, 1.0, can_save=False))
+    assert kinds(actions) == [RecordReport, RecordEnd, Release]
+    assert (trial.state, trial.values) == (TrialState.STOPPED, (0.1,))
+    assert trial.notes["ended"] == "the budget is spent"
+    experiment.handle(Reported(1, {"acc": None}, 1.0))  # it has no result yet
+    assert kinds(experiment.handle(Reported(2, {"acc": 0.3}, 1.0, can_save=True))) == [RecordReport, Save]
+    experiment.handle(Saved(2, "step_1", 1))  # more time may be given to it
+    assert (second.state, third.state, third.values) == (TrialState.WAITING, TrialState.WAITING, (0.3,))
+    assert experiment.is_done
+
+
 def test_an_exploit_copies_records_and_begins_in_that_order() -> None:
     verdict = Exploit(1, {"x": 9}, {"x": 9}, "from 1")
     experiment = make(2, Scripted({(0, 2): verdict}), checkpoint_period=3)

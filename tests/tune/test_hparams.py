@@ -82,7 +82,8 @@ def test_what_a_trial_writes_itself_is_not_written_twice(experiment: Path) -> No
     assert events.Tags()["scalars"] == ["accuracy"], "the objective alone, for the table of HPARAMS"
 
 
-def test_steps_that_are_repeated_replace_the_earlier_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_steps_that_are_repeated_replace_the_earlier_ones(tmp_path: Path, is_truncated: bool) -> None:
     with ExperimentDirectory.open(tmp_path, SPEC, resume=False) as directory:
         trial = a_trial(0)
         for step in (1, 2, 3):
@@ -90,7 +91,8 @@ def test_steps_that_are_repeated_replace_the_earlier_ones(tmp_path: Path) -> Non
         report(directory, trial, 2, accuracy=20)  # crashed, and went on from 1
     assert scalars(tmp_path / "tensorboard" / "00000", "accuracy") == [(1, 1), (2, 20)]
     for file in (tmp_path / "tensorboard" / "00000").iterdir():
-        os.truncate(file, file.stat().st_size // 2)  # killed before all of it was written
+        if is_truncated:  # killed before all of it was written
+            os.truncate(file, file.stat().st_size // 2)
     with ExperimentDirectory.open(tmp_path, SPEC, resume=True) as directory:
         trial.step = 1
         directory.reconcile([trial])

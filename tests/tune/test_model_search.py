@@ -16,7 +16,9 @@ from rlplat.tune.history import History, Outcome, Recorded
 from rlplat.tune.samplers import ModelSearch, distribution
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.space import Space
+from rlplat.tune.study import shown
 from rlplat.tune.trial import TrialState
+from tests.tune.postgres import PASSWORD, postgres_server
 from tests.tune.searching import BRANIN, Play, best_regret, branin
 
 CONDITIONAL = Space.parse(
@@ -379,7 +381,31 @@ def test_earlier_experiments_that_do_not_fit_are_refused(tmp_path):
     refused("warm_start: there is no .*nowhere", place=str(tmp_path / "nowhere"))
     (tmp_path / "broken.journal").write_text("no json\n{}\n")
     refused("warm_start: cannot read .*broken.journal", place=str(tmp_path / "broken.journal"))
-    refused("warm_start: cannot read postgresql", place="postgresql://nobody@127.0.0.1:1/nothing")
+    refused("warm_start: storage cannot be reached", place="postgresql://nobody@127.0.0.1:1/nothing")
+    refused("leave the password out", place="postgresql://somebody:secret@127.0.0.1:1/nothing")
+
+
+def test_a_restart_and_an_earlier_experiment_in_a_database(tmp_path, monkeypatch):
+    with postgres_server() as server:
+        straight = Play(tmp_path / "a", SETTINGS["nsga2"], CONDITIONAL, bumpy, storage=server.url)
+        wanted = straight.go_on(14)
+        straight.close()
+        broken = Play(tmp_path / "b", SETTINGS["nsga2"], CONDITIONAL, bumpy, storage=server.url)
+        got = broken.go_on(7)
+        broken.reopen()
+        assert got + broken.go_on(14) == wanted
+        broken.close()
+
+        monkeypatch.setenv("PGPASSWORD", PASSWORD)
+        place = shown(server.url)
+        for name, taken in (("#a", 14), ("", 28)):
+            settings = Searcher("tpe", warm_start=[place + name])
+            searcher = make_searcher(settings, CONDITIONAL, None, seed=0, num_samples=5)
+            assert f"learns from {taken} of {taken} trials" in searcher.notice
+        with pytest.raises(ConfigError, match=r"there is no study 'c' in .*; there are a, b"):
+            make_searcher(
+                Searcher("tpe", warm_start=[place + "#c"]), CONDITIONAL, None, seed=0, num_samples=5
+            )
 
 
 # ----------------------------------------------------------------------------------------------------- distributions

@@ -142,6 +142,22 @@ def test_a_copy_is_worth_what_its_source_was_and_is_no_source_before_it_has_trie
     assert isinstance(verdict, Exploit) and verdict.source == copy.number
 
 
+def test_who_is_behind_is_compared_with_what_the_others_were_at_its_place() -> None:
+    pbt = scheduler()
+    trials = members(pbt, 4)
+    for trial, (early, late) in zip(trials[:3], [(0.3, 0.9), (0.1, 0.7), (0.2, 0.8)], strict=True):
+        come_to(pbt, trial, 4, early)
+        come_to(pbt, trial, 8, late)
+    assert come_to(pbt, trials[3], 4, 0.15) == Continue(save=True)  # better than trial 1 was at 4
+    pbt = scheduler()
+    again = members(pbt, 4)
+    for trial, before in zip(again[:3], trials, strict=False):
+        come_to(pbt, trial, 4, before.history[3][1])
+        come_to(pbt, trial, 8, before.history[7][1])
+    verdict = come_to(pbt, again[3], 4, 0.05)
+    assert isinstance(verdict, Exploit) and verdict.source == 0
+
+
 def test_nobody_copies_before_the_burn_in() -> None:
     pbt = scheduler(burn_in=8)
     first, second = members(pbt, 2)

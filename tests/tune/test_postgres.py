@@ -224,6 +224,29 @@ def test_a_server_that_starts_anew_is_waited_for_and_nothing_is_lost(
     assert len(Study.read(own_server.url, "demo")) == 6
 
 
+def test_a_server_that_hangs_is_waited_for_too(
+    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "REPLY_S", 0.3)
+    monkeypatch.setattr(database, "CONNECT_S", 2)
+    said: list[str] = []
+    study = Study.open(own_server.url, "demo", ["max"], resume=False, say=said.append)
+    run_trial(study, 0)
+    study.sync()
+    own_server.signal_all(signal.SIGSTOP)
+    try:
+        run_trial(study, 1)
+        waiting = threading.Thread(target=study.sync)
+        waiting.start()
+        assert soon(lambda: said)
+    finally:
+        own_server.signal_all(signal.SIGCONT)
+    monkeypatch.setattr(database, "REPLY_S", 20)
+    waiting.join()
+    study.close()
+    assert len(Study.read(own_server.url, "demo")) == 2
+
+
 def test_a_server_that_cannot_be_reached_is_named(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,8 @@ def test_a_function_that_goes_on_regardless_is_given_up(
     program.step()
     with pytest.raises(StillRunning, match=r"(?s)trial-3 was told to end.*gate.wait"):
         program.close()
+    with pytest.raises(StillRunning):
+        program.close()
     gate.set()
     program.close()
 
@@ -401,6 +403,45 @@ def test_sys_exit_fails_the_trial_and_not_the_process(trainable: Any, tmp_path: 
     with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
         program.step()
     program.close()
+
+
+class ExitsInSave(Failing):
+    def save(self) -> Any:
+        raise SystemExit(4)
+
+    def load(self, state: Any) -> None:
+        raise SystemExit(5)
+
+    def close(self) -> None:
+        raise SystemExit(6)
+
+
+def exits_in_save(config: dict, report: Any) -> None:
+    report(a=1, checkpoint=ExitsInSave({}).save)
+    report(a=1, checkpoint={})
+
+
+def exits_in_save_and_yields(config: dict) -> Any:
+    yield {"a": 1}, ExitsInSave({}).save
+
+
+@pytest.mark.parametrize("trainable", [ExitsInSave, exits_in_save, exits_in_save_and_yields])
+def test_sys_exit_in_save_load_and_close_is_an_error_too(
+    trainable: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    program = open_program(trainable, {}, context(tmp_path))
+    program.step()
+    with pytest.raises(RuntimeError, match=r"SystemExit\(4\)"):
+        program.save_to(tmp_path)
+    program.close()
+    if trainable is ExitsInSave:
+        assert "SystemExit(6)" in capsys.readouterr().err
+        kept = open_program(exits_in_save, {}, context(tmp_path))
+        kept.step(), kept.step()
+        name = kept.save_to(tmp_path)
+        kept.close()
+        with pytest.raises(RuntimeError, match=r"SystemExit\(5\)"):
+            open_program(ExitsInSave, {}, context(tmp_path)).load_from(tmp_path / name)
 
 
 # ---------------------------------------------------------------- ends

@@ -369,3 +369,33 @@ def test_a_trial_does_not_see_the_cluster_that_the_one_before_forgot_to_close(
     )
     assert [trial.state.value for trial in analysis.trials] == ["complete"] * 3
     assert len({trial.last["pid"] for trial in analysis.trials}) == 1
+
+
+def test_gpus_are_the_learners_in_an_algorithm_and_the_hosts_in_a_function(tmp_path: Path) -> None:
+    """GPUs by number only: nothing computes on them here."""
+    from rlplat import tune
+
+    def gpus(config: dict[str, Any]) -> dict[str, Any]:
+        return {"value": config["n"], "gpus": len(rlplat.get_runtime_context().gpu_ids)}
+
+    rlplat.init(num_cpus=2, num_gpus=2)
+    try:
+        space: dict[str, Any] = {"n": tune.grid([1, 2])}
+        resources = {"cpu": 1, "gpu": 1}
+        functions = tune.run(
+            gpus, space, metric="value", resources=resources, out=tmp_path / "functions", progress=False
+        )
+        assert [trial.last["gpus"] for trial in functions.trials] == [1, 1]
+
+        # One bundle with one GPU: it is there for the learner only because the host does not hold it.
+        learner = {"num_gpus": 1, "device": "cpu"}
+        space = SMALL | {"learner": learner, "stop": {"env_steps": 256}}
+        algorithm = tune.run("ppo", space, out=tmp_path / "algorithm", progress=False)
+        assert [trial.state.value for trial in algorithm.trials] == ["complete"], algorithm.trials[0].error
+        # "auto" of an algorithm that has booked none is none, whatever the machine has.
+        space = SMALL | {"learner": {"num_gpus": "auto"}, "stop": {"env_steps": 256}}
+        tune.run("ppo", space, out=tmp_path / "auto", progress=False)
+        settled = load_yaml(tmp_path / "auto" / "trials" / "00000" / "config.yaml").values
+        assert settled["learner"]["num_gpus"] == 0
+    finally:
+        rlplat.shutdown()

@@ -4,7 +4,7 @@ finds not one best value but a schedule of values.
 Jaderberg et al. 2017, "Population Based Training of Neural Networks", algorithm 1 and section 4.1.1: truncation
 selection (exploit), perturb or resample (explore).
 
-    every perturbation_period of its progress, a trial is ranked among the population by its last score there
+    every perturbation_period of its progress, a trial is ranked among the population by the scores at that progress
         in the lowest `quantile`:  it takes weights and hyper-parameters of one of the highest `quantile`, then explores
         elsewhere:                 it writes a checkpoint, so that there is something exact to copy, and goes on
 
@@ -199,7 +199,7 @@ class PBT:
         if trial.progress < self.burn_in:
             return Continue()
         population = [member.trial for member in self._living() if "boundary" in member.trial.notes]
-        population.sort(key=lambda other: (self._score(other), other.number))
+        population.sort(key=lambda other: (self._score_at(other, trial.progress), other.number))
         size = min(math.ceil(len(population) * self.quantile), len(population) // 2)
         if trial not in population[:size]:
             return Continue(save=True)
@@ -238,6 +238,12 @@ class PBT:
         return float(
             trial.notes["exploits"][-1]["score"] if _copied_at(trial) == step and not self.synch else score
         )
+
+    def _score_at(self, trial: Trial, progress: float) -> float:
+        """At this progress, where it is further: who began late is not among the lowest for that. Else the newest."""
+        exploits = trial.notes.get("exploits")
+        reports = trial.history[exploits[-1]["reports"] if exploits else 0 :]
+        return next((score for at, score in reports if at >= progress), self._score(trial))
 
     def _living(self) -> list[_Member]:
         return [member for member in self._members.values() if not member.trial.state.has_ended]
