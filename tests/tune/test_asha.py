@@ -204,6 +204,16 @@ def test_promotion_a_pause_that_a_crash_prevented_is_said_again():
     assert play.close() == {1: Resume()}
 
 
+def test_promotion_a_paused_trial_whose_report_on_the_rung_is_lost_goes_on_after_a_restart():
+    play = promotion()
+    play.add(1)
+    assert play.report(0, 1, 0.5) == Pause()
+    play.trials[0].history = [(0.5, 0.4)]  # it was paused at an earlier checkpoint, after a crash
+    play.restore()
+    assert play.settle() == {0: Resume()}
+    assert play.report(0, 1, 0.5) == Pause()
+
+
 def test_promotion_a_paused_trial_that_is_ended_from_outside_is_forgotten():
     play = promotion()
     play.add(3)
