@@ -28,6 +28,7 @@ examples:
   rlplat tune configs/tune/ppo-cartpole.yaml --num-samples 40 --set scheduler=asha --out runs/forty
   rlplat tune configs/tune/ppo-cartpole.yaml --out runs/forty --resume
   rlplat tune --algo ppo --env CartPole-v1 --set "learning_rate={loguniform: [1e-4, 1e-2]}" --num-samples 8
+  rlplat tune configs/tune/ppo-cartpole.yaml --storage postgresql://user@host/db --join    on any number of machines
   rlplat tune show runs/forty                      best config, importance of the parameters, pictures
 
 Ctrl-C once: trials that can be saved are saved at their next report, and the command says how to go on (exit code 130).
@@ -71,6 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--resume", action="store_true", help="go on with the experiment in its directory")
     parser.add_argument(
+        "--join",
+        action="store_true",
+        help="share the trials with other tuners of the same --storage (postgresql://), given the same command",
+    )
+    parser.add_argument(
         "--set",
         nargs="+",
         action="extend",
@@ -97,6 +103,11 @@ def run(arguments: list[str]) -> int:
     from rlplat.tune.directory import can_resume, refuse_existing
 
     specs = [spec.checked() for spec in planned(options)]
+    if options.join:
+        from rlplat.tune.tuner import check_join
+
+        for spec in specs:
+            check_join(spec)
     resumed = {spec.name: options.resume and can_resume(spec.out) for spec in specs}
     if options.resume and not any(resumed.values()):
         raise ConfigError(
@@ -110,7 +121,7 @@ def run(arguments: list[str]) -> int:
     for number, spec in enumerate(specs, 1):
         if len(specs) > 1 and not options.json:
             print(f"experiment {number} of {len(specs)}: {spec.name}", file=sys.stderr)
-        exit_code = max(exit_code, _run_one(spec, resumed[spec.name], arguments, as_json=options.json))
+        exit_code = max(exit_code, _run_one(spec, resumed[spec.name], arguments, options))
     return exit_code
 
 
@@ -169,15 +180,17 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
     return experiment_of(overlay([base, *(aimed(layer) for layer in settings)]))
 
 
-def _run_one(spec: ExperimentSpec, resume: bool, arguments: Sequence[str], *, as_json: bool) -> int:
+def _run_one(
+    spec: ExperimentSpec, resume: bool, arguments: Sequence[str], options: argparse.Namespace
+) -> int:
     from rlplat.tune.tuner import run_experiment
 
     try:
-        analysis = run_experiment(spec, resume=resume, progress=not as_json)
+        analysis = run_experiment(spec, resume=resume, join=options.join, progress=not options.json)
     except KeyboardInterrupt:
         print(f"the experiment is in {spec.out}; to go on: {_resuming(arguments, spec)}", file=sys.stderr)
         raise
-    if as_json:
+    if options.json:
         print(json.dumps(summary(spec, analysis), allow_nan=False))
     elif analysis.pareto_front:
         print("\n".join(_result(spec, analysis)))

@@ -8,7 +8,8 @@ Optuna's own writes take five round trips for one intermediate value. Here a tur
 that travel together, and since they are upserts under ids that were reserved before, they can be sent again when nobody
 knows whether the server had taken them: a server that goes away is waited for, and nothing is lost or doubled.
 
-One tuner per study: it holds an advisory lock as long as its connection lives. Several studies share a database.
+One tuner per study (several: shared_study.py): it holds an advisory lock as long as its connection lives. Several
+studies share a database.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ REPLY_S = 20.0
 """A server that takes longer over a turn's writes hangs, and is treated as one that went away."""
 _LOCK_GRACE_S = 2.0
 """How long the connection of a tuner that was just killed may take to vanish."""
-_LOCKS = 0x726C7000
+LOCKS = 0x726C7000
 """First half of our advisory locks' keys; the second is a study's id, or 0 for the tables themselves."""
-_IDS_AT_ONCE = 100
 _TIMES_ARE_UTC = int(optuna.__version__.partition(".")[0]) >= 5
 
 
@@ -146,6 +146,8 @@ class Server:
 
 
 class DatabaseWriter:
+    _ids_at_once = 100
+
     def __init__(
         self,
         url: str,
@@ -161,7 +163,7 @@ class DatabaseWriter:
         self._name = name
         self._connection = self._server.connect()
         try:
-            self._query("SELECT pg_advisory_lock(%s, 0)", _LOCKS)  # two that make the tables at once fail
+            self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
             self._storage = self._server.optuna_storage()
             ways = [
                 StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
@@ -171,14 +173,14 @@ class DatabaseWriter:
             if known:
                 self._study_id = known[0][0]
                 self._lock()
-                if not resume and not self._has_reports():  # its first tuner was refused, or killed at once
+                if not resume and self._is_abandoned():  # its first tuner was refused, or killed at once
                     self._storage.delete_study(self._study_id)
                     self.is_new = True
             if self.is_new:
                 self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
                 self._lock()
-            self._query("SELECT pg_advisory_unlock(%s, 0)", _LOCKS)
-            study = _read_study(self._connection, self._study_id, name)
+            self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
+            study = read_study(self._connection, self._study_id, name)
             self.directions, self._study_attrs = study.directions, study.user_attrs
         except BaseException:
             self._connection.close()
@@ -230,7 +232,7 @@ class DatabaseWriter:
 
     def load_trials(self) -> list[StoredTrial]:
         self.sync()
-        self._ids, trials = self._server.patiently(lambda: _read_trials(self._connected(), self._study_id))
+        self._ids, trials = self._server.patiently(lambda: read_trials(self._connected(), self._study_id))
         return trials
 
     def optuna_study(self) -> optuna.Study:
@@ -265,8 +267,9 @@ class DatabaseWriter:
                 if rows:
                     values = [cursor.mogrify("%s", ((*key, *rest),)).decode() for key, rest in rows.items()]
                     statements.append(_UPSERTS[table].format(",".join(values)))
-            with _limited(self._connection):
-                cursor.execute(";".join(statements))
+            if statements:
+                with limited(self._connection):
+                    cursor.execute(";".join(statements))
 
     def _connected(self) -> Any:
         """The connection; a new one, with the lock, where the server has ended it."""
@@ -280,14 +283,17 @@ class DatabaseWriter:
         return self._connection
 
     def _lock(self) -> None:
+        self._hold("pg_try_advisory_lock", LOCKS, self._study_id)
+
+    def _hold(self, function: str, kind: int, key: int) -> None:
         deadline = time.monotonic() + _LOCK_GRACE_S
-        while not self._query("SELECT pg_try_advisory_lock(%s, %s)", _LOCKS, self._study_id)[0][0]:
+        while not self._query(f"SELECT {function}(%s, %s)", kind, key)[0][0]:
             if time.monotonic() > deadline:
                 holders = self._query(
                     "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
                     "WHERE locktype = 'advisory' AND classid = %s AND objid = %s",
-                    _LOCKS,
-                    self._study_id,
+                    kind,
+                    key,
                 )
                 who = f": {holders[0][0]}" if holders else ""
                 raise ConfigError(
@@ -295,8 +301,8 @@ class DatabaseWriter:
                 )
             time.sleep(0.05)
 
-    def _has_reports(self) -> bool:
-        return bool(
+    def _is_abandoned(self) -> bool:
+        return not (
             self._query(
                 "SELECT 1 FROM trial_intermediate_values JOIN trials USING (trial_id) WHERE study_id = %s LIMIT 1",
                 self._study_id,
@@ -306,8 +312,9 @@ class DatabaseWriter:
     def _reserve_ids(self) -> list[int]:
         self._connected()
         rows = self._query(
-            "SELECT nextval(pg_get_serial_sequence('trials', 'trial_id')) FROM generate_series(1, %s)", _IDS_AT_ONCE
-        )  # fmt: skip
+            "SELECT nextval(pg_get_serial_sequence('trials', 'trial_id')) FROM generate_series(1, %s)",
+            self._ids_at_once,
+        )
         return [row[0] for row in rows]
 
     def _query(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -335,8 +342,8 @@ def read_database(url: str, name: str | None, say: Callable[[str], None] = print
             wanted = f", not {name!r}" if name is not None else ": name one"
             raise ConfigError(f"{server.place} {held}{wanted if ids else ''}")
         name = name or next(iter(ids))
-        study = _read_study(connection, ids[name], name)
-        study.trials = _read_trials(connection, ids[name])[1]
+        study = read_study(connection, ids[name], name)
+        study.trials = read_trials(connection, ids[name])[1]
         return study
     except psycopg2.Error as error:
         raise ConfigError(f"{server.place}: {_line(error)}") from None
@@ -344,7 +351,7 @@ def read_database(url: str, name: str | None, say: Callable[[str], None] = print
         connection.close()
 
 
-def _read_study(connection: Any, study_id: int, name: str) -> StoredStudy:
+def read_study(connection: Any, study_id: int, name: str) -> StoredStudy:
     """Without its trials."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -355,25 +362,32 @@ def _read_study(connection: Any, study_id: int, name: str) -> StoredStudy:
         return StoredStudy(name, directions, {key: json.loads(value) for key, value in cursor.fetchall()})
 
 
-def _read_trials(connection: Any, study_id: int) -> tuple[dict[int, int], list[StoredTrial]]:
+def read_trials(
+    connection: Any, study_id: int, which: str = "", *values: Any
+) -> tuple[dict[int, int], list[StoredTrial]]:
     """(Optuna's id by number of those that have not ended, all trials by number); in one transaction, so that a tuner
-    that writes beside it is seen between two turns."""
+    that writes beside it is seen between two turns. which: SQL after the condition on the study, values: its own."""
     trials: dict[int, StoredTrial] = {}
     with connection.cursor() as cursor:
         cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             cursor.execute(
-                "SELECT trial_id, number, state FROM trials WHERE study_id = %s ORDER BY 2", (study_id,)
+                f"SELECT trial_id, number, state FROM trials WHERE study_id = %s {which} ORDER BY 2",
+                (study_id, *values),
             )
             for trial_id, number, state in cursor.fetchall():
                 trials[trial_id] = StoredTrial(number, TrialState[state].is_finished())
-            belongs = "FROM {} JOIN trials USING (trial_id) WHERE study_id = %s"
+            belongs = f"FROM {{}} JOIN trials USING (trial_id) WHERE study_id = %s {which}"
             columns = f"trial_id, step, intermediate_value, {_VALUE_TYPE}"
-            cursor.execute(f"SELECT {columns} {belongs.format('trial_intermediate_values')}", (study_id,))
+            cursor.execute(
+                f"SELECT {columns} {belongs.format('trial_intermediate_values')}", (study_id, *values)
+            )
             for trial_id, step, value, kind in cursor.fetchall():
                 trials[trial_id].intermediate_values[step] = value if kind == "FINITE" else _NOT_FINITE[kind]
             for table in ("trial_user_attributes", "trial_system_attributes"):
-                cursor.execute(f"SELECT trial_id, key, value_json {belongs.format(table)}", (study_id,))
+                cursor.execute(
+                    f"SELECT trial_id, key, value_json {belongs.format(table)}", (study_id, *values)
+                )
                 for trial_id, key, text in cursor.fetchall():
                     trial = trials[trial_id]
                     attrs = trial.user_attrs if table == "trial_user_attributes" else trial.system_attrs
@@ -385,7 +399,7 @@ def _read_trials(connection: Any, study_id: int) -> tuple[dict[int, int], list[S
 
 
 @contextmanager
-def _limited(connection: Any) -> Iterator[None]:
+def limited(connection: Any) -> Iterator[None]:
     """libpq waits for a reply for ever: after `REPLY_S` the connection is shut, and the call fails."""
 
     def shut() -> None:

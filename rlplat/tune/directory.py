@@ -148,8 +148,12 @@ class ExperimentDirectory:
     def end(self, trial: Trial) -> None:
         """The trial's state has ended: its row, and the end of its session in TensorBoard."""
         self._reports.end(trial)
-        self._try(lambda: self._rows.write(trial))
+        self.row(trial)
         self._try(lambda: self._curves.end(trial))
+
+    def row(self, trial: Trial) -> None:
+        """A trial that has ended elsewhere: its row only."""
+        self._try(lambda: self._rows.write(trial))
 
     def best(self, trial: Trial, document: Mapping[str, Any] | str | None = None) -> None:
         """A new best trial. document: what `best.yaml` says (as text: its YAML), for an algorithm what

@@ -54,18 +54,12 @@ class EvolutionSearch:
         self._cma = self._open(population_size, sigma, earlier)
         self._population: dict[int, Outcome] = {}
         """Those that have ended, of the generation that is being made, by number."""
-        self._is_caught_up = False
 
     def suggest(self, number: int) -> Suggestion | None:
         if number >= self._total:
             return None
         ended, running = self._recorded.read(number)
-        if not self._is_caught_up:
-            self._catch_up(ended, running)
-            self._is_caught_up = True
-        for outcome in ended:
-            if outcome.state != "failed" and outcome.notes.get("generation", 0) == self._cma.generation:
-                self._population[outcome.number] = outcome
+        self._catch_up(ended, running)
         notes: dict[str, Any] = {}
         if len(self._population) >= self._cma.population_size:
             notes["told"] = sorted(self._population)[: self._cma.population_size]
@@ -105,8 +99,8 @@ class EvolutionSearch:
         )  # fmt: skip
 
     def _catch_up(self, ended: list[Outcome], running: list[Outcome]) -> None:
-        """The generations of a study that goes on."""
-        by_number = {outcome.number: outcome for outcome in ended}
+        """The generations that others have begun: an earlier life of this tuner, other tuners of the study."""
+        by_number = self._population | {outcome.number: outcome for outcome in ended}
         steps = sorted(
             (outcome.notes["generation"], outcome.notes["told"])
             for outcome in [*ended, *running]
@@ -115,6 +109,10 @@ class EvolutionSearch:
         for generation, told in steps:
             if generation == self._cma.generation + 1:
                 self._tell([by_number[number] for number in told])
+        self._population = {
+            number: outcome for number, outcome in by_number.items()
+            if outcome.state != "failed" and outcome.notes.get("generation", 0) == self._cma.generation
+        }  # fmt: skip
 
     def _tell(self, population: list[Outcome]) -> None:
         ranked = sorted(population, key=lambda outcome: outcome.rank)  # only the order counts

@@ -9,7 +9,8 @@ Rules
 2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there.
 3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
 4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
-5. Ended trials are counted and the best ten kept; the rest of them lives in the study.
+5. Trials of other tuners of the same study are learnt from and waited for; they do not count as live here.
+6. Ended trials are counted and the best ten kept; the rest of them lives in the study.
 """
 
 from __future__ import annotations
@@ -221,6 +222,7 @@ class Experiment:
         self._trial_seed = trial_seed
         self._is_algorithm = is_algorithm
         self._live: dict[int, _Live] = {}
+        self._others: dict[int, Trial] = {}
         self._waiting: deque[int] = deque()
         self._best: list[Trial] = []
         self._is_exhausted = False
@@ -232,23 +234,46 @@ class Experiment:
 
     def restore(self, trials: Iterable[Trial]) -> list[Action]:
         """Trials of the storage, by number: the state that the experiment had, as far as it was recorded."""
+        self.learn(trials)
+        return self.adopt(list(self._others.values()))
+
+    def learn(self, trials: Iterable[Trial]) -> None:
+        """What other tuners of the same study have done. trials: by number, those from `num_trials` on, and the
+        `others` as they are now; one of these that is missing was never written."""
+        known, self._others = self._others, {}
+        for trial in trials:
+            self.num_trials = max(self.num_trials, trial.number + 1)
+            before = known.pop(trial.number, None)
+            if before is None:
+                self._scheduler.add(trial)
+            self._record_news(before, trial)
+            if trial.state.has_ended:
+                self.counts[trial.state] += 1
+                self._scheduler.end(trial)
+                self._keep_best(trial)
+            else:
+                self._others[trial.number] = trial
+        for number, trial in known.items():
+            self._scheduler.end(trial)
+            self.num_trials, self._is_exhausted = min(self.num_trials, number), False
+        self._look_whether_all_are_there()
+
+    def _record_news(self, before: Trial | None, trial: Trial) -> None:
+        """Where it went back to a checkpoint in between, schedulers ignore what they know already."""
+        for progress, score in trial.history[len(before.history) if before else 0 :]:
+            self._scheduler.record(trial, progress, score)
+        self._metric_seen = self._metric_seen or bool(trial.history)
+
+    def adopt(self, trials: Iterable[Trial]) -> list[Action]:
+        """Some of the `others` are this tuner's from now on, to go on from their checkpoints; as they are now."""
         actions: list[Action] = []
         interrupted: list[Trial] = []
         for trial in trials:
-            self.num_trials = max(self.num_trials, trial.number + 1)
-            self._scheduler.add(trial)
-            for progress, score in trial.history:
-                self._scheduler.record(trial, progress, score)
-            self._metric_seen = self._metric_seen or bool(trial.history)
+            self._record_news(self._others.pop(trial.number), trial)
             self.counts[trial.state] += 1
-            if trial.state.has_ended:
-                self._scheduler.end(trial)
-                self._keep_best(trial)
-                continue
             self._live[trial.number] = _Live(trial, saved_run_s=trial.run_s)
             if trial.state is not TrialState.PAUSED:
                 interrupted.append(trial)
-        self._look_whether_all_are_there()
         for trial in interrupted:
             if trial.checkpoint and trial.checkpoint.step == trial.step and trial.history:
                 verdict = self._scheduler.judge(trial)
@@ -264,6 +289,27 @@ class Experiment:
                     continue
             actions += self._wait_again(trial)
         return _copies_first(actions + self._give_due())
+
+    def lose(self, trial: Trial) -> None:
+        """Another tuner has it now (or it was never written), whatever became of it here."""
+        self.counts[trial.state] -= 1
+        if self._live.pop(trial.number, None) is None:  # it had ended here
+            self._best = [best for best in self._best if best is not trial]
+            self._scheduler.add(trial)
+        if trial.number in self._waiting:
+            self._waiting.remove(trial.number)
+        trial.state = TrialState.WAITING
+        self._others[trial.number] = trial
+
+    @property
+    def has_waiting(self) -> bool:
+        """Trials that `next_trial` gives before it makes one."""
+        return bool(self._waiting)
+
+    @property
+    def suggests(self) -> bool:
+        """Whether `next_trial` will ask the searcher."""
+        return not (self.interrupted or self._waiting or self._is_exhausted)
 
     def next_trial(self) -> list[Action]:
         """For a free slot: [..., Begin], or [] where nothing is to begin now."""
@@ -317,7 +363,7 @@ class Experiment:
         """Nothing runs, and nothing is to begin."""
         if self.counts[TrialState.RUNNING]:
             return False
-        return bool(self.interrupted) or (self._is_exhausted and not self._live)
+        return bool(self.interrupted) or (self._is_exhausted and not self._live and not self._others)
 
     @property
     def num_expected(self) -> int | None:
@@ -330,8 +376,13 @@ class Experiment:
 
     def best(self) -> list[Trial]:
         """The best ones, ended or running; best first."""
-        running = [live.trial for live in self._live.values() if live.trial.values]
+        running = [trial for trial in [*self.live_trials(), *self._others.values()] if trial.values]
         return self._ranked([*self._best, *running])[:NUM_BEST]
+
+    @property
+    def others(self) -> list[int]:
+        """Trials of other tuners, as far as they have not ended."""
+        return list(self._others)
 
     @property
     def live_numbers(self) -> dict[int, Trial]:
@@ -341,10 +392,13 @@ class Experiment:
         return [live.trial for live in self._live.values()]
 
     def snapshot(self, wall_s: float, slots: tuple[int, int]) -> Snapshot:
+        counts = dict(self.counts)
+        for trial in self._others.values():
+            counts[trial.state] += 1
         return Snapshot(
             name=self.spec.name,
             metric=self.spec.metric,
-            counts=dict(self.counts),
+            counts=counts,
             num_trials=self.num_expected,
             live=self.live_trials(),
             best=self.best(),

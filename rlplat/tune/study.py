@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
@@ -145,14 +146,21 @@ class Study:
                 raise ConfigError(
                     f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
                 )
-            if writer.directions != list(directions):
-                raise ConfigError(
-                    f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
-                    "on with what it began with: start a new one with --out"
-                )
         except BaseException:
             writer.close()
             raise
+        return cls._over(writer, storage, name, directions)
+
+    @classmethod
+    def _over(
+        cls, writer: StudyWriter, storage: str | Path, name: str, directions: Sequence[Direction]
+    ) -> Self:
+        if writer.directions != list(directions):
+            writer.close()
+            raise ConfigError(
+                f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
+                "on with what it began with: start a new one with --out"
+            )
         return cls(writer, storage, name, directions)
 
     # ----------------------------------------------------------------------------------------- the experiment's own
@@ -161,6 +169,11 @@ class Study:
     def settings(self) -> dict[str, Any]:
         """What `settle` has written."""
         return self._writer.study_attrs()
+
+    @contextmanager
+    def settling(self) -> Iterator[dict[str, Any]]:
+        """What `settle` has written; nobody else settles anything meanwhile."""
+        yield self.settings
 
     def settle(self, fixed: Mapping[str, Any], may_change: Mapping[str, Any] | None = None) -> None:
         """Write the experiment's settings; on resume, ConfigError names a fixed one that is another now."""
@@ -274,21 +287,23 @@ class Study:
             return self.read(self._storage, self._name)
         trials = []
         for stored in self._writer.load_trials():
-            trial = _restored(stored, self._sign)
+            trial = restored(stored, self._sign)
             trials.append(trial)
-            if stored.is_finished:
-                continue
-            self._written[trial.number] = _Written(
-                reports=len(trial.history),
-                highest=_highest(stored),
-                at=(trial.step, trial.progress),
-                config=_json(stored.user_attrs["config"], "config"),
-                record=_json(stored.system_attrs["trial"], "trial"),
-                is_changed="config" in stored.system_attrs["trial"],
-            )
-            if trial.state.has_ended:  # killed between the trial's last word and Optuna's
-                self._finish(trial)
+            if not stored.is_finished:
+                self._go_on(trial, stored)
         return trials
+
+    def _go_on(self, trial: Trial, stored: StoredTrial) -> None:
+        self._written[trial.number] = _Written(
+            reports=len(trial.history),
+            highest=_highest(stored),
+            at=(trial.step, trial.progress),
+            config=_json(stored.user_attrs["config"], "config"),
+            record=_json(stored.system_attrs["trial"], "trial"),
+            is_changed="config" in stored.system_attrs["trial"],
+        )
+        if trial.state.has_ended:  # killed between the trial's last word and Optuna's
+            self._finish(trial)
 
     @classmethod
     def read(cls, storage: str | Path, name: str | None = None) -> list[Trial]:
@@ -301,7 +316,7 @@ class Study:
         else:
             study = read_journal(Path(storage), name)
         sign = -1.0 if study.directions[0] == "min" else 1.0
-        return [_restored(stored, sign) for stored in study.trials]
+        return [restored(stored, sign) for stored in study.trials]
 
     def sync(self, wait: bool = False) -> None:
         """What was said survives the end of this process. wait: and that of the machine; before something is deleted
@@ -355,7 +370,7 @@ def _highest(stored: StoredTrial) -> int:
     return max(*stored.intermediate_values, *begun, 0, 0)
 
 
-def _restored(stored: StoredTrial, sign: float) -> Trial:
+def restored(stored: StoredTrial, sign: float) -> Trial:
     record = stored.system_attrs["trial"]
     trial = Trial(
         number=stored.number,

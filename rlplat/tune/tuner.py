@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rlplat
-from rlplat.errors import CheckpointError, RlplatError, TaskError, UsageError
+from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
@@ -36,7 +36,7 @@ from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study, shown
+from rlplat.tune.study import Study, is_url, shown
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
@@ -68,13 +68,16 @@ def run(
     out: str | os.PathLike[str] | None = None,
     storage: str = "",
     resume: bool = False,
+    join: bool = False,
     progress: bool = True,
 ) -> Analysis:
     """Run trials of `trainable` with configs from `space`; returns when all have ended. Settings: `ExperimentSpec`.
 
     trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
     algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
-    resume: go on with the experiment in `out`. progress: show a table (on a terminal) or lines.
+    resume: go on with the experiment in `out`. join: share its trials with other tuners that are given the same
+    experiment and `storage` (postgresql://...), each with an `out` of its own; the first one begins it.
+    progress: show a table (on a terminal) or lines.
     Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
     """
     spec = ExperimentSpec(
@@ -98,12 +101,16 @@ def run(
         out=Path(out) if out is not None else Path(),
         storage=storage,
     )
-    return run_experiment(spec, resume=resume, progress=progress)
+    return run_experiment(spec, resume=resume, join=join, progress=progress)
 
 
-def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool = True) -> Analysis:
+def run_experiment(
+    spec: ExperimentSpec, *, resume: bool = False, join: bool = False, progress: bool = True
+) -> Analysis:
     """`run` on settings that are put together already."""
     spec = spec.checked()
+    if join:
+        check_join(spec)
     if not resume:
         refuse_existing(spec.out)
     kind = check_trainable(spec.trainable)
@@ -114,7 +121,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
             rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
-        return _run_on_cluster(spec, kind, resume, view)
+        return _run_on_cluster(spec, kind, resume, join, view)
     except UsageError:
         if not resume:
             take_back(spec.out)
@@ -125,17 +132,16 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
         view.finish()
 
 
-def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
+def _run_on_cluster(
+    spec: ExperimentSpec, kind: TrainableKind, resume: bool, join: bool, view: View
+) -> Analysis:
     space = Space.parse(spec.space)
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
-        study = Study.open(directory.storage, spec.name, list(spec.mode), resume=resume, say=view.say)
+        study = _open_study(spec, directory.storage, resume, join, view)
         stack.callback(study.close)
-        if "experiment" in study.settings:
-            refuse_changes(spec, study.settings["experiment"], shown(directory.storage))
-        study.settle({}, may_change={"experiment": settings_of(spec)})
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
         searcher = make_searcher(
@@ -156,7 +162,58 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
             trial_seed=lambda number: trial_seed(spec.seed, number),
             is_algorithm=kind.is_algorithm,
         )
-        return Tuner(spec, kind, experiment, study, directory, view).run(resume=resume)
+        tuner: type[Tuner] = Tuner
+        if join:
+            from rlplat.tune import joined_tuner
+
+            tuner = joined_tuner.JoinedTuner
+        return tuner(spec, kind, experiment, study, directory, view).run(resume=resume or join)
+
+
+def check_join(spec: ExperimentSpec) -> None:
+    """ConfigError where several tuners cannot share this experiment. spec: a checked one."""
+    if not is_url(spec.storage):
+        raise ConfigError(
+            "--join (join=True): tuners share an experiment through a database: add --storage "
+            "postgresql://user@host/database"
+        )
+    scheduler = make_scheduler(spec.scheduler, check_trainable(spec.trainable).unit, stop=spec.stop)
+    if scheduler.needs_checkpoints:
+        raise ConfigError(
+            f"--join (join=True): the trial scheduler {scheduler.name}{spec.where('scheduler')} pauses or copies "
+            "trials, and cannot do so with those of other tuners: take fifo, median or asha (variant stopping), or one "
+            "tuner on a cluster of all the machines"
+        )
+
+
+def _open_study(spec: ExperimentSpec, storage: str, resume: bool, join: bool, view: View) -> Study:
+    """The study, new or with the same settings as before."""
+    kind: type[Study] = Study
+    if join:
+        from rlplat.tune import shared_study
+
+        kind = shared_study.SharedStudy
+    study = kind.open(storage, spec.name, list(spec.mode), resume=resume, say=view.say)
+    try:
+        with study.settling() as known:
+            if "experiment" in known:
+                refuse_changes(spec, known["experiment"], shown(storage))
+                if join is not bool(known.get("is_shared")):
+                    raise ConfigError(
+                        f"the experiment {spec.name!r} in {shown(storage)} "
+                        + (
+                            "has one tuner only: go on with --resume and without --join, or give the new one another "
+                            "name (--set name=...)"
+                            if join
+                            else "is shared by several tuners: add --join"
+                        )
+                    )
+            settings = {"experiment": settings_of(spec)}
+            study.settle({}, may_change={**settings, "is_shared": True} if join else settings)
+    except BaseException:
+        study.close()
+        raise
+    return study
 
 
 def trial_seed(seed: int, number: int) -> int:
@@ -237,11 +294,13 @@ class Tuner:
                 break
             if len(self._slots.by_trial) >= limit or not self._has_room():
                 break
-            actions = self.experiment.next_trial()
-            self._perform(actions)
+            self._begin_next()
             if not self._to_begin:
                 break
         self._slots.clean()
+
+    def _begin_next(self) -> None:
+        self._perform(self.experiment.next_trial())
 
     def _has_room(self) -> bool:
         """Whether a trial of the usual size could begin now."""

@@ -1,0 +1,118 @@
+"""`rlplat tune --join`: a tuner that shares its study with others (docs/decisions/0010).
+
+It differs from the only tuner of a study in four places: it makes a trial only in its turn, it reads what the others
+have reported, it takes over the trials of those that are gone, and it lets go of what others took from itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlplat.tune import experiment as ex
+from rlplat.tune.trial import Trial
+from rlplat.tune.tuner import Tuner, copy_checkpoint
+
+if TYPE_CHECKING:
+    from rlplat.tune.shared_study import SharedStudy
+
+LEARN_S = 1.0
+"""Between two looks at what the others have reported; there is one before each new trial, too."""
+
+
+class JoinedTuner(Tuner):
+    study: SharedStudy
+    _next_look = 0.0
+    _orphans: list[int]
+    _ended: dict[int, Trial]
+    """Since the study was last in order: what others take is taken back."""
+
+    def _restore(self) -> None:
+        self._ended, self._orphans = {}, []
+        self.directory.reconcile(self._learn())
+
+    def _learn(self) -> list[Trial]:
+        while True:
+            self._let_go()
+            trials, self._orphans = self.study.others(self.experiment.num_trials, self.experiment.others)
+            if not self.study.lost:
+                break  # else these are not all the others
+        self.experiment.learn(trials)
+        self._note_best()
+        self._next_look = time.monotonic() + LEARN_S
+        return trials
+
+    def _turn(self) -> None:
+        super()._turn()
+        self._let_go()
+        self._ended.clear()  # the study has them
+        if time.monotonic() >= self._next_look:
+            self._look()
+
+    def _look(self) -> None:
+        for trial in self._learn():
+            if trial.state.has_ended:
+                self.directory.row(trial)
+
+    def _begin_next(self) -> None:
+        """What is left of others first; then a trial that waits here; then a new one."""
+        self._take_over()
+        if not self.experiment.suggests:
+            self._perform(self.experiment.next_trial())
+            return
+        with self.study.turn() as is_mine:
+            if is_mine:
+                self._look()
+                if self.experiment.suggests:
+                    self._perform(self.experiment.next_trial())
+        self._let_go()
+
+    def _take_over(self) -> None:
+        while self._orphans and not (self.experiment.interrupted or self.experiment.has_waiting):
+            number = self._orphans.pop(0)
+            if (trial := self.study.take(number)) is None:
+                continue
+            self._fetch_checkpoint(trial)
+            where = f"from its report {trial.checkpoint.step}" if trial.checkpoint else "from the beginning"
+            said = f"trial {number} of another tuner goes on here, {where}"
+            self._perform([ex.Say(said), *self.experiment.adopt([trial])])
+
+    def _fetch_checkpoint(self, trial: Trial) -> None:
+        """Where its last tuner's directory can be seen from here; else the trial has none."""
+        theirs, own = Path(trial.notes["directory"]), self._place
+        trial.notes["directory"] = str(own)
+        if trial.checkpoint is None or theirs == own:
+            return
+        inside = Path("trials", trial.directory_name, "checkpoints", trial.checkpoint.name)
+        try:
+            copy_checkpoint(theirs / inside, own / inside)
+        except OSError:
+            trial.checkpoint = None
+
+    def _let_go(self) -> None:
+        """Of trials that others took while the database was out of reach."""
+        for number in self.study.let_go():
+            trial = self.experiment.live_numbers.get(number) or self._ended.get(number)
+            if trial is None:
+                continue
+            self._slots.release(number)
+            if trial in self._to_begin:
+                self._to_begin.remove(trial)
+            self.experiment.lose(trial)
+            self.directory.log(
+                f"trial {number} is another tuner's: the database was out of reach for too long"
+            )
+
+    def _perform(self, actions: Sequence[ex.Action]) -> None:
+        for action in actions:
+            if isinstance(action, ex.RecordTrial):
+                action.trial.notes["directory"] = str(self._place)
+            elif isinstance(action, ex.RecordEnd):
+                self._ended[action.trial.number] = action.trial
+        super()._perform(actions)
+
+    @property
+    def _place(self) -> Path:
+        return self.directory.path.resolve()
