@@ -239,12 +239,14 @@ class Experiment:
         for trial in trials:
             self.num_trials = max(self.num_trials, trial.number + 1)
             self._scheduler.add(trial)
+            self._searcher.add(trial)
             for progress, score in trial.history:
                 self._scheduler.record(trial, progress, score)
             self._metric_seen = self._metric_seen or bool(trial.history)
             self.counts[trial.state] += 1
             if trial.state.has_ended:
                 self._scheduler.end(trial)
+                self._searcher.end(trial)
                 self._keep_best(trial)
                 continue
             self._live[trial.number] = _Live(trial, saved_run_s=trial.run_s)
@@ -290,6 +292,7 @@ class Experiment:
         self.num_trials += 1
         self._live[number] = _Live(trial)
         self._scheduler.add(trial)
+        self._searcher.add(trial)
         self._look_whether_all_are_there()
         return _copies_first([RecordTrial(trial), *self._give_due(), Begin(trial)])
 
@@ -641,6 +644,7 @@ class Experiment:
             trial.notes["ended"] = reason
         del self._live[trial.number]
         self._scheduler.end(trial)
+        self._searcher.end(trial)
         self._keep_best(trial)
         actions: list[Action] = [RecordEnd(trial)]
         is_failed = state is TrialState.FAILED

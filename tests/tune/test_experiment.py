@@ -49,6 +49,12 @@ class Numbered:
         assert self.num_trials is not None
         return Suggestion({"x": number}, {"x": number}) if number < self.num_trials else None
 
+    def add(self, trial: Trial) -> None:
+        pass
+
+    def end(self, trial: Trial) -> None:
+        pass
+
 
 class Scripted(FIFO):
     """Gives the verdicts of a dict (trial, step) -> verdict, and once the `due` of a list."""
