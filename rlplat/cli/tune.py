@@ -212,7 +212,7 @@ def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
 
 def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     """Lines for people: the best trial (or trials), where everything is, what to do next."""
-    from rlplat.tune.programs import check_trainable
+    from rlplat.tune.trainables import check_trainable
 
     states = [str(trial.state) for trial in analysis.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
