@@ -229,9 +229,11 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
     out = shlex.quote(str(spec.out))
     if check_trainable(spec.trainable).is_algorithm:
-        lines.append(f"train with the best config: rlplat train {out}/best.yaml")
+        lines.append(
+            f"train with {'the first' if several else 'the best'} config: rlplat train {out}/best.yaml"
+        )
     else:
-        lines.append(f"the best config is in {out}/best.yaml")
+        lines.append(f"{'the first' if several else 'the best'} config is in {out}/best.yaml")
     lines.append(f"everything is in {out}; look at it: rlplat tune show {out}")
     return lines
 
