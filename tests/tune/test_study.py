@@ -79,6 +79,7 @@ def test_a_tuner_that_dies_between_any_two_lines_comes_back_with_a_trial_that_wa
                 trial.state = TrialState.COMPLETE
                 again.end(trial)
             assert again.load()[trial.number] == trial
+        assert all(trial.state.is_finished() for trial in again.optuna.trials)
         again.close()
 
 
