@@ -257,7 +257,7 @@ def main() -> None:
     paths: dict[tuple[str, str, str], list[list[float]]] = {}
     for peer in peers:
         with tempfile.TemporaryDirectory() as scratch, cluster(peer):
-            for problem in PROBLEMS.values():
+            for problem in (PROBLEMS[name] for name in options.problems):
                 fixed = best_fixed(problem)[1]
                 for method in options.methods:
                     for seed in seeds:
@@ -281,11 +281,11 @@ def main() -> None:
                             file=sys.stderr,
                             flush=True,
                         )
-    notes = [*NOTES, *(known(problem) for problem in PROBLEMS.values()), *wins(samples)]
+    notes = [*NOTES, *(known(PROBLEMS[name]) for name in options.problems), *wins(samples)]
     report = Report("Population based training", peers, summarize(samples), set(), info, notes)
     report.publish(options.json, options.markdown)
     if options.plot:
-        draw(paths, options.plot)
+        draw(paths, [PROBLEMS[name] for name in options.problems], options.plot)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -297,6 +297,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_output_options(parser, ["ray"])
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="default: 10")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS), metavar="NAME"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the schedules found")
     return parser
 
@@ -341,7 +344,9 @@ def wins(samples: Sequence[Sample]) -> list[str]:
     return ["Seeds that beat the best fixed value: " + "; ".join(told) + "."]
 
 
-def draw(paths: dict[tuple[str, str, str], list[list[float]]], file: Path) -> None:
+def draw(
+    paths: dict[tuple[str, str, str], list[list[float]]], problems: Sequence[Problem], file: Path
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -349,9 +354,9 @@ def draw(paths: dict[tuple[str, str, str], list[list[float]]], file: Path) -> No
 
     shown = [method for method in METHODS if method != "random" and any(key[2] == method for key in paths)]
     figure, axes = plt.subplots(
-        len(PROBLEMS), len(shown), figsize=(4 * len(shown), 3.2 * len(PROBLEMS)), squeeze=False, sharey="row"
+        len(problems), len(shown), figsize=(4 * len(shown), 3.2 * len(problems)), squeeze=False, sharey="row"
     )
-    for row, problem in zip(axes, PROBLEMS.values(), strict=True):
+    for row, problem in zip(axes, problems, strict=True):
         for axis, method in zip(row, shown, strict=True):
             for path in paths.get(("rlplat", problem.name, method), []):
                 axis.step(range(len(path)), path, where="post", color="tab:blue", alpha=0.35, linewidth=1)

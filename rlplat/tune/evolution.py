@@ -49,7 +49,7 @@ class EvolutionSearch:
             raise ConfigError(f"searcher cmaes: sigma is {sigma}; it is a share of the range, 0 < sigma <= 1")
         self.num_trials: int | None = num_trials
         others = [name for name in space.domains if name not in self._axes and name not in space.grid_axes]
-        self.notice = f"searcher cmaes draws {', '.join(others)} at random" if others else ""
+        self.notice = f"draws {', '.join(others)} at random" if others else ""
         self._space, self._recorded, self._seed, self._total = space, recorded, seed, num_trials
         self._cma = self._open(population_size, sigma, earlier)
         self._population: dict[int, Outcome] = {}

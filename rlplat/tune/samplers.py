@@ -110,8 +110,12 @@ class ModelSearch:
     ) -> None:  # fmt: skip
         """conditional: whether the sampler is also asked for what only some trials have. jointly: for several
         parameters at once. notes_of_others: of trials that this searcher has not suggested."""
+        conditions, grids = space.conditions, space.grid_axes
         self.num_trials: int | None = num_trials
-        self.notice = ""
+        left_out = (
+            [] if conditional else [name for name in conditions if conditions[name] and name not in grids]
+        )
+        self.notice = f"draws {', '.join(left_out)} at random" if left_out else ""
         self._space, self._recorded, self._make = space, recorded, make
         self._total, self._seed = num_trials, seed
         self._frozen = Frozen(space, maximize)

@@ -179,7 +179,9 @@ def _model_search(
             maximize=maximize, earlier=earlier, conditional=settings.name != "nsga2", jointly=jointly,
             notes_of_others={"trial": {GENERATION: 0}} if settings.name == "nsga2" else None,
         )  # fmt: skip
-    searcher.notice = "\n".join([*told, *([searcher.notice] if searcher.notice else [])])
+    if searcher.notice:
+        told.append(f"searcher {settings.name} {searcher.notice}")
+    searcher.notice = "\n".join(told)
     return searcher
 
 

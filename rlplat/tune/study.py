@@ -137,7 +137,11 @@ class Study:
             writer = JournalWriter(Path(storage), name, directions)
         try:
             if not writer.is_new and not resume:
-                other = "give the new one another name" if is_url(storage) else "start a new one with --out"
+                other = (
+                    "give the new one another name (--set name=...)"
+                    if is_url(storage)
+                    else "start a new one with --out"
+                )
                 raise ConfigError(
                     f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
                 )

@@ -28,7 +28,7 @@ from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_bac
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
 from rlplat.tune.program import StillRunning
-from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
+from rlplat.tune.programs import GRACE_S
 from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
@@ -38,6 +38,7 @@ from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
 from rlplat.tune.study import Study, shown
 from rlplat.tune.table import open_view
+from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
 from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
 

@@ -27,7 +27,7 @@ def test_a_trial_goes_on_if_it_is_among_the_best_third_of_those_before_it():
     play = stopping()
     play.add(7)
     assert play.report(0, 1, 0.5) == Continue()  # the first: 1 on the rung, and the best goes on
-    assert play.report(1, 1, 0.3) == Stop("below the best third of 2 at 1 steps (0.3 < 0.5)")
+    assert play.report(1, 1, 0.3) == Stop("below the best third of 2 at 1 step (0.3 < 0.5)")
     assert play.report(2, 1, 0.6) == Continue()  # 3 on the rung, 3 // 3 = 1 place: the best so far
     assert isinstance(play.report(3, 1, 0.55), Stop)  # 4 // 3 = 1 place, one is better
     assert isinstance(play.report(4, 1, 0.54), Stop)  # 5 // 3 = 1 place, two are better
@@ -85,7 +85,7 @@ def test_a_trial_that_repeats_reports_after_a_crash_is_not_counted_twice():
     play.report(0, 1, 0.5)
     play.report(0, 2, 0.5)
     play.report(0, 1, 9.0)  # again, from a checkpoint at 0
-    assert play.report(1, 1, 0.4) == Stop("below the best third of 2 at 1 steps (0.4 < 0.5)")
+    assert play.report(1, 1, 0.4) == Stop("below the best third of 2 at 1 step (0.4 < 0.5)")
 
 
 def test_nan_is_worse_than_everything():
@@ -204,6 +204,16 @@ def test_promotion_a_pause_that_a_crash_prevented_is_said_again():
     assert play.close() == {1: Resume()}
 
 
+def test_promotion_a_paused_trial_whose_report_on_the_rung_is_lost_goes_on_after_a_restart():
+    play = promotion()
+    play.add(1)
+    assert play.report(0, 1, 0.5) == Pause()
+    play.trials[0].history = [(0.5, 0.4)]  # it was paused at an earlier checkpoint, after a crash
+    play.restore()
+    assert play.settle() == {0: Resume()}
+    assert play.report(0, 1, 0.5) == Pause()
+
+
 def test_promotion_a_paused_trial_that_is_ended_from_outside_is_forgotten():
     play = promotion()
     play.add(3)
@@ -235,7 +245,7 @@ def test_the_first_rung_is_an_81st_of_max_progress_but_at_least_one_step():
     play = Play(lambda: ASHA(9))
     play.add(2)
     play.report(0, 1, 1.0)
-    assert play.report(1, 1, 0.0).reason.startswith("below the best third of 2 at 1 steps")
+    assert play.report(1, 1, 0.0).reason.startswith("below the best third of 2 at 1 step")
 
 
 @pytest.mark.parametrize(

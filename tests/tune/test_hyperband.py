@@ -49,10 +49,10 @@ def test_a_bracket_by_hand():
         assert play.report(number, 1, number / 10) == Pause()
         assert play.settle() == {}
     # The last one is the worst; 5, 6 and 7 are the best three.
-    assert play.report(8, 1, -1.0) == Stop("not among the 3 of its bracket that go on at 1 steps (-1 < 0.5)")
+    assert play.report(8, 1, -1.0) == Stop("not among the 3 of its bracket that go on at 1 step (-1 < 0.5)")
     due = play.settle()
     assert {number for number, verdict in due.items() if verdict == Resume()} == {5, 6, 7}
-    assert due[4] == Stop("not among the 3 of its bracket that go on at 1 steps (0.4 < 0.5)")
+    assert due[4] == Stop("not among the 3 of its bracket that go on at 1 step (0.4 < 0.5)")
     assert len(due) == 8
     assert play.report(6, 2, 0.9) == Continue()
     assert play.report(6, 3, 0.7) == Pause()
@@ -201,6 +201,21 @@ def test_in_env_steps_the_first_report_beyond_a_level_counts_for_it():
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         play_of(**settings)
+
+
+def test_a_trial_that_waits_on_its_second_rung_still_waits_there_after_a_restart():
+    play = play_of()
+    play.add(9)
+    for number in range(9):
+        play.report(number, 1, number / 10)
+    assert play.running() == [8]  # 6 and 7 are called by `due`
+    assert play.report(8, 3, 0.5) == Pause()
+    play.settle()
+    play.restore()
+    assert play.settle() == {}
+    assert play.report(6, 3, 0.4) == Pause()
+    assert isinstance(play.report(7, 3, 0.3), Stop)
+    assert set(play.settle()) == {6, 8}
 
 
 @given(events=EVENTS, closed_at=st.integers(0, 80), max_progress=st.sampled_from([3, 9, 27]))

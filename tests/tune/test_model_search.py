@@ -245,6 +245,38 @@ def test_a_conditional_parameter_is_asked_for_with_the_trials_that_had_it(tmp_pa
     assert asked == [(number, [n for n in had if n < number]) for number in had]
 
 
+def test_each_question_has_random_numbers_of_its_own(tmp_path):
+    """The same for a trial whenever it is asked about, others for another trial, group of parameters and experiment."""
+
+    def seeds_of(seed):
+        seeds = []
+
+        def make(sampler_seed):
+            seeds.append(sampler_seed)
+            return Spy(sampler_seed)
+
+        Spy.seen = []
+        searcher = ModelSearch(
+            play.space,
+            Recorded(play.study, [True]),
+            make,
+            seed=seed,
+            num_trials=9,
+            max_history=10,
+            maximize=[True],
+        )
+        for number in range(9):
+            searcher.suggest(number)
+        return seeds
+
+    play = Play(tmp_path, Searcher("random"), CONDITIONAL, bumpy)
+    assert seeds_of(1) == seeds_of(1)
+    assert (
+        len(set(seeds_of(1) + seeds_of(2))) == 2 * 18
+    )  # two groups in each trial: always drawn, and the option's
+    play.close()
+
+
 def test_suggesting_writes_nothing(tmp_path):
     play = Play(tmp_path, SETTINGS["nsga2"], BRANIN, branin, modes=["min"])
     play.go_on(8)

@@ -224,6 +224,7 @@ def test_cmaes_wants_a_number():
         search("cmaes", Space.parse({"a": tune.choice([1, 2])}))
 
 
-def test_cmaes_says_what_it_draws_at_random():
-    assert search("cmaes", CONDITIONAL).notice == "searcher cmaes draws net.shape, o, o.m at random"
-    assert search("cmaes", SPACE).notice == ""
+@pytest.mark.parametrize(("name", "what"), [("cmaes", "net.shape, o, o.m"), ("nsga2", "o.m"), ("tpe", "")])
+def test_a_searcher_says_what_it_draws_at_random(name, what):
+    assert search(name, CONDITIONAL).notice == (f"searcher {name} draws {what} at random" if what else "")
+    assert search(name, SPACE).notice == ""

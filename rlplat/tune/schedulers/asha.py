@@ -120,11 +120,14 @@ class ASHA:
         self._has_complete |= trial.state is TrialState.COMPLETE
 
     def due(self) -> list[tuple[int, Due]]:
+        found: list[tuple[int, Due]] = []
         for number in self._restored:
             if run := self._runs.get(number):
-                heappush(self._paused[run.passed_before], (-run.score, number))
+                if run.passed_before < run.passed:
+                    heappush(self._paused[run.passed_before], (-run.score, number))
+                else:  # what it had reported on a rung is lost: it went back to an earlier checkpoint
+                    found.append(self._resume(number, run))
         self._restored.clear()
-        found: list[tuple[int, Due]] = []
         for index, heap in enumerate(self._paused):
             while heap:
                 score, number = -heap[0][0], heap[0][1]

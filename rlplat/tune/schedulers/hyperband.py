@@ -121,6 +121,8 @@ class HyperBand:
         self._brackets: dict[int, _Bracket] = {}
         """Of each trial that has not ended, and of those that ended in a bracket with a rung to judge."""
         self._due: list[tuple[int, Due]] = []
+        self._restored: list[int] = []
+        """Paused already when they were added; where they stand is known when their records are in."""
         self._is_negated = False
 
     def open(self, seed: int, space: Any) -> None:
@@ -131,7 +133,9 @@ class HyperBand:
             self._open = _Bracket(self.plans[self._num_opened % len(self.plans)])
             self._num_opened += 1
         bracket = self._brackets[trial.number] = self._open
-        bracket.runs[trial.number] = _Run(is_paused=trial.state is TrialState.PAUSED)
+        bracket.runs[trial.number] = _Run()
+        if trial.state is TrialState.PAUSED:
+            self._restored.append(trial.number)
         bracket.awaited.add(trial.number)
         bracket.num_trials += 1
         if bracket.num_trials == bracket.plan.sizes[0]:
@@ -176,6 +180,11 @@ class HyperBand:
             self._halve(bracket)
 
     def due(self) -> list[tuple[int, Due]]:
+        for number in self._restored:
+            if bracket := self._brackets.get(number):
+                bracket.runs[number].is_paused = not bracket.runs[number].has_ended
+                self._release(bracket, number, bracket.runs[number])
+        self._restored.clear()
         found, self._due = self._due, []
         return found
 
@@ -206,22 +215,24 @@ class HyperBand:
                 run = bracket.runs[number]
                 if number in winners and len(run.scores) <= index + 1 and not run.has_ended:
                     bracket.awaited.add(number)
-                self._release(bracket, index, number, run)
+                self._release(bracket, number, run)
             if bracket.is_decided:
                 for number in [number for number, run in bracket.runs.items() if run.has_ended]:
                     self._forget(bracket, number)
 
-    def _release(self, bracket: _Bracket, index: int, number: int, run: _Run) -> None:
-        """Rung `index` is judged: what becomes of this trial if it is paused."""
+    def _release(self, bracket: _Bracket, number: int, run: _Run) -> None:
+        """If the trial is paused, and all rungs that its last report brought it to are judged: what becomes of it."""
         if not run.is_paused:
             return
-        if number not in bracket.winners[index]:
-            self._due.append((number, self._stop(bracket, index, run)))
-        elif len(run.scores) <= index + 1:
-            self._due.append((number, Resume()))
-        else:
-            return  # it is on the next rung already, and waits there
+        due: Due = Resume()
+        for index in range(run.passed_before, len(run.scores)):
+            if index >= bracket.current:
+                return
+            if number not in bracket.winners[index]:
+                due = self._stop(bracket, index, run)
+                break
         run.is_paused = False
+        self._due.append((number, due))
 
     def _stop(self, bracket: _Bracket, index: int, run: _Run) -> Stop:
         numbers = shown(run.scores[index], bracket.bounds[index], self._is_negated)

@@ -107,4 +107,6 @@ def shown(score: float, bound: float, negated: bool) -> str:
 
 def at(progress: float, unit: str) -> str:
     """`at 4 steps`, `at 2048 env_steps`."""
-    return f"at {progress:g} {'steps' if unit == 'step' else unit}"
+    if unit == "step":
+        return f"at {progress:g} step" + "s" * (progress != 1)
+    return f"at {progress:g} {unit}"
