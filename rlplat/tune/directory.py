@@ -111,6 +111,11 @@ class ExperimentDirectory:
         """Where the study is."""
         return self._spec.storage or str(self.path / "study.journal")
 
+    @property
+    def has_results(self) -> bool:
+        path = self.path / "results.jsonl"
+        return path.exists() and path.stat().st_size > 0
+
     def trial_directory(self, number: int) -> Path:
         """`trials/00007/`, made when it is not there."""
         path = self.trials / f"{number:05d}"
