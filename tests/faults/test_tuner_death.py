@@ -144,6 +144,10 @@ def test_twenty_five_deaths(tmp_path: Path, uninterrupted: list[list[Any]]) -> N
 
 
 POINTS = [
+    ("before rlplat.tune.study:Study.report", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.record", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.flush", 1),
+    ("before rlplat.tune.study:Study.sync", 2),
     ("before rlplat.tune.study:Study.create", 1),
     ("after rlplat.tune.study:Study.create", 2),
     ("before rlplat.tune.study:Study.report", 3),
@@ -245,6 +249,16 @@ def test_a_directory_that_is_removed_ends_it_with_one_message(tmp_path: Path) ->
     assert soon(life.has_come_to(5), 60)
     shutil.rmtree(tmp_path / "experiment", ignore_errors=True)
     assert f"{life.journal} was removed while the experiment was going" in life.refusal(tuner)
+
+
+def test_results_whose_study_is_gone_are_not_dropped(tmp_path: Path) -> None:
+    life = Life(tmp_path, backend="inproc", settings={"num_samples": 2})
+    assert life.run() is not None
+    results = life.results()
+    life.journal.unlink()
+    message = life.refusal(life.start())
+    assert "has results of an experiment" in message and f"{life.journal} holds no" in message
+    assert life.results() == results
 
 
 def test_a_second_tuner_is_refused_and_disturbs_nothing(
