@@ -212,7 +212,7 @@ def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
 
 def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     """Lines for people: the best trial (or trials), where everything is, what to do next."""
-    from rlplat.tune.programs import check_trainable
+    from rlplat.tune.trainables import check_trainable
 
     states = [str(trial.state) for trial in analysis.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -229,9 +229,11 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
     out = shlex.quote(str(spec.out))
     if check_trainable(spec.trainable).is_algorithm:
-        lines.append(f"train with the best config: rlplat train {out}/best.yaml")
+        lines.append(
+            f"train with {'the first' if several else 'the best'} config: rlplat train {out}/best.yaml"
+        )
     else:
-        lines.append(f"the best config is in {out}/best.yaml")
+        lines.append(f"{'the first' if several else 'the best'} config is in {out}/best.yaml")
     lines.append(f"everything is in {out}; look at it: rlplat tune show {out}")
     return lines
 

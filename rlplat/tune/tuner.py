@@ -147,7 +147,6 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
         searcher = make_searcher(
             spec.searcher,
             space,
-            study,
             seed=spec.seed,
             num_samples=spec.num_samples,
             modes=spec.mode,
