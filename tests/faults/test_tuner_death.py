@@ -264,12 +264,14 @@ def test_results_whose_study_is_gone_are_not_dropped(tmp_path: Path) -> None:
 def test_a_second_tuner_is_refused_and_disturbs_nothing(
     tmp_path: Path, uninterrupted: list[list[Any]]
 ) -> None:
-    life = Life(tmp_path, step_s=0.1)
+    gate = tmp_path / "gate"
+    life = Life(tmp_path, gate=str(gate))
     tuner = life.start()
-    assert soon(life.has_come_to(5), 60)
+    assert soon(life.has_come_to(8), 60)  # two trials wait at the gate
     assert "is still going" in Life(tmp_path).refusal(life.start())
     assert is_running(tmp_path / "experiment")
     take_back(tmp_path / "experiment")  # what a refused command does; not where another one is at it
+    gate.touch()
     trials = life.told(tuner)
     assert trials == uninterrupted
     life.check(trials)
