@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
 
     specs = [spec.checked() for spec in planned(options)]
     if options.join:
-        from rlplat.tune.tuner import check_join
+        from rlplat.tune.joined_tuner import check_join
 
         for spec in specs:
             check_join(spec)
@@ -225,7 +225,7 @@ def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
 
 def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     """Lines for people: the best trial (or trials), where everything is, what to do next."""
-    from rlplat.tune.programs import check_trainable
+    from rlplat.tune.trainables import check_trainable
 
     states = [str(trial.state) for trial in analysis.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -242,9 +242,11 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
     out = shlex.quote(str(spec.out))
     if check_trainable(spec.trainable).is_algorithm:
-        lines.append(f"train with the best config: rlplat train {out}/best.yaml")
+        lines.append(
+            f"train with {'the first' if several else 'the best'} config: rlplat train {out}/best.yaml"
+        )
     else:
-        lines.append(f"the best config is in {out}/best.yaml")
+        lines.append(f"{'the first' if several else 'the best'} config is in {out}/best.yaml")
     lines.append(f"everything is in {out}; look at it: rlplat tune show {out}")
     return lines
 

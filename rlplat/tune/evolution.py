@@ -22,6 +22,7 @@ from rlplat.tune.domains import Domain, Range
 from rlplat.tune.history import Outcome, Recorded
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
+from rlplat.tune.trial import Trial
 
 if TYPE_CHECKING:
     from cmaes import CMA
@@ -58,7 +59,7 @@ class EvolutionSearch:
     def suggest(self, number: int) -> Suggestion | None:
         if number >= self._total:
             return None
-        ended, running = self._recorded.read(number)
+        ended, running = self._recorded.read()
         self._catch_up(ended, running)
         notes: dict[str, Any] = {}
         if len(self._population) >= self._cma.population_size:
@@ -78,6 +79,12 @@ class EvolutionSearch:
 
         suggestion = self._space.draw(choose, rng)
         return Suggestion(suggestion.config, suggestion.params, notes)
+
+    def add(self, trial: Trial) -> None:
+        self._recorded.add(trial)
+
+    def end(self, trial: Trial) -> None:
+        self._recorded.end(trial)
 
     def _open(self, population_size: int | None, sigma: float, earlier: Sequence[Outcome]) -> CMA:
         try:

@@ -192,6 +192,8 @@ class _Live:
     """Its checkpoint is under way, and then its slot is given back."""
     due: Due | None = None
     """What the scheduler wants of it once that is done."""
+    completing: str = ""
+    """Why it is complete, while its last checkpoint is under way."""
     saved_run_s: float = 0.0
     """`trial.run_s` at its last checkpoint."""
     save_s: float = 0.0
@@ -246,15 +248,19 @@ class Experiment:
             before = known.pop(trial.number, None)
             if before is None:
                 self._scheduler.add(trial)
+                self._searcher.add(trial)
             self._record_news(before, trial)
             if trial.state.has_ended:
                 self.counts[trial.state] += 1
                 self._scheduler.end(trial)
+                self._searcher.end(trial)
                 self._keep_best(trial)
             else:
                 self._others[trial.number] = trial
         for number, trial in known.items():
+            trial.state = TrialState.FAILED
             self._scheduler.end(trial)
+            self._searcher.end(trial)
             self.num_trials, self._is_exhausted = min(self.num_trials, number), False
         self._look_whether_all_are_there()
 
@@ -296,6 +302,7 @@ class Experiment:
         if self._live.pop(trial.number, None) is None:  # it had ended here
             self._best = [best for best in self._best if best is not trial]
             self._scheduler.add(trial)
+            self._searcher.add(trial)
         if trial.number in self._waiting:
             self._waiting.remove(trial.number)
         trial.state = TrialState.WAITING
@@ -334,6 +341,7 @@ class Experiment:
         self.num_trials += 1
         self._live[number] = _Live(trial)
         self._scheduler.add(trial)
+        self._searcher.add(trial)
         self._look_whether_all_are_there()
         return _copies_first([RecordTrial(trial), *self._give_due(), Begin(trial)])
 
@@ -420,10 +428,12 @@ class Experiment:
             return [RecordReport(trial), *self._fail(trial, problem)]
         actions: list[Action] = [RecordReport(trial)]
         if rule := self._stop_rule(trial):
-            return [*actions, *self._end(trial, TrialState.COMPLETE, rule), Release(trial.number)]
+            return actions + self._complete(live, rule, event.can_save)
         verdict: Verdict = Continue()
         if trial.values and trial.history and trial.history[-1][0] == trial.progress:
             verdict = self._scheduler.judge(trial)
+        if isinstance(verdict, Stop) and verdict.is_complete:
+            return actions + self._complete(live, verdict.reason, event.can_save)
         if isinstance(verdict, Stop):
             return [*actions, *self._stop(trial, verdict), Release(trial.number)]
         if self._ends_trials and trial.values and not event.can_save:
@@ -448,6 +458,9 @@ class Experiment:
             progress = trial.progress if event.step == trial.step else self._progress_at(trial, event.step)
             trial.checkpoint = CheckpointMark(event.step, event.name, progress)
             live.saved_run_s, live.save_s = trial.run_s, event.seconds
+        if live.completing:  # its last checkpoint and its end are one record: nobody goes on from it
+            return [*self._end(trial, TrialState.COMPLETE, live.completing), Release(trial.number)]
+        if event.name is not None:
             actions.append(RecordChange(trial))
         if not live.pausing:
             return actions + self._give_due_to_paused()
@@ -470,6 +483,13 @@ class Experiment:
             actions += self._carry_out(live, due)
         return actions + self._give_due()
 
+    def _complete(self, live: _Live, reason: str, can_save: bool) -> list[Action]:
+        """The result of a complete trial is kept with it, where it can be saved."""
+        if can_save:
+            live.completing = reason
+            return [Save(live.trial.number)]
+        return [*self._end(live.trial, TrialState.COMPLETE, reason), Release(live.trial.number)]
+
     def _returned(self, live: _Live, event: Returned) -> list[Action]:
         trial = live.trial
         trial.run_s += event.run_s
@@ -487,7 +507,7 @@ class Experiment:
 
     def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
         trial = live.trial
-        live.pausing, live.due = False, None
+        live.pausing, live.due, live.completing = False, None, ""
         trial.failures += 1
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
@@ -681,6 +701,7 @@ class Experiment:
             trial.notes["ended"] = reason
         del self._live[trial.number]
         self._scheduler.end(trial)
+        self._searcher.end(trial)
         self._keep_best(trial)
         actions: list[Action] = [RecordEnd(trial)]
         is_failed = state is TrialState.FAILED

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlplat.errors import ConfigError
 from rlplat.tune import experiment as ex
+from rlplat.tune.schedulers.registry import make_scheduler
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.study import is_url
+from rlplat.tune.trainables import check_trainable
 from rlplat.tune.trial import Trial
 from rlplat.tune.tuner import Tuner, copy_checkpoint
 
@@ -20,6 +25,22 @@ if TYPE_CHECKING:
 
 LEARN_S = 1.0
 """Between two looks at what the others have reported; there is one before each new trial, too."""
+
+
+def check_join(spec: ExperimentSpec) -> None:
+    """ConfigError where several tuners cannot share this experiment. spec: a checked one."""
+    if not is_url(spec.storage):
+        raise ConfigError(
+            "--join (join=True): tuners share an experiment through a database: add --storage "
+            "postgresql://user@host/database"
+        )
+    scheduler = make_scheduler(spec.scheduler, check_trainable(spec.trainable).unit, stop=spec.stop)
+    if scheduler.needs_checkpoints:
+        raise ConfigError(
+            f"--join (join=True): the trial scheduler {scheduler.name}{spec.where('scheduler')} pauses or copies "
+            "trials, and cannot do so with those of other tuners: take fifo, median or asha (variant stopping), or one "
+            "tuner on a cluster of all the machines"
+        )
 
 
 class JoinedTuner(Tuner):

@@ -267,7 +267,6 @@ def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
     make_searcher(
         spec.searcher,
         space,
-        None,
         seed=spec.seed,
         num_samples=spec.num_samples,
         modes=spec.mode,

@@ -88,7 +88,8 @@ def check_trainable(trainable: Any) -> TrainableKind:
 def settled(trainable: Any) -> tuple[Any, TrainableKind]:
     """(the thing itself, what it is)."""
     if not isinstance(trainable, str):
-        return trainable, _kind_of(trainable, _name_of(trainable))
+        is_algorithm = hasattr(trainable, "config_class")
+        return trainable, _kind_of(trainable, (_algorithm_name if is_algorithm else _name_of)(trainable))
     from rlplat.rl import registry
 
     found = registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
@@ -119,9 +120,7 @@ def _kind_of(found: Any, name: str) -> TrainableKind:
 
 def _kind_of_class(found: type, name: str) -> TrainableKind:
     if hasattr(found, "config_class"):
-        return TrainableKind(
-            "algorithm", _algorithm_name(found) if found.__qualname__ == name else name, True
-        )
+        return TrainableKind("algorithm", name, True)
     step = getattr(found, "step", None)
     if not callable(step):
         raise ConfigError(f"class {name} has no step(self): {_WHAT_IT_IS}")

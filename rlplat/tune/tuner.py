@@ -36,7 +36,7 @@ from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study, is_url, shown
+from rlplat.tune.study import Study, shown
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
@@ -110,6 +110,8 @@ def run_experiment(
     """`run` on settings that are put together already."""
     spec = spec.checked()
     if join:
+        from rlplat.tune.joined_tuner import check_join
+
         check_join(spec)
     if not resume:
         refuse_existing(spec.out)
@@ -140,14 +142,13 @@ def _run_on_cluster(
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
-        study = _open_study(spec, directory.storage, resume, join, view)
+        study = _open_study(spec, directory, resume, join, view)
         stack.callback(study.close)
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
         searcher = make_searcher(
             spec.searcher,
             space,
-            study,
             seed=spec.seed,
             num_samples=spec.num_samples,
             modes=spec.mode,
@@ -170,25 +171,12 @@ def _run_on_cluster(
         return tuner(spec, kind, experiment, study, directory, view).run(resume=resume or join)
 
 
-def check_join(spec: ExperimentSpec) -> None:
-    """ConfigError where several tuners cannot share this experiment. spec: a checked one."""
-    if not is_url(spec.storage):
-        raise ConfigError(
-            "--join (join=True): tuners share an experiment through a database: add --storage "
-            "postgresql://user@host/database"
-        )
-    scheduler = make_scheduler(spec.scheduler, check_trainable(spec.trainable).unit, stop=spec.stop)
-    if scheduler.needs_checkpoints:
-        raise ConfigError(
-            f"--join (join=True): the trial scheduler {scheduler.name}{spec.where('scheduler')} pauses or copies "
-            "trials, and cannot do so with those of other tuners: take fifo, median or asha (variant stopping), or one "
-            "tuner on a cluster of all the machines"
-        )
-
-
-def _open_study(spec: ExperimentSpec, storage: str, resume: bool, join: bool, view: View) -> Study:
+def _open_study(
+    spec: ExperimentSpec, directory: ExperimentDirectory, resume: bool, join: bool, view: View
+) -> Study:
     """The study, new or with the same settings as before."""
     kind: type[Study] = Study
+    storage = directory.storage
     if join:
         from rlplat.tune import shared_study
 
@@ -208,8 +196,14 @@ def _open_study(spec: ExperimentSpec, storage: str, resume: bool, join: bool, vi
                             else "is shared by several tuners: add --join"
                         )
                     )
+            elif directory.has_results:  # they follow from the study: without it they would be dropped
+                raise ConfigError(
+                    f"{directory.path} has results of an experiment, and {shown(storage)} holds no {spec.name!r}: "
+                    "resume it with the storage and the name that it had, or begin a new one with --out"
+                )
             settings = {"experiment": settings_of(spec)}
             study.settle({}, may_change={**settings, "is_shared": True} if join else settings)
+            study.sync()  # before there can be results of it
     except BaseException:
         study.close()
         raise

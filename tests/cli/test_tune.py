@@ -181,6 +181,8 @@ def test_two_objectives_have_a_front(here: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert "2 trials that no other one beats in everything:" in said
     assert "trial 1, a 2, b -2\n  x: 2\n" in said and "trial 0, a 1, b -1\n  x: 1\n" in said
+    assert "the first config is in runs/two/best.yaml" in said
+    assert load_yaml("runs/two/best.yaml").values == {"x": 2}
 
 
 def test_trials_that_fail_leave_the_others_and_no_result_at_all_is_exit_code_1(capsys: Any) -> None:

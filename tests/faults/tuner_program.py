@@ -41,6 +41,8 @@ class Climb:
             self.has_begun = True
             tell(self.config["story"], f"begin {self.number} {os.getpid()} {self.steps}")
         time.sleep(self.config["step_s"])
+        while self.steps == 4 and self.config["gate"] and not os.path.exists(self.config["gate"]):
+            time.sleep(0.01)
         self.steps += 1
         tell(self.config["story"], f"step {self.number} {os.getpid()} {self.steps}")
         if self.steps == NUM_STEPS:
@@ -96,21 +98,32 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
             return run(self, resume=resume)
 
         Tuner.run = run_with_a_fuse  # type: ignore[method-assign]
+    if "orphan_s" in orders:
+        from rlplat.tune import shared_study
+
+        shared_study.ORPHAN_S = orders["orphan_s"]
+    if "together" in orders:  # so many tuners begin at the same time
+        (directory / f"ready-{os.getpid()}").touch()
+        while len(list(directory.glob("ready-*"))) < orders["together"]:
+            time.sleep(0.01)
     if "largest_file" in orders:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders["largest_file"], resource.RLIM_INFINITY))
     space = {
-        "alpha": tune.uniform(0, 1),
+        "alpha": tune.uniform(0, orders.get("highest", 1)),
         "story": str(directory / "story"),
         "step_s": orders.get("step_s", 0.01),
+        "gate": orders.get("gate", ""),
     }
+    out = directory / orders.get("out", "experiment")
     analysis = tune.run(
         Climb,
         space,
         metric="score",
         stop={"step": NUM_STEPS},
-        out=directory / "experiment",
-        resume=(directory / "experiment").exists(),
+        out=out,
+        resume=out.exists(),
+        join=orders.get("join", False),
         progress=False,
         checkpoint_period=orders.get("checkpoint_period", 2),
         **{"num_samples": 8, "max_concurrent": 2, "seed": 3} | orders.get("settings", {}),

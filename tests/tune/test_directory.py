@@ -244,7 +244,7 @@ def test_best_yaml_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     assert text.startswith(
         "# the best trial so far of an-experiment: 3, accuracy 0.875 (max) after 4 reports\n"
     )
-    assert yaml.safe_load(text) == {"alpha": 0.5}
+    assert text.splitlines()[1:] == ["alpha: 0.5"]
     directory.best(trial, "algo: ppo\n")
     directory.flush()
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"alpha": 0.5}, (

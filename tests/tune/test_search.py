@@ -16,9 +16,7 @@ GRID = Space.parse({"a": tune.grid([1, 2, 3]), "b": tune.grid(["p", "q"]), "x": 
 
 
 def search(name="random", space=SPACE, seed=1, num_samples=10, modes=("max",), **settings):
-    return make_searcher(
-        Searcher(name, **settings), space, None, seed=seed, num_samples=num_samples, modes=modes
-    )
+    return make_searcher(Searcher(name, **settings), space, seed=seed, num_samples=num_samples, modes=modes)
 
 
 @pytest.mark.parametrize("name", ["random", "qmc"])

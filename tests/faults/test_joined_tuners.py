@@ -1,0 +1,188 @@
+"""Several tuners of one study in PostgreSQL, each a process with a cluster and a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna", reason="needs the extra 'tune'")
+
+from rlplat import tune
+from rlplat.tune.search import Searcher, make_searcher
+from rlplat.tune.space import Space
+from rlplat.tune.study import Study
+from rlplat.tune.trial import TrialState
+from tests.faults.test_tuner_death import Life
+from tests.faults.tuner_program import NUM_STEPS
+from tests.patience import soon
+from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+class Joined(Life):
+    """Tuners that share an experiment; each has a directory `out` and the story is one."""
+
+    def __init__(self, directory: Path, server: PostgresServer, **orders: Any) -> None:
+        settings = {"storage": server.url, "name": directory.name} | orders.pop("settings", {})
+        defaults = {"join": True, "backend": "inproc", "orphan_s": 0.3, "step_s": 0.05}
+        super().__init__(directory, **defaults | orders, settings=settings)
+        self.server = server
+        self.tuners: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Joined:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for tuner in self.tuners:
+            if tuner.poll() is None:
+                tuner.kill()
+                tuner.communicate()
+
+    def start(self, out: str = "a", **orders: Any) -> subprocess.Popen[str]:
+        self.tuners.append(super().start(out=out, **orders))
+        return self.tuners[-1]
+
+    def told_by_all(self, *tuners: subprocess.Popen[str]) -> list[list[Any]]:
+        """What they all say in the end: every one knows the whole study."""
+        told = [self.told(tuner) for tuner in tuners]
+        assert told[0] is not None and all(other == told[0] for other in told)
+        assert [number for number, *_ in told[0]] == list(range(len(told[0])))
+        return told[0]
+
+    def results(self) -> Counter[tuple[int, int]]:
+        """Of all directories; where a trial was taken over, its first tuner may have written what was said again."""
+        found: Counter[tuple[int, int]] = Counter()
+        for path in self.directory.glob("*/results.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found += Counter({(line["trial"], line["step"]) for line in lines})
+        return found if not self.deaths else Counter(dict.fromkeys(found, 1))
+
+    def who_began(self) -> set[str]:
+        return {line[2] for line in self.story() if line[0] == "begin"}
+
+    def check_study(self) -> None:
+        for trial in Study.read(self.server.url, self.directory.name):
+            assert trial.state in (TrialState.COMPLETE, TrialState.STOPPED)
+            steps = range(1, trial.step + 1)
+            assert trial.history == [(step, pytest.approx(trial.config["alpha"] * step)) for step in steps]
+
+
+def alphas(num: int) -> list[float]:
+    """What a lone tuner tries."""
+    searcher = make_searcher(
+        Searcher(), Space.parse({"alpha": tune.uniform(0, 1)}), seed=3, num_samples=num
+    )
+    return [suggestion.config["alpha"] for n in range(num) if (suggestion := searcher.suggest(n))]
+
+
+def test_two_tuners_share_the_trials_of_one_experiment(
+    tmp_path: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)  # no file of an experiment has it
+    with Joined(tmp_path, server, together=2, settings={"num_samples": 14}) as joined:
+        trials = joined.told_by_all(joined.start("a"), joined.start("b"))
+        assert [trial[3] for trial in trials] == alphas(14)
+        assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 14
+        joined.check(trials)
+        joined.check_study()
+        assert len(joined.who_began()) == 2
+        for out in ("a", "b"):
+            assert len(tune.load(tmp_path / out).trials) == 14
+            rows = (tmp_path / out / "results.csv").read_text().splitlines()
+            assert sorted(int(row.split(",")[0]) for row in rows[1:]) == list(range(14))
+        best = {(tmp_path / out / "best.yaml").read_text() for out in ("a", "b")}
+        assert len(best) == 1 and f"{max(alphas(14))}" in best.pop()
+
+
+def test_three_tuners_learn_and_judge_together(tmp_path: Path, server: PostgresServer) -> None:
+    settings = {"num_samples": 18, "searcher": {"name": "tpe", "n_startup_trials": 5}}
+    settings["scheduler"] = {"name": "asha", "reduction_factor": 3, "max_progress": 9}
+    with Joined(tmp_path, server, together=3, settings=settings) as joined:
+        trials = joined.told_by_all(*(joined.start(out) for out in "abc"))
+        joined.check(trials)
+        joined.check_study()
+        assert len(trials) == 18 and {trial[1] for trial in trials} == {"complete", "stopped"}
+        assert len(joined.who_began()) == 3
+        told = " ".join((tmp_path / out / "log.txt").read_text() for out in "abc")
+        assert "of 7 at 1 step" in told or "of 8 at 1 step" in told or "of 9 at 1 step" in told
+
+
+def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server: PostgresServer) -> None:
+    chance = random.Random(4)
+    with Joined(tmp_path, server, step_s=0.08, settings={"num_samples": 16}) as joined:
+        survivor, victim = joined.start("a"), joined.start("b")
+        for steps in (20, 60):
+            assert soon(joined.has_come_to(steps + chance.randrange(15)), 60)
+            victim.kill()
+            assert joined.told(victim) is None
+            victim = joined.start("b")
+        trials = joined.told_by_all(survivor, victim)
+        assert [trial[3] for trial in trials] == alphas(16)
+        assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 16
+        joined.check(trials)
+        joined.check_study()
+        told = " ".join((tmp_path / out / "log.txt").read_text() for out in "ab")
+        assert "of another tuner goes on here, from its report" in told
+
+
+def test_without_the_dead_tuners_directory_its_trials_begin_again(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    with Joined(tmp_path, server) as joined:
+        first = joined.start("a")
+        assert soon(joined.has_come_to(30), 60)
+        first.kill()
+        assert joined.told(first) is None
+        shutil.rmtree(tmp_path / "a")
+        trials = joined.told_by_all(joined.start("b"))
+        assert [trial[1:4] for trial in trials] == [["complete", NUM_STEPS, alpha] for alpha in alphas(8)]
+        joined.check_study()
+        log = (tmp_path / "b" / "log.txt").read_text()
+        assert "of another tuner goes on here, from the beginning" in log
+        ends = Counter(number for word, number, *_ in joined.story() if word == "end")
+        assert set(ends) == {str(number) for number in range(8)}
+
+
+def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    with Joined(tmp_path, server, step_s=0.08, settings={"num_samples": 16}) as joined:
+        first = joined.start("a")
+        assert soon(joined.has_come_to(10), 60)
+        late, other, alone = joined.start("b"), joined.start("c", highest=2), joined.start("d", join=False)
+        assert "'config.alpha" in joined.refusal(other)
+        assert "is still going" in joined.refusal(alone)
+        joined.deaths = 0  # these have run nothing
+        trials = joined.told_by_all(first, late)
+        assert [trial[3] for trial in trials] == alphas(16)
+        joined.check(trials)
+        joined.check_study()
+        assert len(joined.who_began()) == 2
+        assert not (tmp_path / "c").exists() and not (tmp_path / "d").exists()
+
+
+def test_a_server_that_starts_anew_costs_nobody_a_trial(tmp_path: Path) -> None:
+    with postgres_server() as server, Joined(tmp_path, server, orphan_s=5.0, together=2) as joined:
+        tuners = [joined.start("a"), joined.start("b")]
+        assert soon(joined.has_come_to(30), 60)
+        server.stop()
+        server.start()
+        trials = joined.told_by_all(*tuners)
+        assert [trial[3] for trial in trials] == alphas(8)
+        joined.check(trials)
+        joined.check_study()
