@@ -77,6 +77,7 @@ class SharedWriter(DatabaseWriter):
             return trials, {row[0] for row in self._ask(_ALIVE, _TUNERS)}
 
         trials, alive = self._server.patiently(read)
+        trials = [trial for trial in trials if trial.number not in self._ids]
         now, orphans = time.monotonic(), []
         for trial in trials:
             owner = trial.system_attrs["owner"]
@@ -97,9 +98,10 @@ class SharedWriter(DatabaseWriter):
             values = (json.dumps(self._id), self._study_id, number, json.dumps(owner), _TUNERS, owner)
             if not (rows := self._ask(_TAKE, *values)):
                 return None
-            self._ids[number] = rows[0][0]
             with limited(self._connected()):
-                return read_trials(self._connection, self._study_id, "AND number = %s", number)[1][0]
+                trial = read_trials(self._connection, self._study_id, "AND number = %s", number)[1][0]
+            self._ids[number] = rows[0][0]  # not before: else it is an orphan, which the next look finds
+            return trial
 
         return self._server.patiently(take)
 

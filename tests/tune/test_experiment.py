@@ -516,3 +516,91 @@ def test_a_tuner_killed_at_any_event_goes_on_and_every_trial_ends_once(seed: int
     for number, trial in world.stored.items():
         assert trial.step == (4 if number % 5 == 0 else world.length)
         assert [progress for progress, _ in trial.history] == list(map(float, range(1, trial.step + 1)))
+
+
+# ---------------------------------------------------------------- several tuners of one study
+
+
+class Listening(FIFO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[Any, ...]] = []
+
+    def add(self, trial: Trial) -> None:
+        self.heard.append(("add", trial.number))
+
+    def record(self, trial: Trial, progress: float, score: float) -> None:
+        self.heard.append((trial.number, progress, score))
+
+    def end(self, trial: Trial) -> None:
+        self.heard.append(("end", trial.number))
+
+
+def of_another(number: int, *scores: float, state: TrialState = TrialState.RUNNING) -> Trial:
+    history = [(step, score) for step, score in enumerate(scores, start=1)]
+    values = scores[-1:]
+    return Trial(number, {}, {}, 1, state, len(scores), len(scores), values, history=history)
+
+
+def test_trials_of_others_are_learnt_from_and_waited_for() -> None:
+    scheduler = Listening()
+    experiment = make(3, scheduler)
+    experiment.learn([of_another(0, 0.5), of_another(1, 0.1, 0.2, state=TrialState.COMPLETE)])
+    assert experiment.others == [0] and experiment.num_trials == 2
+    assert begun(experiment).number == 2
+    experiment.learn([of_another(0, 0.5, 0.9)])
+    assert [trial.number for trial in experiment.best()] == [0, 1]
+    report(experiment, 2, 0.3)
+    experiment.handle(Returned(2))
+    assert experiment.next_trial() == [] and not experiment.is_done
+    experiment.learn([of_another(0, 0.5, 0.9, 0.8, state=TrialState.STOPPED)])
+    assert experiment.is_done
+    assert scheduler.heard == [
+        ("add", 0), (0, 1, 0.5), ("add", 1), (1, 1, 0.1), (1, 2, 0.2), ("end", 1), ("add", 2), (0, 2, 0.9),
+        (2, 1, 0.3), ("end", 2), (0, 3, 0.8), ("end", 0),
+    ]  # fmt: skip
+    assert experiment.snapshot(0.0, (0, 0)).counts[TrialState.COMPLETE] == 2
+
+
+def test_others_run_on_while_this_tuner_is_interrupted() -> None:
+    experiment = make(3)
+    experiment.learn([of_another(0, 0.5)])
+    experiment.handle(Interrupted("interrupted"))
+    assert experiment.is_done and not experiment.suggests
+
+
+def test_an_adopted_trial_goes_on_from_its_checkpoint() -> None:
+    experiment = make(1, checkpoint_period=1)
+    experiment.learn([of_another(0, 0.5)])
+    left = of_another(0, 0.5, 0.6, 0.7)
+    left.checkpoint = CheckpointMark(2, "step_2", 2.0)
+    assert kinds(experiment.adopt([left])) == [RecordChange]
+    assert experiment.others == [] and experiment.has_waiting
+    assert begun(experiment) is left and left.history == [(1, 0.5), (2, 0.6)]
+    report(experiment, 0, 0.9)
+    experiment.handle(Returned(0))
+    assert experiment.is_done and experiment.counts[TrialState.COMPLETE] == 1
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_trial_that_another_took_is_the_others(has_ended: bool) -> None:
+    experiment = make(1)
+    trial = begun(experiment)
+    report(experiment, 0, 0.5)
+    if has_ended:
+        experiment.handle(Returned(0))
+    experiment.lose(trial)
+    assert experiment.others == [0] and experiment.handle(Reported(0, {"acc": 1.0}, 1.0)) == []
+    assert not experiment.is_done and not any(experiment.counts.values())
+    experiment.learn([of_another(0, 0.5, 0.6, state=TrialState.COMPLETE)])
+    assert experiment.is_done and [best.values for best in experiment.best()] == [(0.6,)]
+
+
+def test_the_number_of_a_trial_that_was_never_written_is_free_again() -> None:
+    experiment = make(2)
+    experiment.learn([of_another(0)])
+    experiment.lose(begun(experiment))
+    assert not experiment.suggests
+    experiment.learn([of_another(0)])
+    assert experiment.others == [0] and experiment.num_trials == 1
+    assert begun(experiment).number == 1
