@@ -24,6 +24,7 @@ from rlplat.tune.experiment import Advance, Begin, Crashed, Experiment, Reported
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Suggestion
 from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.trial import Trial
 
 GO, STOP, PAUSE = "go", "stop", "pause"
 METHODS = {
@@ -95,6 +96,12 @@ class Endless:
 
     def suggest(self, number: int) -> Suggestion:
         return Suggestion({}, {})
+
+    def add(self, trial: Trial) -> None:
+        pass
+
+    def end(self, trial: Trial) -> None:
+        pass
 
 
 class OptunaJudge:

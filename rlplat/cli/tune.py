@@ -212,6 +212,8 @@ def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
 
 def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     """Lines for people: the best trial (or trials), where everything is, what to do next."""
+    from rlplat.tune.trainables import check_trainable
+
     states = [str(trial.state) for trial in analysis.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lines = [f"{spec.name}: {len(states)} trials ({counts})"]
@@ -226,10 +228,12 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
         lines.append(f"{'' if several else 'best: '}trial {trial.number}, {values}")
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
     out = shlex.quote(str(spec.out))
-    if isinstance(spec.trainable, str) and ":" not in spec.trainable:
-        lines.append(f"train with the best config: rlplat train {out}/best.yaml")
+    if check_trainable(spec.trainable).is_algorithm:
+        lines.append(
+            f"train with {'the first' if several else 'the best'} config: rlplat train {out}/best.yaml"
+        )
     else:
-        lines.append(f"the best config is in {out}/best.yaml")
+        lines.append(f"{'the first' if several else 'the best'} config is in {out}/best.yaml")
     lines.append(f"everything is in {out}; look at it: rlplat tune show {out}")
     return lines
 

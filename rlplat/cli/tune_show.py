@@ -104,6 +104,8 @@ def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dic
 
 
 def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
+    from rlplat.tune.directory import config_text
+
     print(headline(analysis, goes_on))
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
     if not best:
@@ -111,7 +113,7 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
     else:
         if len(analysis.metric) == 1:
             print(f"\nbest config (trial {best[0].number}){_best_file(analysis, best[0])}:")
-            print(_indented(config_text(best[0])))
+            print(_indented(config_text(best[0].config)))
         title = "the Pareto front" if len(analysis.metric) > 1 else "the best trials"
         print(f"\n{title}:")
         header, rows = best_table(analysis, best[: 2 * _NUM_BEST])
@@ -180,14 +182,6 @@ def importance_text(analysis: Analysis) -> str:
     return "importance of the parameters: " + ", ".join(parts)
 
 
-def config_text(trial: Trial) -> str:
-    import yaml
-
-    from rlplat.tune.results import as_json
-
-    return yaml.safe_dump(as_json(trial.config), sort_keys=False, default_flow_style=None, width=100).rstrip()
-
-
 def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
     from rlplat.tune.pictures import draw_all
 
@@ -200,12 +194,13 @@ def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
 
 def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
     from rlplat.cli.tune_page import page
+    from rlplat.tune.directory import config_text
 
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
     text = page(
         title=analysis.name,
         headline=headline(analysis, goes_on),
-        config=config_text(best[0]) if best and len(analysis.metric) == 1 else "",
+        config=config_text(best[0].config) if best and len(analysis.metric) == 1 else "",
         table=best_table(analysis, best),
         notes=[importance_text(analysis)] if best else [analysis.why_none()],
         pictures={name: file.read_bytes() for name, file in pictures.items()},

@@ -111,6 +111,11 @@ class ExperimentDirectory:
         """Where the study is."""
         return self._spec.storage or str(self.path / "study.journal")
 
+    @property
+    def has_results(self) -> bool:
+        path = self.path / "results.jsonl"
+        return path.exists() and path.stat().st_size > 0
+
     def trial_directory(self, number: int) -> Path:
         """`trials/00007/`, made when it is not there."""
         path = self.trials / f"{number:05d}"
@@ -274,5 +279,11 @@ def describe_best(trial: Trial, document: Mapping[str, Any] | str | None, spec: 
     head = f"# the best trial so far of {spec.name}: {trial.number}, {figures} after {trial.step} reports{verb}\n"
     if isinstance(document, str):
         return head + document
-    content = as_json(trial.config if document is None else document)
-    return head + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+    return head + config_text(trial.config if document is None else document)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """As YAML, a key a line; what is small and deep inside on one line."""
+    is_flat = not any(isinstance(value, Mapping | list | tuple) for value in config.values())
+    style = False if is_flat else None
+    return yaml.safe_dump(as_json(config), sort_keys=False, default_flow_style=style, width=100)

@@ -22,6 +22,7 @@ from rlplat.tune.domains import Domain, Range
 from rlplat.tune.history import Outcome, Recorded
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
+from rlplat.tune.trial import Trial
 
 if TYPE_CHECKING:
     from cmaes import CMA
@@ -49,7 +50,7 @@ class EvolutionSearch:
             raise ConfigError(f"searcher cmaes: sigma is {sigma}; it is a share of the range, 0 < sigma <= 1")
         self.num_trials: int | None = num_trials
         others = [name for name in space.domains if name not in self._axes and name not in space.grid_axes]
-        self.notice = f"searcher cmaes draws {', '.join(others)} at random" if others else ""
+        self.notice = f"draws {', '.join(others)} at random" if others else ""
         self._space, self._recorded, self._seed, self._total = space, recorded, seed, num_trials
         self._cma = self._open(population_size, sigma, earlier)
         self._population: dict[int, Outcome] = {}
@@ -59,7 +60,7 @@ class EvolutionSearch:
     def suggest(self, number: int) -> Suggestion | None:
         if number >= self._total:
             return None
-        ended, running = self._recorded.read(number)
+        ended, running = self._recorded.read()
         if not self._is_caught_up:
             self._catch_up(ended, running)
             self._is_caught_up = True
@@ -84,6 +85,12 @@ class EvolutionSearch:
 
         suggestion = self._space.draw(choose, rng)
         return Suggestion(suggestion.config, suggestion.params, notes)
+
+    def add(self, trial: Trial) -> None:
+        self._recorded.add(trial)
+
+    def end(self, trial: Trial) -> None:
+        self._recorded.end(trial)
 
     def _open(self, population_size: int | None, sigma: float, earlier: Sequence[Outcome]) -> CMA:
         try:

@@ -191,6 +191,8 @@ class _Live:
     """Its checkpoint is under way, and then its slot is given back."""
     due: Due | None = None
     """What the scheduler wants of it once that is done."""
+    completing: str = ""
+    """Why it is complete, while its last checkpoint is under way."""
     saved_run_s: float = 0.0
     """`trial.run_s` at its last checkpoint."""
     save_s: float = 0.0
@@ -237,12 +239,14 @@ class Experiment:
         for trial in trials:
             self.num_trials = max(self.num_trials, trial.number + 1)
             self._scheduler.add(trial)
+            self._searcher.add(trial)
             for progress, score in trial.history:
                 self._scheduler.record(trial, progress, score)
             self._metric_seen = self._metric_seen or bool(trial.history)
             self.counts[trial.state] += 1
             if trial.state.has_ended:
                 self._scheduler.end(trial)
+                self._searcher.end(trial)
                 self._keep_best(trial)
                 continue
             self._live[trial.number] = _Live(trial, saved_run_s=trial.run_s)
@@ -288,6 +292,7 @@ class Experiment:
         self.num_trials += 1
         self._live[number] = _Live(trial)
         self._scheduler.add(trial)
+        self._searcher.add(trial)
         self._look_whether_all_are_there()
         return _copies_first([RecordTrial(trial), *self._give_due(), Begin(trial)])
 
@@ -366,10 +371,12 @@ class Experiment:
             return [RecordReport(trial), *self._fail(trial, problem)]
         actions: list[Action] = [RecordReport(trial)]
         if rule := self._stop_rule(trial):
-            return [*actions, *self._end(trial, TrialState.COMPLETE, rule), Release(trial.number)]
+            return actions + self._complete(live, rule, event.can_save)
         verdict: Verdict = Continue()
         if trial.values and trial.history and trial.history[-1][0] == trial.progress:
             verdict = self._scheduler.judge(trial)
+        if isinstance(verdict, Stop) and verdict.is_complete:
+            return actions + self._complete(live, verdict.reason, event.can_save)
         if isinstance(verdict, Stop):
             return [*actions, *self._stop(trial, verdict), Release(trial.number)]
         if self._ends_trials and trial.values and not event.can_save:
@@ -394,6 +401,9 @@ class Experiment:
             progress = trial.progress if event.step == trial.step else self._progress_at(trial, event.step)
             trial.checkpoint = CheckpointMark(event.step, event.name, progress)
             live.saved_run_s, live.save_s = trial.run_s, event.seconds
+        if live.completing:  # its last checkpoint and its end are one record: nobody goes on from it
+            return [*self._end(trial, TrialState.COMPLETE, live.completing), Release(trial.number)]
+        if event.name is not None:
             actions.append(RecordChange(trial))
         if not live.pausing:
             return actions + self._give_due_to_paused()
@@ -416,6 +426,13 @@ class Experiment:
             actions += self._carry_out(live, due)
         return actions + self._give_due()
 
+    def _complete(self, live: _Live, reason: str, can_save: bool) -> list[Action]:
+        """The result of a complete trial is kept with it, where it can be saved."""
+        if can_save:
+            live.completing = reason
+            return [Save(live.trial.number)]
+        return [*self._end(live.trial, TrialState.COMPLETE, reason), Release(live.trial.number)]
+
     def _returned(self, live: _Live, event: Returned) -> list[Action]:
         trial = live.trial
         trial.run_s += event.run_s
@@ -433,7 +450,7 @@ class Experiment:
 
     def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
         trial = live.trial
-        live.pausing, live.due = False, None
+        live.pausing, live.due, live.completing = False, None, ""
         trial.failures += 1
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
@@ -627,6 +644,7 @@ class Experiment:
             trial.notes["ended"] = reason
         del self._live[trial.number]
         self._scheduler.end(trial)
+        self._searcher.end(trial)
         self._keep_best(trial)
         actions: list[Action] = [RecordEnd(trial)]
         is_failed = state is TrialState.FAILED

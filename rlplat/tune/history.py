@@ -1,7 +1,7 @@
-"""What a searcher's model learns from: the recorded trials, read as they end, and at most so many of them.
+"""What a searcher's model learns from: the trials that have ended, and those that run; at most so many of them.
 
-    recorded = Recorded(study, maximize=[True])
-    ended, running = recorded.read(number)         # what ended since the last call; what runs, before trial `number`
+    recorded = Recorded(maximize=[True]); recorded.add(trial); recorded.end(trial)
+    ended, running = recorded.read()               # what ended since the last call; what runs
     history = History(max_trials=1000); history.add(outcome); history.outcomes
 
 The time that a model takes grows with what it is shown, so a `History` keeps the best quarter and the newest of the
@@ -10,12 +10,14 @@ rest: what fell out does not come back, and an experiment of 10,000 trials takes
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.tune.trial import Trial, TrialState
 
 
 @dataclass(eq=False, slots=True)
@@ -45,28 +47,24 @@ class Outcome:
 
 
 class Recorded:
-    """Reads the study's trials; each that has ended is given once."""
+    """The trials of the experiment, as they begin and end; each that has ended is given once."""
 
-    def __init__(self, study: Any, maximize: Sequence[bool]) -> None:
-        self._study = study
+    def __init__(self, maximize: Sequence[bool]) -> None:
         self._signs = [1.0 if up else -1.0 for up in maximize]
-        self._seen = 0
-        self._open: list[int] = []
+        self._running: dict[int, Trial] = {}
+        self._ended: list[Outcome] = []
 
-    def read(self, number: int) -> tuple[list[Outcome], list[Outcome]]:
-        """(those that ended since the last call, those that have not ended), of the trials before `number`."""
-        trials = self._study.optuna.get_trials(deepcopy=False)
-        known = min(len(trials), number)
-        ended, running, still_open = [], [], []
-        for index in [*self._open, *range(self._seen, known)]:
-            outcome = outcome_of(trials[index], self._signs)
-            if outcome.state == "running":
-                running.append(outcome)
-                still_open.append(index)
-            else:
-                ended.append(outcome)
-        self._open, self._seen = still_open, max(known, self._seen)
-        return ended, running
+    def add(self, trial: Trial) -> None:
+        self._running[trial.number] = trial
+
+    def end(self, trial: Trial) -> None:
+        del self._running[trial.number]
+        self._ended.append(_outcome_of(trial, self._signs))
+
+    def read(self) -> tuple[list[Outcome], list[Outcome]]:
+        """(those that ended since the last call, those that have not ended), by number."""
+        ended, self._ended = sorted(self._ended, key=lambda one: one.number), []
+        return ended, [_outcome_of(trial, self._signs) for _, trial in sorted(self._running.items())]
 
 
 class History:
@@ -113,19 +111,17 @@ class History:
         return best
 
 
-def outcome_of(trial: Any, signs: Sequence[float]) -> Outcome:
-    """trial: Optuna's FrozenTrial. signs: 1 where the objective is to be large, -1 where small."""
-    state = {"COMPLETE": "complete", "PRUNED": "stopped", "FAIL": "failed"}.get(trial.state.name, "running")
-    notes = trial.system_attrs.get("trial", {}).get("notes", {}).get("searcher", {})
-    outcome = Outcome(trial.number, dict(trial.params), state, notes=notes)
+def _outcome_of(trial: Trial, signs: Sequence[float]) -> Outcome:
+    """signs: 1 where the objective is to be large, -1 where small."""
+    known = {TrialState.COMPLETE: "complete", TrialState.STOPPED: "stopped", TrialState.FAILED: "failed"}
+    state = known.get(trial.state, "running")
+    outcome = Outcome(trial.number, dict(trial.params), state, notes=trial.notes.get("searcher", {}))
     if state in ("complete", "stopped"):
-        steps = trial.intermediate_values
-        outcome.step = max(steps, default=0)
-        values = trial.values or ([steps[outcome.step]] if outcome.step and len(signs) == 1 else None)
-        if values is None or any(value != value for value in values):
+        outcome.step = len(trial.history)
+        if not trial.values or any(math.isnan(value) for value in trial.values):
             outcome.state = "failed"
         else:
-            outcome.scores = tuple(sign * value for sign, value in zip(signs, values, strict=True))
+            outcome.scores = tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
     return outcome
 
 

@@ -54,6 +54,8 @@ class ExperimentCurves:
         self._described = not self._domains or any(
             directory.glob("events.*")
         )  # else TensorBoard finds them out
+        self._summary: list[_TrialFile] = []
+        """What is still to be written of the experiment itself."""
         self._open: dict[int, _TrialFile] = {}
         self._next_write_s = 0.0
 
@@ -67,14 +69,14 @@ class ExperimentCurves:
         self._add(file, report["step"], report["time"], report.get("metrics", {}))
 
     def record(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
-        if not self._described:
-            self._described = True
-            self._describe(metrics)
         file = self._open.get(trial.number)
         if file is None:
             file = self._open[trial.number] = self._begin(trial)
         elif trial.step <= file.step:
             file.pending.append(purge_record(trial.step))
+        if not self._described:
+            self._described = True
+            self._describe({} if file.has_own_curves else metrics)
         self._add(file, trial.step, time.time(), metrics)
 
     def _add(self, file: _TrialFile, step: int, time_s: float, metrics: Mapping[str, Any]) -> None:
@@ -103,8 +105,16 @@ class ExperimentCurves:
         self._write_all()
 
     def _write_all(self) -> None:
-        for file in self._open.values():
-            file.write()
+        """Each of them is tried: what a full disk refuses must not pile up in memory."""
+        refused: OSError | None = None
+        for file in [*self._summary, *self._open.values()]:
+            try:
+                file.write()
+            except OSError as error:
+                refused = error
+        self._summary.clear()
+        if refused is not None:
+            raise refused
 
     def _begin(self, trial: Trial) -> _TrialFile:
         file = _TrialFile(
@@ -120,7 +130,7 @@ class ExperimentCurves:
         return file
 
     def _describe(self, metrics: Mapping[str, Any]) -> None:
-        """Metrics: the objectives, then whatever else the first report holds."""
+        """Metrics: the objectives, then whatever else of the first report is written."""
         names = dict.fromkeys(
             [*self._objectives, *(name for name, value in metrics.items() if scalars(_plain({name: value})))]
         )
@@ -134,7 +144,7 @@ class ExperimentCurves:
         )
         file = _TrialFile(self._directory, has_own_curves=False)
         file.pending.append(_hparams_record("_hparams_/experiment", 2, content))
-        file.write()
+        self._summary.append(file)
 
     def _parameter(self, name: str, values: Sequence[Any] | None) -> bytes:
         """An HParamInfo."""

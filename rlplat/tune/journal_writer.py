@@ -66,7 +66,11 @@ class JournalWriter:
                 self._write(_CREATE_STUDY, study_name=name, directions=[int(way) for way in wanted])
             else:
                 study = read_study(self._journal, name)
-                self._study_attrs, self.directions = study.user_attrs, study.directions
+                self._name, self._study_attrs, self.directions = (
+                    study.name,
+                    study.user_attrs,
+                    study.directions,
+                )
         except BaseException:
             self._journal.close()
             raise
@@ -133,7 +137,8 @@ class JournalWriter:
 
 
 def read_journal(path: Path, name: str | None) -> StoredStudy:
-    """The study in a journal that somebody may be writing; name None: the only one. ConfigError: it is not there."""
+    """The study in a journal that somebody may be writing: the only one, or the one of that name. ConfigError: it is
+    not there."""
     if not path.exists():
         raise ConfigError(f"there is no {path}")
     return read_study(JournalReader(path), name)
@@ -167,10 +172,12 @@ def read_study(journal: JournalReader, name: str | None) -> StoredStudy:
             study.trials.append(trials[-1])
         elif code == _SET_STUDY_USER_ATTR:
             study.user_attrs.update(log["user_attr"])
-    found = [study for study in studies if study is not None and name in (None, study.name)]
+    there = [study for study in studies if study is not None]
+    found = [study for study in there if study.name == name] or there  # an experiment may get another name
     if len(found) != 1:
-        names = ", ".join(repr(study.name) for study in studies if study is not None)
-        held = f"holds the experiment {names}" if names else "is empty"
+        held = (
+            f"holds the experiments {', '.join(repr(study.name) for study in there)}" if there else "is empty"
+        )
         raise ConfigError(f"{journal.path} {held}" + (f", not {name!r}" if name is not None else ""))
     return found[0]
 

@@ -98,8 +98,10 @@ def learning_curves(figure: Any, analysis: Analysis) -> bool:
     if best is not None:
         x, y = points_by_number[best.number].T
         axes.plot(x, y, color=_BEST, linewidth=2, zorder=4, label=label_of(best, analysis))
-    axes.set_xlim(*padded([x for points in points_by_number.values() for x in points[:, 0]]))
-    axes.set_ylim(*without_outliers(np.concatenate([points[:, 1] for points in points_by_number.values()])))
+    everything = np.concatenate(list(points_by_number.values()))
+    everything = everything[~np.isnan(everything[:, 0])]
+    axes.set_xlim(*padded(everything[:, 0].tolist()))
+    axes.set_ylim(*without_outliers(everything[:, 1]))
     axes.set_xlabel(unit_of([trial for trial, _ in curves]))
     axes.set_ylabel(analysis.metric[0])
     thousands(axes.xaxis)
@@ -329,9 +331,13 @@ def _important_names(analysis: Analysis) -> list[str]:
 
 
 def _curve(trial: Trial, analysis: Analysis) -> np.ndarray:
-    """float[reports, 2]: progress and the metric, finite ones."""
+    """float[reports, 2]: progress and the metric, finite ones; NaN, so that the line is broken, where the trial went on
+    from another one's checkpoint."""
     sign = 1.0 if analysis.mode[0] == "max" else -1.0
     points = np.array([(progress, sign * score) for progress, score in trial.history], dtype=float).reshape(
         -1, 2
     )
-    return points[np.isfinite(points).all(axis=1)]
+    breaks = [exploit["reports"] for exploit in trial.notes.get("exploits", ())]
+    points[~np.isfinite(points).all(axis=1)] = np.inf
+    points = np.insert(points, [at for at in breaks if 0 < at < len(points)], np.nan, axis=0)
+    return points[~np.isinf(points).any(axis=1)]

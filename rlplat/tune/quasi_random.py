@@ -16,6 +16,7 @@ from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.domains import Domain
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
+from rlplat.tune.trial import Trial
 
 _SCRAMBLE, _SHIFT = 1, 2  # so that these random numbers are no other's
 
@@ -52,6 +53,12 @@ class QuasiRandomSearch:
             return grid[name] if name in grid else domain.at(float(point[self._axes[name]]))
 
         return self._space.draw(choose, trial_rng(self._seed, number))
+
+    def add(self, trial: Trial) -> None:
+        pass
+
+    def end(self, trial: Trial) -> None:
+        pass
 
     def _point(self, index: int, grid_index: int) -> np.ndarray:
         if index != self._at:

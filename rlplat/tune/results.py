@@ -140,41 +140,42 @@ def read_reports(path: Path) -> Iterator[dict[str, Any]]:
                 yield report
 
 
-def holding(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that hold: where a trial went back to step s, what it had reported beyond s before is gone. A line that
-    loses its predecessor with the `params` gets them itself."""
-    kept: list[dict[str, Any]] = []
-    next_step: dict[int, int] = {}
-    for report in reversed(list(reports)):
-        if report["step"] < next_step.get(report["trial"], 1 << 62):
-            next_step[report["trial"]] = report["step"]
-            kept.append(report)
-    kept.reverse()
-    return kept
-
-
-def forget_superseded(path: Path, last_steps: Mapping[int, int] | None = None) -> None:
-    """Leave one line for each (trial, step) in the file.
+def holding(
+    reports: Iterable[dict[str, Any]], last_steps: Mapping[int, int] | None = None
+) -> list[dict[str, Any]]:
+    """Those that hold: where a trial went back to step s, what it had reported beyond s before is gone. `params` are in
+    the first line that is left of a trial, and where they change.
 
     last_steps: the last step of each trial that is to stay; trials not in it go entirely. None: whatever holds.
     """
     params: dict[int, Any] = {}
-    current: list[dict[str, Any]] = []
-    for report in read_reports(path):
+    lines: list[tuple[dict[str, Any], Any]] = []
+    for report in reports:
         if "params" in report:
-            params[report["trial"]] = report.pop("params")
-        current.append({**report, "params": params.get(report["trial"])})
-    if last_steps is not None:
-        current = [report for report in current if report["step"] <= last_steps.get(report["trial"], 0)]
-    lines: list[str] = []
+            params[report["trial"]] = report["params"]
+        if last_steps is None or report["step"] <= last_steps.get(report["trial"], 0):
+            lines.append((report, params.get(report["trial"])))
+    kept: list[tuple[dict[str, Any], Any]] = []
+    next_step: dict[int, int] = {}
+    for report, its_params in reversed(lines):
+        if report["step"] < next_step.get(report["trial"], 1 << 62):
+            next_step[report["trial"]] = report["step"]
+            kept.append((report, its_params))
+    held: list[dict[str, Any]] = []
     written: dict[int, Any] = {}
-    for report in holding(current):
-        report_params, metrics = report.pop("params"), report.pop("metrics", {})
-        if report["trial"] not in written or written[report["trial"]] != report_params:
-            written[report["trial"]] = report["params"] = report_params
-        report["metrics"] = metrics
-        lines.append(json.dumps(report) + "\n")
-    replace_file(path, "".join(lines))
+    for report, its_params in reversed(kept):
+        line = {name: value for name, value in report.items() if name not in ("params", "metrics")}
+        if report["trial"] not in written or written[report["trial"]] != its_params:
+            written[report["trial"]] = line["params"] = its_params
+        line["metrics"] = report.get("metrics", {})
+        held.append(line)
+    return held
+
+
+def forget_superseded(path: Path, last_steps: Mapping[int, int] | None = None) -> None:
+    """Leave one line for each (trial, step) in the file; last_steps: as for `holding`."""
+    held = holding(read_reports(path), last_steps)
+    replace_file(path, "".join(json.dumps(report) + "\n" for report in held))
 
 
 def as_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ defaults < the tuned config of that algorithm and environment (but its `stop`, `
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from rlplat.rl.training_plan import TrainingPlan
 
 _OF_ONE_RUN = ("algo", "stop", "expect", "seed")
 """Keys of a tuned config that say how it is tested, and not how to train."""
+_OF_THE_STATE = ("env", "env_kwargs", "policy", "framework", "num_envs_per_worker", "num_rollout_workers")
+"""Keys that the state in a checkpoint is made for."""
 MAX_ENVS_TRIED = 16
 
 
@@ -111,3 +114,14 @@ def check_seeds(algo: str, config: Mapping[str, Any], seeds_per_trial: int) -> N
         raise ConfigError(
             f"seeds_per_trial is {seeds_per_trial}, and config.seed fixes the seed of {algo}: leave config.seed away"
         )
+
+
+def check_mutations(names: Iterable[str], scheduler: str) -> None:
+    """A trial that goes on from another one's checkpoint with other settings can change how it learns, not what."""
+    for name in names:
+        if re.split(r"[.\[]", name)[0] in _OF_THE_STATE:
+            raise ConfigError(
+                f"scheduler {scheduler} would change '{name}' of a trial that goes on from a checkpoint, and the "
+                "checkpoint fits one value only: make it a constant, or name in `mutations` what may change, such as "
+                "mutations: [learning_rate]"
+            )

@@ -105,6 +105,17 @@ class RLProgram:
     # ------------------------------------------------------------ checkpoints
 
     def save_to(self, directory: Path) -> str:
+        name = self._write(directory)
+        if name not in self._kept:
+            self._kept = [*self._kept[-1:], name]
+        for old in list(directory.iterdir()):
+            is_one = _CHECKPOINT.match(old.name) or old.name in self._copies
+            if is_one and old.name not in self._kept:
+                _remove(old)
+        return name
+
+    def _write(self, directory: Path) -> str:
+        """A checkpoint of the state as it is, unless that is there; none is removed by its number."""
         if self._run is None or self._run.last is None or self._evaluations is None:
             raise CheckpointError(f"trial {self._context.number} has not begun: there is nothing to save yet")
         env_steps = self._run.last.env_steps
@@ -112,15 +123,9 @@ class RLProgram:
         if env_steps == self._saved_env_steps and (directory / name).is_dir():
             return name
         started = time.monotonic()
-        # None is removed by its number: which ones are needed is known here.
         self._run.save_to(directory, self._algorithm, self._evaluations.get_state(), keep=1 << 30)
         self._run.log(f"checkpoint {name}")
         self._saved_env_steps, self._save_s = env_steps, time.monotonic() - started
-        self._kept = [*self._kept[-1:], name]
-        for old in list(directory.iterdir()):
-            is_one = _CHECKPOINT.match(old.name) or old.name in self._copies
-            if is_one and old.name not in self._kept:
-                _remove(old)
         return name
 
     def load_from(self, path: Path) -> None:
@@ -146,10 +151,14 @@ class RLProgram:
             gc.collect()  # environments and networks are in circles, and the host lives on
 
     def _save_for_people(self, run: RunDirectory) -> None:
-        """The last state, which the experiment does not need: to evaluate, to play, to train on with."""
+        """The last state, which the experiment does not need: to evaluate, to play, to train on with.
+
+        It takes nobody's place: what the tuner has ordered last may not be on its record yet, and then it needs the one
+        before.
+        """
         try:
             if run.last is not None:
-                self.save_to(run.path / "checkpoints")
+                self._write(run.path / "checkpoints")
         except (OSError, RlplatError) as error:
             run.log(f"no checkpoint at the end: {error}")
 

@@ -25,9 +25,10 @@ import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.domains import Domain, Options, Range
-from rlplat.tune.history import History, Outcome, Recorded, outcome_of
+from rlplat.tune.history import History, Outcome, Recorded
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
+from rlplat.tune.trial import Trial
 
 try:
     import optuna
@@ -110,8 +111,12 @@ class ModelSearch:
     ) -> None:  # fmt: skip
         """conditional: whether the sampler is also asked for what only some trials have. jointly: for several
         parameters at once. notes_of_others: of trials that this searcher has not suggested."""
+        conditions, grids = space.conditions, space.grid_axes
         self.num_trials: int | None = num_trials
-        self.notice = ""
+        left_out = (
+            [] if conditional else [name for name in conditions if conditions[name] and name not in grids]
+        )
+        self.notice = f"draws {', '.join(left_out)} at random" if left_out else ""
         self._space, self._recorded, self._make = space, recorded, make
         self._total, self._seed = num_trials, seed
         self._frozen = Frozen(space, maximize)
@@ -126,7 +131,7 @@ class ModelSearch:
     def suggest(self, number: int) -> Suggestion | None:
         if number >= self._total:
             return None
-        ended, running = self._recorded.read(number)
+        ended, running = self._recorded.read()
         for outcome in ended:
             self._learn(outcome)
         for outcome in [*ended, *running]:
@@ -149,6 +154,12 @@ class ModelSearch:
 
         suggestion = self._space.draw(choose, rng)
         return Suggestion(suggestion.config, suggestion.params, notes)
+
+    def add(self, trial: Trial) -> None:
+        self._recorded.add(trial)
+
+    def end(self, trial: Trial) -> None:
+        self._recorded.end(trial)
 
     def _learn(self, outcome: Outcome) -> None:
         outcome.notes = outcome.notes or self._notes_of_others
@@ -294,13 +305,25 @@ def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool]) -> tupl
                 f"warm_start: '{name}' in {place} has {theirs} for its metric, and this experiment has not"
             )
         for trial in trials:
-            outcome = outcome_of(trial, signs)
-            if outcome.scores:
+            outcome = _earlier_outcome(trial, signs)
+            if outcome is not None:
                 total += 1
                 if _fits(outcome, space):
-                    outcome.notes = {}
                     outcomes.append(outcome)
     return outcomes, total
+
+
+def _earlier_outcome(trial: FrozenTrial, signs: Sequence[float]) -> Outcome | None:
+    """None: it has no value to learn from."""
+    if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED):
+        return None
+    step = max(trial.intermediate_values, default=0)
+    values = trial.values or ([trial.intermediate_values[step]] if step and len(signs) == 1 else [])
+    if not values or any(value != value for value in values):
+        return None
+    state = "complete" if trial.state is TrialState.COMPLETE else "stopped"
+    scores = tuple(sign * value for sign, value in zip(signs, values, strict=True))
+    return Outcome(trial.number, dict(trial.params), state, scores, step)
 
 
 def _fits(outcome: Outcome, space: Space) -> bool:

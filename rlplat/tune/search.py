@@ -1,10 +1,13 @@
 """Searchers: what the next trial tries.
 
-    searcher = make_searcher(Searcher("tpe"), space, study, seed=1, num_samples=20)
-    while (suggestion := searcher.suggest(number)) is not None: ...
+    searcher = make_searcher(Searcher("tpe"), space, seed=1, num_samples=20)
+    while (suggestion := searcher.suggest(number)) is not None:
+        searcher.add(trial)                        # a trial begins
+        searcher.end(trial)                        # it has ended, one way or another
 
-Every random number comes from (seed, trial number) and every model from the study's recorded trials, so a searcher
-has no state of its own: an experiment that goes on after a crash makes a new one and gets the same suggestions.
+Every random number comes from (seed, trial number) and every model from the trials that run or have ended, so a
+searcher has no state that is not recorded: an experiment that goes on after a crash makes a new one, gives it `add` and
+`end` of the recorded trials again, and gets the same suggestions.
 
 Whatever the searcher, a grid is tried in full, `num_samples` times: trial n is at its point n % grid_size, and the
 searcher finds the rest. Who wants a model to choose among values writes `choice`.
@@ -22,6 +25,7 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.tune.domains import Domain, Grid, Options
 from rlplat.tune.space import Space, Suggestion
+from rlplat.tune.trial import Trial
 
 __all__ = ["Searcher", "Suggestion", "Suggests", "make_searcher", "number_of_trials"]
 
@@ -109,18 +113,24 @@ class Suggests(Protocol):
         """For trial `number`; None when the space is exhausted or `num_samples` is reached."""
         ...
 
+    def add(self, trial: Trial) -> None:
+        """It was suggested, or is in the storage of an experiment that goes on."""
+        ...
+
+    def end(self, trial: Trial) -> None:
+        """`trial.state` has ended."""
+        ...
+
 
 def make_searcher(
     settings: Searcher,
     space: Space,
-    study: Any,
     *,
     seed: int,
     num_samples: int,
     modes: Sequence[str] = ("max",),
 ) -> Suggests:
-    """study: the `Study` whose recorded trials a model learns from; it is asked only by `suggest`, so that None will
-    do to check the settings. modes: "max" or "min" for each objective."""
+    """modes: "max" or "min" for each objective. ConfigError: what cannot be; nothing is written anywhere."""
     settings = settings.checked()
     name, options = settings.name, settings.options
     total = number_of_trials(space, num_samples)
@@ -139,13 +149,11 @@ def make_searcher(
 
         searcher = QuasiRandomSearch(space, seed=seed, num_trials=total, **options)
     else:
-        searcher = _model_search(settings, space, study, modes, seed, total)
+        searcher = _model_search(settings, space, modes, seed, total)
     return WithPoints(searcher, space, settings.points, seed) if settings.points else searcher
 
 
-def _model_search(
-    settings: Searcher, space: Space, study: Any, modes: Sequence[str], seed: int, total: int
-) -> Suggests:
+def _model_search(settings: Searcher, space: Space, modes: Sequence[str], seed: int, total: int) -> Suggests:
     from rlplat.tune.evolution import EvolutionSearch
     from rlplat.tune.history import Recorded
     from rlplat.tune.samplers import GENERATION, ModelSearch, earlier_outcomes, make_sampler
@@ -162,7 +170,7 @@ def _model_search(
         told.append(f"searcher {settings.name} learns from {len(fitting)} of {ended} trials of {place}")
     for index, outcome in enumerate(earlier):
         outcome.number = index - len(earlier)
-    recorded = Recorded(study, maximize)
+    recorded = Recorded(maximize)
     searcher: Suggests
     if settings.name == "cmaes":
         searcher = EvolutionSearch(
@@ -179,7 +187,9 @@ def _model_search(
             maximize=maximize, earlier=earlier, conditional=settings.name != "nsga2", jointly=jointly,
             notes_of_others={"trial": {GENERATION: 0}} if settings.name == "nsga2" else None,
         )  # fmt: skip
-    searcher.notice = "\n".join([*told, *([searcher.notice] if searcher.notice else [])])
+    if searcher.notice:
+        told.append(f"searcher {settings.name} {searcher.notice}")
+    searcher.notice = "\n".join(told)
     return searcher
 
 
@@ -220,6 +230,12 @@ class RandomSearch:
 
         return self._space.draw(choose, rng)
 
+    def add(self, trial: Trial) -> None:
+        pass
+
+    def end(self, trial: Trial) -> None:
+        pass
+
 
 class WithPoints:
     """Points that the user wants tried first, then a searcher; the points are trials like others and count."""
@@ -241,6 +257,12 @@ class WithPoints:
             return values[name] if name in values else domain.sample(rng)
 
         return self._space.draw(choose, rng)
+
+    def add(self, trial: Trial) -> None:
+        self._searcher.add(trial)
+
+    def end(self, trial: Trial) -> None:
+        self._searcher.end(trial)
 
 
 def trial_rng(seed: int, number: int) -> np.random.Generator:

@@ -92,10 +92,10 @@ class ExperimentSpec:
 
     def checked(self) -> ExperimentSpec:
         """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
-        from rlplat.tune.programs import check_trainable
         from rlplat.tune.schedulers.registry import make_scheduler
         from rlplat.tune.search import number_of_trials
         from rlplat.tune.space import Space
+        from rlplat.tune.trainables import check_trainable
 
         self._check_numbers()
         _check_storage(self.storage, self.where("storage"))
@@ -121,6 +121,11 @@ class ExperimentSpec:
                 f"'{trainable_name(self.trainable)}' cannot be saved: give it save and load (a class), or "
                 "report(..., checkpoint=state) (a function); or take asha or median, which only stop trials"
             )
+        if kind.is_algorithm and hasattr(scheduler, "mutations"):
+            from rlplat.tune.rl_config import check_mutations
+
+            scheduler.open(spec.seed, space)
+            check_mutations(scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
         return spec
 
     def sample_config(self) -> dict[str, Any]:
@@ -262,7 +267,6 @@ def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
     make_searcher(
         spec.searcher,
         space,
-        None,
         seed=spec.seed,
         num_samples=spec.num_samples,
         modes=spec.mode,
@@ -274,8 +278,8 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     import numpy as np
 
     from rlplat.tune.domains import Options, Range
-    from rlplat.tune.programs import check_trainable
     from rlplat.tune.rl_config import check_configs, check_seeds
+    from rlplat.tune.trainables import check_trainable
 
     rng = np.random.default_rng(spec.seed)
     origins = {

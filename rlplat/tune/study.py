@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.tune.plain_values import as_json, as_plain, first_difference, key_that_is_no_text
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 
 if TYPE_CHECKING:
@@ -137,7 +138,11 @@ class Study:
             writer = JournalWriter(Path(storage), name, directions)
         try:
             if not writer.is_new and not resume:
-                other = "give the new one another name" if is_url(storage) else "start a new one with --out"
+                other = (
+                    "give the new one another name (--set name=...)"
+                    if is_url(storage)
+                    else "start a new one with --out"
+                )
                 raise ConfigError(
                     f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
                 )
@@ -162,16 +167,16 @@ class Study:
         """Write the experiment's settings; on resume, ConfigError names a fixed one that is another now."""
         known = self.settings
         for key, value in fixed.items():
-            text = _json(value, key)
+            text = as_json(value, key)
             if key not in known:
                 self._writer.set_study_attr(key, json.loads(text))
             elif known[key] != json.loads(text):
                 raise ConfigError(
-                    f"{_first_difference(key, known[key], json.loads(text))}; an experiment goes on with what it began "
+                    f"{first_difference(key, known[key], json.loads(text))}; an experiment goes on with what it began "
                     "with: start a new one with --out"
                 )
         for key, value in (may_change or {}).items():
-            text = _json(value, key)
+            text = as_json(value, key)
             if key not in known or known[key] != json.loads(text):
                 self._writer.set_study_attr(key, json.loads(text))
 
@@ -184,10 +189,10 @@ class Study:
 
     def create(self, trial: Trial, distributions: Mapping[str, BaseDistribution] | None = None) -> None:
         """distributions: Optuna's, by the names of `trial.params` that have one; None: `self.distributions` says."""
-        if wrong := _key_that_is_no_text(trial.config, "config"):
+        if wrong := key_that_is_no_text(trial.config, "config"):
             raise ConfigError(wrong)
-        written = _Written(config=_json(trial.config, "config"))
-        written.record = _json(_record(trial), f"trial {trial.number}")
+        written = _Written(config=as_json(trial.config, "config"))
+        written.record = as_json(_record(trial), f"trial {trial.number}")
         if distributions is None:
             distributions = self.distributions(trial.params)
         params, described = {}, {}
@@ -224,7 +229,7 @@ class Study:
     def note(self, trial: Trial) -> None:
         """Whatever else has changed; a shorter `trial.history`: it has gone back to a checkpoint."""
         written = self._written[trial.number]
-        config = _json(trial.config, "config")
+        config = as_json(trial.config, "config")
         written.is_changed = written.is_changed or config != written.config
         if len(trial.history) != written.reports:
             written.reports, written.at = len(trial.history), (-1, 0.0)
@@ -233,7 +238,7 @@ class Study:
         record = _record(trial)
         if written.is_changed:
             record["config"] = trial.config  # in one line with the checkpoint that it goes on from
-        text = _json(record, f"trial {trial.number}")
+        text = as_json(record, f"trial {trial.number}")
         if text != written.record:
             self._writer.set_system_attr(trial.number, "trial", json.loads(text))
             written.record = text
@@ -249,7 +254,7 @@ class Study:
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended: the last word on it."""
         if trial.last:
-            self._writer.set_user_attr(trial.number, "metrics", _plain(trial.last, "metrics"))
+            self._writer.set_user_attr(trial.number, "metrics", as_plain(trial.last, "metrics"))
         if trial.error:
             self._writer.set_user_attr(trial.number, "error", trial.error)
         self.note(trial)
@@ -278,8 +283,8 @@ class Study:
                 reports=len(trial.history),
                 highest=_highest(stored),
                 at=(trial.step, trial.progress),
-                config=_json(stored.user_attrs["config"], "config"),
-                record=_json(stored.system_attrs["trial"], "trial"),
+                config=as_json(stored.user_attrs["config"], "config"),
+                record=as_json(stored.system_attrs["trial"], "trial"),
                 is_changed="config" in stored.system_attrs["trial"],
             )
             if trial.state.has_ended:  # killed between the trial's last word and Optuna's
@@ -382,63 +387,3 @@ def _restored(stored: StoredTrial, sign: float) -> Trial:
     elif record.get("last_step") == trial.step:
         trial.last = record["last"]
     return trial
-
-
-def _json(value: Any, name: str) -> str:
-    """ConfigError names what in it is not JSON."""
-    try:
-        return json.dumps(value, default=_number)
-    except (TypeError, ValueError):
-        raise ConfigError(_what_is_not_json(value, name)) from None
-
-
-def _plain(value: Any, name: str) -> Any:
-    return json.loads(_json(value, name))
-
-
-def _number(value: Any) -> Any:
-    """A numpy scalar is a number to everybody but `json`."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _key_that_is_no_text(value: Any, name: str) -> str:
-    """JSON would make a text of it without a word."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            if not isinstance(key, str):
-                return f"{name} has the key {key!r}, which is not a text"
-            if wrong := _key_that_is_no_text(part, f"{name}.{key}"):
-                return wrong
-    return ""
-
-
-def _what_is_not_json(value: Any, name: str) -> str:
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, Mapping):
-        parts = [(f"{name}.{key}", part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{name}[{index}]", part) for index, part in enumerate(value)]
-    for place, part in parts:
-        try:
-            json.dumps(part, default=_number)
-        except (TypeError, ValueError):
-            return _what_is_not_json(part, place)
-    return (
-        f"{name} is {value!r}, a {type(value).__name__}: what an experiment remembers is kept as JSON, so it must be a "
-        "number, a text, true, false, null, or a list or a mapping of them"
-    )
-
-
-def _first_difference(name: str, old: Any, new: Any) -> str:
-    """The deepest place in which two JSON values differ, in words."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            if key not in new:
-                return f"{name}.{key} was {old[key]!r} and is not there now"
-            if key not in old:
-                return f"{name}.{key} is {new[key]!r} and was not there before"
-            if old[key] != new[key]:
-                return _first_difference(f"{name}.{key}", old[key], new[key])
-    return f"{name} was {old!r} and is {new!r} now"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rlplat
-from rlplat.errors import CheckpointError, RlplatError, TaskError, UsageError
+from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import experiment as ex
@@ -28,7 +28,7 @@ from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_bac
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
 from rlplat.tune.program import StillRunning
-from rlplat.tune.programs import GRACE_S, TrainableKind, check_trainable
+from rlplat.tune.programs import GRACE_S
 from rlplat.tune.samplers import distributions
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
@@ -38,6 +38,7 @@ from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
 from rlplat.tune.study import Study, shown
 from rlplat.tune.table import open_view
+from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
 from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
 
@@ -134,13 +135,18 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
         stack.callback(study.close)
         if "experiment" in study.settings:
             refuse_changes(spec, study.settings["experiment"], shown(directory.storage))
+        elif directory.has_results:  # they follow from the study: without it they would be dropped
+            raise ConfigError(
+                f"{directory.path} has results of an experiment, and {shown(directory.storage)} holds no "
+                f"{spec.name!r}: resume it with the storage and the name that it had, or begin a new one with --out"
+            )
         study.settle({}, may_change={"experiment": settings_of(spec)})
+        study.sync()  # before there can be results of it
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
         searcher = make_searcher(
             spec.searcher,
             space,
-            study,
             seed=spec.seed,
             num_samples=spec.num_samples,
             modes=spec.mode,

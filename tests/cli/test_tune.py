@@ -16,6 +16,7 @@ import pytest
 from rlplat.cli import main
 from rlplat.config import load_yaml
 from tests.patience import soon
+from tests.tune.postgres import postgres_server
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIAL = """\
@@ -180,6 +181,8 @@ def test_two_objectives_have_a_front(here: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert "2 trials that no other one beats in everything:" in said
     assert "trial 1, a 2, b -2\n  x: 2\n" in said and "trial 0, a 1, b -1\n  x: 1\n" in said
+    assert "the first config is in runs/two/best.yaml" in said
+    assert load_yaml("runs/two/best.yaml").values == {"x": 2}
 
 
 def test_trials_that_fail_leave_the_others_and_no_result_at_all_is_exit_code_1(capsys: Any) -> None:
@@ -256,6 +259,44 @@ def test_one_signal_ends_it_in_order_and_says_how_to_go_on(here: Path, number: i
     assert sorted(reports) == [
         (trial, step) for trial in range(6) for step in (1, 2, 3)
     ]  # nothing twice, nothing lost
+
+
+def test_an_algorithm_is_tuned_without_a_file_and_its_best_config_trains(here: Path, capsys: Any) -> None:
+    algorithm = "tests.cli.counting_algorithm:CountingAlgorithm"
+    flags = (
+        "--set",
+        "discount={uniform: [0.5, 0.9]}",
+        "stop.env_steps=60",
+        "--num-samples",
+        "3",
+        "--out",
+        "counted",
+    )
+    assert tune("--algo", algorithm, "--env", "CartPole-v1", *flags) == 0
+    said = capsys.readouterr().out
+    assert "countingalgorithm: 3 trials (3 complete)" in said
+    assert "train with the best config: rlplat train counted/best.yaml" in said
+    best = load_yaml("counted/best.yaml").values
+    assert best["algo"] == algorithm and best["env"] == "CartPole-v1" and 0.5 <= best["discount"] < 0.9
+    assert best["stop"]["env_steps"] == 60
+    assert main(["train", "counted/best.yaml", "--out", "again"]) == 0
+    assert "60 env steps" in capsys.readouterr().out
+    assert load_yaml("again/config.yaml").values["discount"] == best["discount"]
+
+
+def test_a_study_in_postgresql(here: Path, capsys: Any) -> None:
+    with postgres_server() as server:
+        flags = ("seed.yaml", "--storage", server.url, "--json", "--set", "beta=1", "alpha={uniform: [0, 1]}")
+        assert tune(*flags, "num_samples=2") == 0
+        before = files_of(here)
+        assert tune(*flags, "num_samples=2", "--out", "other") == 2
+        error = capsys.readouterr().err
+        assert "there is an experiment 'seed' in postgresql://" in error and "--set name=..." in error
+        assert files_of(here) == before
+        assert tune(*flags, "num_samples=4", "--resume") == 0
+        assert json.loads(capsys.readouterr().out)["trials"] == {"complete": 4}
+        assert tune(*flags, "num_samples=2", "name=second") == 0
+        assert json.loads(capsys.readouterr().out)["directory"] == "runs/second"
 
 
 def test_train_and_tune_send_each_others_files_to_the_right_place(here: Path, capsys: Any) -> None:

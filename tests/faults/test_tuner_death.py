@@ -144,6 +144,10 @@ def test_twenty_five_deaths(tmp_path: Path, uninterrupted: list[list[Any]]) -> N
 
 
 POINTS = [
+    ("before rlplat.tune.study:Study.report", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.record", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.flush", 1),
+    ("before rlplat.tune.study:Study.sync", 2),
     ("before rlplat.tune.study:Study.create", 1),
     ("after rlplat.tune.study:Study.create", 2),
     ("before rlplat.tune.study:Study.report", 3),
@@ -247,15 +251,27 @@ def test_a_directory_that_is_removed_ends_it_with_one_message(tmp_path: Path) ->
     assert f"{life.journal} was removed while the experiment was going" in life.refusal(tuner)
 
 
+def test_results_whose_study_is_gone_are_not_dropped(tmp_path: Path) -> None:
+    life = Life(tmp_path, backend="inproc", settings={"num_samples": 2})
+    assert life.run() is not None
+    results = life.results()
+    life.journal.unlink()
+    message = life.refusal(life.start())
+    assert "has results of an experiment" in message and f"{life.journal} holds no" in message
+    assert life.results() == results
+
+
 def test_a_second_tuner_is_refused_and_disturbs_nothing(
     tmp_path: Path, uninterrupted: list[list[Any]]
 ) -> None:
-    life = Life(tmp_path, step_s=0.1)
+    gate = tmp_path / "gate"
+    life = Life(tmp_path, gate=str(gate))
     tuner = life.start()
-    assert soon(life.has_come_to(5), 60)
+    assert soon(life.has_come_to(8), 60)  # two trials wait at the gate
     assert "is still going" in Life(tmp_path).refusal(life.start())
     assert is_running(tmp_path / "experiment")
     take_back(tmp_path / "experiment")  # what a refused command does; not where another one is at it
+    gate.touch()
     trials = life.told(tuner)
     assert trials == uninterrupted
     life.check(trials)

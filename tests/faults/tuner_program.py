@@ -41,6 +41,8 @@ class Climb:
             self.has_begun = True
             tell(self.config["story"], f"begin {self.number} {os.getpid()} {self.steps}")
         time.sleep(self.config["step_s"])
+        while self.steps == 4 and self.config["gate"] and not os.path.exists(self.config["gate"]):
+            time.sleep(0.01)
         self.steps += 1
         tell(self.config["story"], f"step {self.number} {os.getpid()} {self.steps}")
         if self.steps == NUM_STEPS:
@@ -103,6 +105,7 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
         "alpha": tune.uniform(0, 1),
         "story": str(directory / "story"),
         "step_s": orders.get("step_s", 0.01),
+        "gate": orders.get("gate", ""),
     }
     analysis = tune.run(
         Climb,

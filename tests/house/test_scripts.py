@@ -83,7 +83,7 @@ def test_the_second_use_does_nothing_until_the_requirements_change(checkout: Pat
     fake_python(checkout, version_is_fine=True, pip_works=True)
     assert install(checkout, "dev").returncode == 0
     calls = (checkout / "calls").read_text()
-    assert "install -c" in calls and "log,video,dev]" in calls
+    assert "install -c" in calls and "log,tune,video,dev]" in calls
     for arguments in ((), ("dev",)):  # the dev install holds what the plain one does
         done = install(checkout, *arguments)
         assert (done.returncode, done.stderr) == (0, "")

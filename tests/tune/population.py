@@ -73,7 +73,7 @@ class Population:
         scheduler = self.make_scheduler()
         scheduler.open(self.seed, self.space)
         searcher = make_searcher(
-            Searcher(), self.space, None, seed=self.seed, num_samples=self.spec.num_samples, modes=("max",)
+            Searcher(), self.space, seed=self.seed, num_samples=self.spec.num_samples, modes=("max",)
         )
         self.experiment = ex.Experiment(self.spec, searcher, scheduler, trial_seed=lambda n: 1000 + n)
         if trials:

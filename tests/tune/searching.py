@@ -47,7 +47,6 @@ class Play:
         self.searcher: Suggests = make_searcher(
             self.settings,
             self.space,
-            self.study,
             seed=self.seed,
             num_samples=self.num_samples,
             modes=self.modes,
@@ -58,6 +57,10 @@ class Play:
         self._open(resume=True)
         trials = self.study.load()
         assert len(trials) == self.number
+        for trial in trials:
+            self.searcher.add(trial)
+            if trial.state.has_ended:
+                self.searcher.end(trial)
         self.running = {trial.number: trial for trial in trials if not trial.state.has_ended}
 
     def begin(self) -> Suggestion:
@@ -67,6 +70,7 @@ class Play:
         if suggestion.notes:
             trial.notes["searcher"] = suggestion.notes
         self.study.create(trial, distributions(self.space, trial.params))
+        self.searcher.add(trial)
         self.running[self.number] = trial
         self.number += 1
         return suggestion
@@ -80,6 +84,7 @@ class Play:
         self.study.report(trial)
         trial.state = state
         self.study.end(trial)
+        self.searcher.end(trial)
         return trial.values
 
     def go_on(self, upto: int) -> list[Suggestion]:

@@ -49,6 +49,12 @@ class Numbered:
         assert self.num_trials is not None
         return Suggestion({"x": number}, {"x": number}) if number < self.num_trials else None
 
+    def add(self, trial: Trial) -> None:
+        pass
+
+    def end(self, trial: Trial) -> None:
+        pass
+
 
 class Scripted(FIFO):
     """Gives the verdicts of a dict (trial, step) -> verdict, and once the `due` of a list."""
@@ -123,9 +129,27 @@ def test_a_lower_metric_is_a_higher_score_and_stops_from_above() -> None:
 def test_stop_rules(stop: dict[str, float], reason: str) -> None:
     experiment = make(1, stop=stop)
     trial = begun(experiment)
-    report(experiment, 0, 0.95, run_s=2.0)
+    report(experiment, 0, 0.95, run_s=2.0, can_save=False)
     assert trial.state is TrialState.COMPLETE
     assert trial.notes["ended"] == reason
+
+
+def test_a_complete_trial_keeps_its_last_state() -> None:
+    experiment = make(1, stop={"acc": 0.9})
+    trial = begun(experiment)
+    assert kinds(report(experiment, 0, 0.95)) == [RecordReport, Save]
+    assert not experiment.is_done
+    assert kinds(experiment.handle(Saved(0, "step_1", 1))) == [RecordEnd, Release]
+    assert (trial.state, trial.checkpoint) == (TrialState.COMPLETE, CheckpointMark(1, "step_1", 1.0))
+
+
+def test_a_trial_that_dies_over_its_last_checkpoint_begins_again() -> None:
+    experiment = make(1, stop={"acc": 0.9})
+    trial = begun(experiment)
+    report(experiment, 0, 0.95)
+    experiment.handle(Crashed(0, "full disk"))
+    assert begun(experiment) is trial
+    assert kinds(report(experiment, 0, 0.5)) == [RecordReport, Advance]
 
 
 def test_a_stopped_trial_gives_its_slot_back() -> None:

@@ -52,6 +52,15 @@ def end(directory: ExperimentDirectory, trial: Trial, state: TrialState = TrialS
     directory.end(trial)
 
 
+def metrics_of_the_page(path: Path) -> list[str]:
+    """As the experiment's own summary has them."""
+    from tensorboard.plugins.hparams.metadata import parse_experiment_plugin_data
+
+    events = accumulators.EventAccumulator(str(path / "tensorboard")).Reload()
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    return [info.name.tag for info in parse_experiment_plugin_data(content).metric_infos]
+
+
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
     """Three trials: complete, failed, running; the third one has TensorBoard files of its own."""
@@ -80,6 +89,14 @@ def test_each_trial_has_its_curves(experiment: Path) -> None:
 def test_what_a_trial_writes_itself_is_not_written_twice(experiment: Path) -> None:
     events = accumulators.EventAccumulator(str(experiment / "tensorboard" / "00002")).Reload()
     assert events.Tags()["scalars"] == ["accuracy"], "the objective alone, for the table of HPARAMS"
+    assert metrics_of_the_page(experiment) == ["accuracy", "loss"], "of the first trial"
+
+
+def test_the_page_has_no_empty_columns_where_trials_write_themselves(tmp_path: Path) -> None:
+    with ExperimentDirectory.open(tmp_path, SPEC, resume=False) as directory:
+        (tmp_path / "trials" / "00000" / "tensorboard").mkdir(parents=True)
+        report(directory, a_trial(0), 1, accuracy=1, loss=2)
+    assert metrics_of_the_page(tmp_path) == ["accuracy"]
 
 
 @pytest.mark.parametrize("is_truncated", [False, True])

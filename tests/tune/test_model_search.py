@@ -208,7 +208,7 @@ def spied(play, max_history=100, earlier=()):
     """The play's searcher becomes one with a spy; returns what it sees."""
     Spy.seen = []
     play.searcher = ModelSearch(
-        play.space, Recorded(play.study, [play.modes[0] == "max"]), lambda seed: Spy(seed), seed=0, num_trials=1000,
+        play.space, Recorded([play.modes[0] == "max"]), lambda seed: Spy(seed), seed=0, num_trials=1000,
         max_history=max_history, maximize=[play.modes[0] == "max"], earlier=earlier,
     )  # fmt: skip
     return Spy.seen
@@ -243,6 +243,38 @@ def test_a_conditional_parameter_is_asked_for_with_the_trials_that_had_it(tmp_pa
         (number, [n for n, _ in shown[:-1]]) for number, names, shown, _ in seen if names == ["o.k", "o.m"]
     ]
     assert asked == [(number, [n for n in had if n < number]) for number in had]
+
+
+def test_each_question_has_random_numbers_of_its_own(tmp_path):
+    """The same for a trial whenever it is asked about, others for another trial, group of parameters and experiment."""
+
+    def seeds_of(seed):
+        seeds = []
+
+        def make(sampler_seed):
+            seeds.append(sampler_seed)
+            return Spy(sampler_seed)
+
+        Spy.seen = []
+        searcher = ModelSearch(
+            play.space,
+            Recorded([True]),
+            make,
+            seed=seed,
+            num_trials=9,
+            max_history=10,
+            maximize=[True],
+        )
+        for number in range(9):
+            searcher.suggest(number)
+        return seeds
+
+    play = Play(tmp_path, Searcher("random"), CONDITIONAL, bumpy)
+    assert seeds_of(1) == seeds_of(1)
+    assert (
+        len(set(seeds_of(1) + seeds_of(2))) == 2 * 18
+    )  # two groups in each trial: always drawn, and the option's
+    play.close()
 
 
 def test_suggesting_writes_nothing(tmp_path):
@@ -363,7 +395,7 @@ def test_an_experiment_of_optunas_own(tmp_path):
         n_trials=12,
     )
     settings = Searcher("tpe", {"warm_start": str(tmp_path / "theirs.journal")})
-    searcher = make_searcher(settings, BRANIN, None, seed=0, num_samples=5, modes=["min"])
+    searcher = make_searcher(settings, BRANIN, seed=0, num_samples=5, modes=["min"])
     assert "learns from 12 of 12 trials" in searcher.notice
 
 
@@ -373,7 +405,7 @@ def test_earlier_experiments_that_do_not_fit_are_refused(tmp_path):
     def refused(message, space=BRANIN, modes=("min",), place=old):
         with pytest.raises(ConfigError, match=message):
             make_searcher(
-                Searcher("tpe", warm_start=[place]), space, None, seed=0, num_samples=5, modes=list(modes)
+                Searcher("tpe", warm_start=[place]), space, seed=0, num_samples=5, modes=list(modes)
             )
 
     refused("has minimize for its metric", modes=["max"])
@@ -400,12 +432,10 @@ def test_a_restart_and_an_earlier_experiment_in_a_database(tmp_path, monkeypatch
         place = shown(server.url)
         for name, taken in (("#a", 14), ("", 28)):
             settings = Searcher("tpe", warm_start=[place + name])
-            searcher = make_searcher(settings, CONDITIONAL, None, seed=0, num_samples=5)
+            searcher = make_searcher(settings, CONDITIONAL, seed=0, num_samples=5)
             assert f"learns from {taken} of {taken} trials" in searcher.notice
         with pytest.raises(ConfigError, match=r"there is no study 'c' in .*; there are a, b"):
-            make_searcher(
-                Searcher("tpe", warm_start=[place + "#c"]), CONDITIONAL, None, seed=0, num_samples=5
-            )
+            make_searcher(Searcher("tpe", warm_start=[place + "#c"]), CONDITIONAL, seed=0, num_samples=5)
 
 
 # ----------------------------------------------------------------------------------------------------- distributions

@@ -322,7 +322,8 @@ class Climber:
 
     def __init__(self, config: dict[str, Any], seed: int) -> None:
         self.config, self.rng = config, np.random.default_rng(seed)
-        self.total, self.path = 0.0, []
+        self.total = 0.0
+        self.path: list[float] = []
 
     def step(self) -> dict[str, Any]:
         self.total += self.config["lr"] + 0.01 * self.rng.standard_normal()
@@ -332,7 +333,7 @@ class Climber:
 
 def climb(**settings: Any) -> Population:
     pbt = settings.pop("pbt", {})
-    made = {"num_samples": 6, "slots": 6, "stop": {"step": 12}} | settings
+    made: dict[str, Any] = {"num_samples": 6, "slots": 6, "stop": {"step": 12}} | settings
     return Population(Climber, LR, lambda: PBT(**{"perturbation_period": 3} | pbt), **made)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,28 @@ def test_schedules_show_what_changed() -> None:
     (axes,) = figure.axes
     assert axes.get_ylabel() == "lr" and len(axes.lines) == 4
     assert axes.lines[0].get_ydata() == pytest.approx([0.1, 0.12, 0.144, 0.144])
+
+
+def test_a_curve_is_broken_where_a_trial_went_on_from_another() -> None:
+    trials = []
+    for number in range(2):
+        trial = Trial(
+            number, {}, {"lr": number}, number, TrialState.COMPLETE, step=6, progress=9, values=(number,)
+        )
+        trial.history = [
+            (1.0, 1.0),
+            (2.0, math.nan),
+            (3.0, 1.0),
+            (7.0, 5.0),
+            (8.0, 6.0),
+            (9.0, float(number)),
+        ]
+        trial.notes["exploits"] = [{"reports": 3}, {"reports": 6}]
+        trials.append(trial)
+    axes = draw(Analysis(trials, ["x"], ["max"], None, "e"))["learning_curves"].axes[0]
+    (best,) = axes.lines
+    assert np.array_equal(best.get_xdata(), [1, 3, math.nan, 7, 8, 9], equal_nan=True)
+    assert axes.get_xlim()[0] < 1 and axes.get_xlim()[1] > 9
 
 
 def test_nothing_to_see_is_no_picture() -> None:

@@ -23,8 +23,9 @@ import rlplat
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.tune import programs
 from rlplat.tune.program import StillRunning, TrialContext
-from rlplat.tune.programs import check_trainable, open_program
+from rlplat.tune.programs import open_program
 from rlplat.tune.several_seeds import seeds_of
+from rlplat.tune.trainables import check_trainable
 from rlplat.tune.trial_thread import TrialStopped
 
 

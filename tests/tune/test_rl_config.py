@@ -8,6 +8,7 @@ import pytest
 
 from rlplat.errors import ConfigError, UsageError
 from rlplat.tune.rl_config import check_configs, check_seeds, demand_of, document_of, plan_trial
+from rlplat.tune.spec import ExperimentSpec
 
 
 def test_the_tuned_config_is_the_base_and_how_it_is_tested_is_not() -> None:
@@ -74,3 +75,22 @@ def test_several_seeds_of_a_fixed_seed_are_refused() -> None:
     check_seeds("ppo", {"seed": 1}, 1)
     with pytest.raises(ConfigError, match=r"seeds_per_trial is 3.*config\.seed"):
         check_seeds("ppo", {"seed": 1}, 3)
+
+
+def test_what_a_checkpoint_is_made_for_cannot_mutate() -> None:
+    from rlplat import tune
+
+    space = {
+        "env": "CartPole-v1",
+        "learning_rate": tune.loguniform(1e-4, 1e-2),
+        "num_envs_per_worker": tune.choice([4, 8]),
+    }
+    scheduler: dict[str, Any] = {"name": "pbt", "perturbation_period": 1000}
+    spec = ExperimentSpec("ppo", space, stop={"env_steps": 4000}, scheduler=scheduler)
+    with pytest.raises(
+        ConfigError, match=r"would change 'num_envs_per_worker'.*mutations: \[learning_rate\]"
+    ):
+        spec.checked()
+    ExperimentSpec(
+        "ppo", space, stop={"env_steps": 4000}, scheduler=scheduler | {"mutations": ["learning_rate"]}
+    ).checked()

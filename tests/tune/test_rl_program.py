@@ -17,7 +17,8 @@ from rlplat.config import load_yaml
 from rlplat.errors import CheckpointError
 from rlplat.metrics import read_records
 from rlplat.tune.program import TrialContext
-from rlplat.tune.programs import check_trainable, open_program
+from rlplat.tune.programs import open_program
+from rlplat.tune.trainables import check_trainable
 from tests.patience import soon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,6 +160,22 @@ def test_the_newest_two_checkpoints_stay(tmp_path: Path) -> None:
     assert program.save_to(kept) == saved[-1]  # the same state is written once
     assert names(kept) == set(saved[-2:])
     program.close()
+
+
+def test_the_last_state_is_saved_beside_what_the_tuner_may_still_need(tmp_path: Path) -> None:
+    kept = tmp_path / "00003" / "checkpoints"
+    program = begin(tmp_path / "00003", SMALL | {"stop": {"env_steps": 512}})
+    ordered = []
+    while (report := program.step()) is not None:
+        if report["env_steps"] < 512:
+            ordered.append(program.save_to(kept))
+    assert names(kept) == {
+        *ordered[-2:],
+        f"step_{checkpoints.latest_valid(tmp_path / '00003')[0].info.env_steps}",
+    }
+    assert len(names(kept)) == 3
+    program.close()
+    assert len(names(kept)) == 3
 
 
 def test_going_on_from_another_trials_checkpoint_with_another_config(tmp_path: Path) -> None:

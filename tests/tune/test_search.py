@@ -16,9 +16,7 @@ GRID = Space.parse({"a": tune.grid([1, 2, 3]), "b": tune.grid(["p", "q"]), "x": 
 
 
 def search(name="random", space=SPACE, seed=1, num_samples=10, modes=("max",), **settings):
-    return make_searcher(
-        Searcher(name, **settings), space, None, seed=seed, num_samples=num_samples, modes=modes
-    )
+    return make_searcher(Searcher(name, **settings), space, seed=seed, num_samples=num_samples, modes=modes)
 
 
 @pytest.mark.parametrize("name", ["random", "qmc"])
@@ -224,6 +222,7 @@ def test_cmaes_wants_a_number():
         search("cmaes", Space.parse({"a": tune.choice([1, 2])}))
 
 
-def test_cmaes_says_what_it_draws_at_random():
-    assert search("cmaes", CONDITIONAL).notice == "searcher cmaes draws net.shape, o, o.m at random"
-    assert search("cmaes", SPACE).notice == ""
+@pytest.mark.parametrize(("name", "what"), [("cmaes", "net.shape, o, o.m"), ("nsga2", "o.m"), ("tpe", "")])
+def test_a_searcher_says_what_it_draws_at_random(name, what):
+    assert search(name, CONDITIONAL).notice == (f"searcher {name} draws {what} at random" if what else "")
+    assert search(name, SPACE).notice == ""

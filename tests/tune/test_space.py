@@ -431,6 +431,12 @@ def test_two_parameters_cannot_have_one_name():
         Space.parse({"a": {"b": tune.uniform(0, 1)}, "a.b": tune.uniform(0, 1)})
 
 
+def test_a_key_with_a_dot_beside_an_option_has_another_name():
+    options = [{"n": 1, "b": tune.uniform(0, 1)}, {"n": 2}]
+    space = Space.parse({"o": tune.choice(options), "o.b": tune.uniform(0, 1)})
+    assert list(space.domains) == ["o", "o[n=1].b", "o.b"]
+
+
 def test_a_space_is_a_dict():
     with pytest.raises(ConfigError, match="a search space is a dict"):
         Space.parse([tune.uniform(0, 1)])

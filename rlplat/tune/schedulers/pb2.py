@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -201,7 +201,7 @@ def periods_of(trial: Trial, period: float) -> list[Period]:
 
 
 class PB2(PBT):
-    name = "pb2"
+    name: ClassVar[str] = "pb2"
 
     def open(self, seed: int, space: Any) -> None:
         from rlplat.tune.domains import Range

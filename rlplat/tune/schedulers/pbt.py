@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -67,7 +67,7 @@ _Mutation = Any  # Domain | _Neighbours | Explorer
 
 
 class PBT:
-    name = "pbt"
+    name: ClassVar[str] = "pbt"
     needs_checkpoints = True
 
     def __init__(

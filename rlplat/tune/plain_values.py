@@ -1,0 +1,69 @@
+"""What an experiment remembers is JSON: texts of it, and in words what is not, or what differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlplat.errors import ConfigError
+
+
+def as_json(value: Any, name: str) -> str:
+    """ConfigError names what in it is not JSON."""
+    try:
+        return json.dumps(value, default=_number)
+    except (TypeError, ValueError):
+        raise ConfigError(_what_is_notas_json(value, name)) from None
+
+
+def as_plain(value: Any, name: str) -> Any:
+    return json.loads(as_json(value, name))
+
+
+def _number(value: Any) -> Any:
+    """A numpy scalar is a number to everybody but `json`."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def key_that_is_no_text(value: Any, name: str) -> str:
+    """JSON would make a text of it without a word."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                return f"{name} has the key {key!r}, which is not a text"
+            if wrong := key_that_is_no_text(part, f"{name}.{key}"):
+                return wrong
+    return ""
+
+
+def _what_is_notas_json(value: Any, name: str) -> str:
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"{name}.{key}", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    for place, part in parts:
+        try:
+            json.dumps(part, default=_number)
+        except (TypeError, ValueError):
+            return _what_is_notas_json(part, place)
+    return (
+        f"{name} is {value!r}, a {type(value).__name__}: what an experiment remembers is kept as JSON, so it must be a "
+        "number, a text, true, false, null, or a list or a mapping of them"
+    )
+
+
+def first_difference(name: str, old: Any, new: Any) -> str:
+    """The deepest place in which two JSON values differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key not in new:
+                return f"{name}.{key} was {old[key]!r} and is not there now"
+            if key not in old:
+                return f"{name}.{key} is {new[key]!r} and was not there before"
+            if old[key] != new[key]:
+                return first_difference(f"{name}.{key}", old[key], new[key])
+    return f"{name} was {old!r} and is {new!r} now"
