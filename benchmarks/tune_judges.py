@@ -65,11 +65,12 @@ class RlplatJudge:
 
     def report(self, number: int, progress: int, score: float) -> str:
         actions = self._experiment.handle(Reported(number, {"score": score}, run_s=1.0, can_save=True))
-        if Save(number) in actions:
-            actions = self._experiment.handle(Saved(number, f"step_{progress}", progress))
         if Advance(number) in actions:
             return GO
-        return PAUSE if number in self._experiment.live_numbers else STOP
+        if Save(number) not in actions:
+            return STOP
+        self._experiment.handle(Saved(number, f"step_{progress}", progress))
+        return PAUSE
 
     def end(self, number: int, is_complete: bool) -> None:
         self._experiment.handle(

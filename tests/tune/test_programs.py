@@ -903,7 +903,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert check_trainable("ppo").form == "algorithm"
     from algorithms.ppo import PPO
 
-    assert (check_trainable(PPO).form, check_trainable(PPO).name) == ("algorithm", "algorithms.ppo:PPO")
+    assert (check_trainable(PPO).form, check_trainable(PPO).name) == ("algorithm", "ppo")
 
 
 class NoStep:
