@@ -93,19 +93,19 @@ def test_two_tuners_share_the_trials_of_one_experiment(
     tmp_path: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)  # no file of an experiment has it
-    with Joined(tmp_path, server, together=2, settings={"num_samples": 14}) as joined:
+    with Joined(tmp_path, server, together=2, step_s=0.001, settings={"num_samples": 40}) as joined:
         trials = joined.told_by_all(joined.start("a"), joined.start("b"))
-        assert [trial[3] for trial in trials] == alphas(14)
-        assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 14
+        assert [trial[3] for trial in trials] == alphas(40)
+        assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 40
         joined.check(trials)
         joined.check_study()
         assert len(joined.who_began()) == 2
         for out in ("a", "b"):
-            assert len(tune.load(tmp_path / out).trials) == 14
+            assert len(tune.load(tmp_path / out).trials) == 40
             rows = (tmp_path / out / "results.csv").read_text().splitlines()
-            assert sorted(int(row.split(",")[0]) for row in rows[1:]) == list(range(14))
+            assert sorted(int(row.split(",")[0]) for row in rows[1:]) == list(range(40))
         best = {(tmp_path / out / "best.yaml").read_text() for out in ("a", "b")}
-        assert len(best) == 1 and f"{max(alphas(14))}" in best.pop()
+        assert len(best) == 1 and f"{max(alphas(40))}" in best.pop()
 
 
 def test_three_tuners_learn_and_judge_together(tmp_path: Path, server: PostgresServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -143,6 +144,27 @@ def test_a_turn_ends_with_its_connection_and_what_was_made_in_it_is_not_there(
     assert [trial.number for trial in Study.read(server.url, request.node.name)] == [0]
     created(one, 1)
     assert [trial.number for trial in Study.read(server.url, request.node.name)] == [0, 1]
+
+
+def test_numbers_are_taken_once_and_without_holes(
+    server: PostgresServer, pair: tuple[SharedStudy, SharedStudy], request: pytest.FixtureRequest
+) -> None:
+    def make(study: SharedStudy) -> None:
+        number = 0
+        while number < 60:
+            with study.turn() as is_mine:
+                if is_mine:
+                    number += len(study.others(number, [])[0])
+                    study.create(new_trial(number), DISTRIBUTIONS)
+                    number += 1
+
+    threads = [threading.Thread(target=make, args=[study]) for study in pair]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = [trial.number for trial in Study.read(server.url, request.node.name)]
+    assert numbers == list(range(len(numbers))) and len(numbers) >= 60
 
 
 def test_a_turn_is_one_tuners(pair: tuple[SharedStudy, SharedStudy], monkeypatch: pytest.MonkeyPatch) -> None:
