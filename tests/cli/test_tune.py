@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -302,15 +303,8 @@ def test_a_study_in_postgresql(here: Path, capsys: Any) -> None:
 def test_tuners_that_join(here: Path, capsys: Any, monkeypatch: Any) -> None:
     with postgres_server() as server:
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
-        flags = (
-            "seed.yaml",
-            "--storage",
-            server.url_without_password,
-            "--json",
-            "--set",
-            "beta=1",
-            "alpha=0.6",
-        )
+        given = f"seed.yaml --storage {server.url_without_password} --json --set beta=1 alpha=0.6"
+        flags = given.split()
         assert tune(*flags, "--join", "--num-samples", "2") == 0
         assert tune(*flags, "--join", "--num-samples", "3", "--out", "late") == 0
         first, late = map(json.loads, capsys.readouterr().out.splitlines())
@@ -319,20 +313,16 @@ def test_tuners_that_join(here: Path, capsys: Any, monkeypatch: Any) -> None:
         assert {json.loads(line)["trial"] for line in reports} == {2}
         assert main(["tune", "show", "runs/seed", "--no-pictures", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["trials"] == {"complete": 3}
-        for said, *arguments in (
-            ("an experiment is already in runs/seed", "--join"),
-            ("is shared by several tuners: add --join", "--resume"),
+        for arguments, said in (
+            ("--join", "an experiment is already in runs/seed"),
+            ("--resume", "is shared by several tuners: add --join"),
+            ("--join --out x --set alpha=0.7", "'config.alpha' was 0.6, and is 0.7 now (from --set alpha)"),
             (
-                "'config.alpha' was 0.6, and is 0.7 now (from --set alpha)",
-                "--join",
-                "--out",
-                "x",
-                "--set",
-                "alpha=0.7",
+                "--join --set 'scheduler={name: hyperband, max_progress: 9}'",
+                "hyperband (from --set scheduler) pauses",
             ),
-            ("hyperband (from --set scheduler) pauses or copies", "--join", "--set", "scheduler=hyperband"),
         ):
-            assert tune(*flags, *arguments) == 2
+            assert tune(*flags, *shlex.split(arguments)) == 2
             assert said in capsys.readouterr().err
         assert tune(*flags, "--join", "--resume", "--num-samples", "4") == 0
         assert json.loads(capsys.readouterr().out)["trials"] == {"complete": 4}
