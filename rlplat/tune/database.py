@@ -182,6 +182,9 @@ class DatabaseWriter:
             self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
             study = read_study(self._connection, self._study_id, name)
             self.directions, self._study_attrs = study.directions, study.user_attrs
+        except psycopg2.Error as error:
+            self._connection.close()
+            raise ConfigError(f"{self._server.place}: {_line(error)}") from None
         except BaseException:
             self._connection.close()
             raise
