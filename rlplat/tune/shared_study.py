@@ -91,6 +91,11 @@ class SharedWriter(DatabaseWriter):
                 orphans.append(trial.number)
         return trials, orphans
 
+    def load_trials(self) -> list[StoredTrial]:
+        """To look at; those that run stay whose they are."""
+        self.sync()
+        return self._server.patiently(lambda: read_trials(self._connected(), self._study_id))[1]
+
     def take(self, number: int, owner: int) -> StoredTrial | None:
         """The trial as its owner left it; None: somebody else has it."""
 
@@ -125,7 +130,7 @@ class SharedWriter(DatabaseWriter):
         finally:
             turn, self._turn = self._turn, None
             if turn is self._connection and not turn.closed:
-                with suppress(psycopg2.Error):  # it ended: so has the turn
+                with suppress(psycopg2.Error), limited(turn):  # it ended: so has the turn
                     self._query("SELECT pg_advisory_unlock(%s, %s)", _TURNS, self._study_id)
 
     def refresh(self) -> None:
@@ -168,9 +173,8 @@ class SharedWriter(DatabaseWriter):
                 self._waiting[table] = {key: row for key, row in rows.items() if key[0] in mine}
 
     def _lock(self) -> None:
-        self._hold(
-            "pg_try_advisory_lock_shared", LOCKS, self._study_id
-        )  # a tuner that wants it alone has `LOCKS`
+        """Beside other joined tuners, and not beside a lone one; a new connection waits until the old one is gone."""
+        self._hold("pg_try_advisory_lock_shared", LOCKS, self._study_id)
         self._hold("pg_try_advisory_lock", _TUNERS, self._id)
         for setting, value in (("idle", 10), ("interval", 5), ("count", 3)):  # 25 s until the server knows
             with self._connection.cursor() as cursor:
@@ -245,6 +249,6 @@ class SharedStudy(Study):
 
     def load(self) -> list[Trial]:
         """All trials by number, to look at."""
-        if not self._is_closed:
-            self.sync()
-        return self.read(self._storage, self._name)
+        if self._is_closed:
+            return self.read(self._storage, self._name)
+        return [restored(stored, self._sign) for stored in self._writer.load_trials()]

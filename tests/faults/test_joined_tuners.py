@@ -125,16 +125,16 @@ def test_three_tuners_learn_and_judge_together(tmp_path: Path, server: PostgresS
 
 def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server: PostgresServer) -> None:
     chance = random.Random(4)
-    with Joined(tmp_path, server, step_s=0.08, settings={"num_samples": 16}) as joined:
+    with Joined(tmp_path, server, step_s=0.06, settings={"num_samples": 12}) as joined:
         survivor, victim = joined.start("a"), joined.start("b")
-        for steps in (20, 60):
-            assert soon(joined.has_come_to(steps + chance.randrange(15)), 60)
+        for steps in (15, 45):
+            assert soon(joined.has_come_to(steps + chance.randrange(10)), 60)
             victim.kill()
             assert joined.told(victim) is None
             victim = joined.start("b")
         trials = joined.told_by_all(survivor, victim)
-        assert [trial[3] for trial in trials] == alphas(16)
-        assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 16
+        assert [trial[3] for trial in trials] == alphas(12)
+        assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 12
         joined.check(trials)
         joined.check_study()
         told = " ".join((tmp_path / out / "log.txt").read_text() for out in "ab")
@@ -162,15 +162,15 @@ def test_without_the_dead_tuners_directory_its_trials_begin_again(
 def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
     tmp_path: Path, server: PostgresServer
 ) -> None:
-    with Joined(tmp_path, server, step_s=0.08, settings={"num_samples": 16}) as joined:
+    with Joined(tmp_path, server, step_s=0.06, settings={"num_samples": 12}) as joined:
         first = joined.start("a")
-        assert soon(joined.has_come_to(10), 60)
+        assert soon(joined.has_come_to(5), 60)
         late, other, alone = joined.start("b"), joined.start("c", highest=2), joined.start("d", join=False)
         assert "'config.alpha" in joined.refusal(other)
         assert "is still going" in joined.refusal(alone)
         joined.deaths = 0  # these have run nothing
         trials = joined.told_by_all(first, late)
-        assert [trial[3] for trial in trials] == alphas(16)
+        assert [trial[3] for trial in trials] == alphas(12)
         joined.check(trials)
         joined.check_study()
         assert len(joined.who_began()) == 2
