@@ -22,7 +22,7 @@ from rlplat.tune.space import Space
 from rlplat.tune.study import Study
 from rlplat.tune.trial import TrialState
 from tests.faults.test_tuner_death import Life
-from tests.faults.tuner_program import NUM_STEPS
+from tests.faults.tuner_program import HELD_AT, NUM_STEPS
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 
@@ -57,6 +57,15 @@ class Joined(Life):
     def start(self, out: str = "a", **orders: Any) -> subprocess.Popen[str]:
         self.tuners.append(super().start(out=out, **orders))
         return self.tuners[-1]
+
+    def hold(self) -> None:
+        """Every trial waits at its fourth step, so that nobody is done before all of them are there."""
+        (self.directory / "hold").touch()
+
+    def go_on_with(self, num_tuners: int) -> None:
+        """Once so many have trials."""
+        assert soon(lambda: len(self.who_began()) == num_tuners, 60)
+        (self.directory / "hold").unlink()
 
     def told_by_all(self, *tuners: subprocess.Popen[str]) -> list[list[Any]]:
         """What they all say in the end: every one knows the whole study."""
@@ -93,8 +102,11 @@ def test_two_tuners_share_the_trials_of_one_experiment(
     tmp_path: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)  # no file of an experiment has it
-    with Joined(tmp_path, server, together=2, step_s=0.001, settings={"num_samples": 40}) as joined:
-        trials = joined.told_by_all(joined.start("a"), joined.start("b"))
+    with Joined(tmp_path, server, step_s=0.001, settings={"num_samples": 40}) as joined:
+        joined.hold()
+        tuners = [joined.start("a"), joined.start("b")]
+        joined.go_on_with(2)
+        trials = joined.told_by_all(*tuners)
         assert [trial[3] for trial in trials] == alphas(40)
         assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 40
         joined.check(trials)
@@ -111,8 +123,11 @@ def test_two_tuners_share_the_trials_of_one_experiment(
 def test_three_tuners_learn_and_judge_together(tmp_path: Path, server: PostgresServer) -> None:
     settings = {"num_samples": 18, "searcher": {"name": "tpe", "n_startup_trials": 5}}
     settings["scheduler"] = {"name": "asha", "reduction_factor": 3, "max_progress": 9}
-    with Joined(tmp_path, server, together=3, settings=settings) as joined:
-        trials = joined.told_by_all(*(joined.start(out) for out in "abc"))
+    with Joined(tmp_path, server, settings=settings) as joined:
+        joined.hold()
+        tuners = [joined.start(out) for out in "abc"]
+        joined.go_on_with(3)
+        trials = joined.told_by_all(*tuners)
         joined.check(trials)
         joined.check_study()
         assert len(trials) == 18 and {trial[1] for trial in trials} == {"complete", "stopped"}
@@ -124,14 +139,16 @@ def test_three_tuners_learn_and_judge_together(tmp_path: Path, server: PostgresS
 
 
 def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server: PostgresServer) -> None:
-    chance = random.Random(4)
-    with Joined(tmp_path, server, step_s=0.06, settings={"num_samples": 12}) as joined:
+    orders = {"backend": "zmq", "step_s": 0.06, "settings": {"num_samples": 12}}
+    with Joined(tmp_path, server, **orders) as joined:
+        joined.hold()
         survivor, victim = joined.start("a"), joined.start("b")
-        for steps in (15, 45):
-            assert soon(joined.has_come_to(steps + chance.randrange(10)), 60)
+        for steps in (4 * HELD_AT, 60 + random.Random(4).randrange(20)):
+            assert soon(joined.has_come_to(steps), 60)
             victim.kill()
             assert joined.told(victim) is None
             victim = joined.start("b")
+            (tmp_path / "hold").unlink(missing_ok=True)
         trials = joined.told_by_all(survivor, victim)
         assert [trial[3] for trial in trials] == alphas(12)
         assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 12
@@ -145,9 +162,11 @@ def test_without_the_dead_tuners_directory_its_trials_begin_again(
     tmp_path: Path, server: PostgresServer
 ) -> None:
     with Joined(tmp_path, server) as joined:
+        joined.hold()
         first = joined.start("a")
-        assert soon(joined.has_come_to(30), 60)
+        assert soon(joined.has_come_to(HELD_AT), 60)
         first.kill()
+        (tmp_path / "hold").unlink()
         assert joined.told(first) is None
         shutil.rmtree(tmp_path / "a")
         trials = joined.told_by_all(joined.start("b"))
@@ -163,22 +182,23 @@ def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
     tmp_path: Path, server: PostgresServer
 ) -> None:
     with Joined(tmp_path, server, step_s=0.06, settings={"num_samples": 12}) as joined:
+        joined.hold()
         first = joined.start("a")
-        assert soon(joined.has_come_to(5), 60)
-        late, other, alone = joined.start("b"), joined.start("c", highest=2), joined.start("d", join=False)
+        assert soon(joined.has_come_to(HELD_AT), 60)
+        late, other = joined.start("b"), joined.start("c", highest=2)
         assert "'config.alpha" in joined.refusal(other)
-        assert "is still going" in joined.refusal(alone)
-        joined.deaths = 0  # these have run nothing
+        joined.deaths = 0  # it has run nothing
+        joined.go_on_with(2)
         trials = joined.told_by_all(first, late)
         assert [trial[3] for trial in trials] == alphas(12)
         joined.check(trials)
         joined.check_study()
         assert len(joined.who_began()) == 2
-        assert not (tmp_path / "c").exists() and not (tmp_path / "d").exists()
+        assert not (tmp_path / "c").exists()
 
 
 def test_a_server_that_starts_anew_costs_nobody_a_trial(tmp_path: Path) -> None:
-    with postgres_server() as server, Joined(tmp_path, server, orphan_s=5.0, together=2) as joined:
+    with postgres_server() as server, Joined(tmp_path, server, orphan_s=5.0) as joined:
         tuners = [joined.start("a"), joined.start("b")]
         assert soon(joined.has_come_to(30), 60)
         server.stop()

@@ -22,6 +22,8 @@ from rlplat import tune
 
 DIRECTORY = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 NUM_STEPS = 9
+HELD_AT = 4
+"""As long as there is a file DIRECTORY/hold, no trial makes more steps."""
 
 
 def tell(story: str, text: str) -> None:
@@ -41,6 +43,8 @@ class Climb:
             self.has_begun = True
             tell(self.config["story"], f"begin {self.number} {os.getpid()} {self.steps}")
         time.sleep(self.config["step_s"])
+        while self.steps >= HELD_AT and Path(self.config["story"]).with_name("hold").exists():
+            time.sleep(0.01)
         while self.steps == 4 and self.config["gate"] and not os.path.exists(self.config["gate"]):
             time.sleep(0.01)
         self.steps += 1
@@ -102,10 +106,6 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
         from rlplat.tune import shared_study
 
         shared_study.ORPHAN_S = orders["orphan_s"]
-    if "together" in orders:  # so many tuners begin at the same time
-        (directory / f"ready-{os.getpid()}").touch()
-        while len(list(directory.glob("ready-*"))) < orders["together"]:
-            time.sleep(0.01)
     if "largest_file" in orders:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders["largest_file"], resource.RLIM_INFINITY))
