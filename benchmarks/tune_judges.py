@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlplat.tune.experiment import Advance, Begin, Crashed, Experiment, Reported, Returned, Save, Saved
+from rlplat.tune.events import Advance, Begin, Crashed, Reported, Returned, Save, Saved
+from rlplat.tune.experiment import Experiment
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Suggestion
 from rlplat.tune.spec import ExperimentSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.errors import ConfigError
-from rlplat.tune import experiment as ex
+from rlplat.tune import events
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.study import is_url
@@ -98,7 +98,7 @@ class JoinedTuner(Tuner):
             self._fetch_checkpoint(trial)
             where = f"from its report {trial.checkpoint.step}" if trial.checkpoint else "from the beginning"
             said = f"trial {number} of another tuner goes on here, {where}"
-            self._perform([ex.Say(said), *self.experiment.adopt([trial])])
+            self._perform([events.Say(said), *self.experiment.adopt([trial])])
 
     def _fetch_checkpoint(self, trial: Trial) -> None:
         """Where its last tuner's directory can be seen from here; else the trial has none."""
@@ -126,11 +126,11 @@ class JoinedTuner(Tuner):
                 f"trial {number} is another tuner's: the database was out of reach for too long"
             )
 
-    def _perform(self, actions: Sequence[ex.Action]) -> None:
+    def _perform(self, actions: Sequence[events.Action]) -> None:
         for action in actions:
-            if isinstance(action, ex.RecordTrial):
+            if isinstance(action, events.RecordTrial):
                 action.trial.notes["directory"] = str(self._place)
-            elif isinstance(action, ex.RecordEnd):
+            elif isinstance(action, events.RecordEnd):
                 self._ended[action.trial.number] = action.trial
         super()._perform(actions)
 

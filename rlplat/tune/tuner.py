@@ -22,7 +22,7 @@ import rlplat
 from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
-from rlplat.tune import experiment as ex
+from rlplat.tune import events
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
@@ -242,7 +242,7 @@ class Tuner:
                     self._restore()
                 while not self._is_over():
                     if interruption.signal_number:
-                        self._perform(self.experiment.handle(ex.Interrupted("interrupted")))
+                        self._perform(self.experiment.handle(events.Interrupted("interrupted")))
                     self._check_time()
                     self._fill()
                     self._turn()
@@ -270,14 +270,14 @@ class Tuner:
     def _check_time(self) -> None:
         budget = self.spec.time_budget_s
         if budget is not None and time.monotonic() - self._started >= budget:
-            spent = ex.Interrupted(f"the time budget of {budget:g} s is spent", ends_trials=True)
+            spent = events.Interrupted(f"the time budget of {budget:g} s is spent", ends_trials=True)
             self._perform(self.experiment.handle(spent))
 
     def _fill(self) -> None:
         """Give every free slot a trial, and open slots as long as there is room and somebody for them."""
         if self.experiment.interrupted:
             for trial in self._to_begin:
-                self._perform(self.experiment.handle(ex.NotBegun(trial.number)))
+                self._perform(self.experiment.handle(events.NotBegun(trial.number)))
             self._to_begin.clear()
         limit = self.spec.max_concurrent or math.inf
         while True:
@@ -344,11 +344,11 @@ class Tuner:
         if number is None or number != slot.trial:
             return
         if isinstance(answer, SavedTurn):
-            event: ex.Event = ex.Saved(number, answer.name, answer.step, answer.seconds)
+            event: events.Event = events.Saved(number, answer.name, answer.step, answer.seconds)
         elif isinstance(answer, Turn) and answer.metrics is not None:
-            event = ex.Reported(number, answer.metrics, answer.run_s, answer.can_save)
+            event = events.Reported(number, answer.metrics, answer.run_s, answer.can_save)
         elif isinstance(answer, Turn):
-            event = ex.Returned(number, answer.run_s)
+            event = events.Returned(number, answer.run_s)
         else:
             return  # of `end`
         self._perform(self.experiment.handle(event))
@@ -357,7 +357,7 @@ class Tuner:
         """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
         cause = getattr(error, "cause", None) or error.__cause__ or error
         if isinstance(cause, CheckpointError) and call.method == "save":  # no trial's state can be kept
-            self._perform([ex.Abort(cause)])
+            self._perform([events.Abort(cause)])
             return
         slot.calls.clear()
         number = slot.trial
@@ -375,7 +375,7 @@ class Tuner:
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
         text = _remote_text(error) if can_retry else str(cause)
-        self._perform(self.experiment.handle(ex.Crashed(number, text, can_retry)))
+        self._perform(self.experiment.handle(events.Crashed(number, text, can_retry)))
 
     def _find_silent(self) -> None:
         limit = self.spec.max_silence_s
@@ -390,40 +390,40 @@ class Tuner:
                 self._to_begin.append(self.experiment.live_numbers[number])
                 continue
             text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
-            self._perform(self.experiment.handle(ex.Crashed(number, text)))
+            self._perform(self.experiment.handle(events.Crashed(number, text)))
 
     # ------------------------------------------------------------ actions
 
-    def _perform(self, actions: Sequence[ex.Action]) -> None:
+    def _perform(self, actions: Sequence[events.Action]) -> None:
         """In their order: an experiment names records before what follows from them."""
         for action in actions:
-            if isinstance(action, ex.RecordReport):
+            if isinstance(action, events.RecordReport):
                 self.study.report(action.trial)
                 self.directory.record(action.trial, action.trial.last)
-            elif isinstance(action, ex.Advance):
+            elif isinstance(action, events.Advance):
                 self._slots.by_trial[action.number].call("advance")
-            elif isinstance(action, ex.RecordTrial):
+            elif isinstance(action, events.RecordTrial):
                 self.study.create(action.trial)
-            elif isinstance(action, ex.RecordChange):
+            elif isinstance(action, events.RecordChange):
                 self.study.note(action.trial)
-            elif isinstance(action, ex.RecordEnd):
+            elif isinstance(action, events.RecordEnd):
                 self.directory.flush()
                 self.study.end(action.trial)
                 self.directory.end(action.trial)
                 self._note_best()
-            elif isinstance(action, ex.Begin):
+            elif isinstance(action, events.Begin):
                 slot = self._slots.by_trial.get(action.trial.number)
                 if slot is None:
                     self._to_begin.append(action.trial)
                 else:
                     self._begin(slot, action.trial)
-            elif isinstance(action, ex.Save):
+            elif isinstance(action, events.Save):
                 self._slots.by_trial[action.number].call("save")
-            elif isinstance(action, ex.Release):
+            elif isinstance(action, events.Release):
                 self._slots.release(action.number)
-            elif isinstance(action, ex.CopyCheckpoint):
+            elif isinstance(action, events.CopyCheckpoint):
                 self._copy(action)
-            elif isinstance(action, ex.Say):
+            elif isinstance(action, events.Say):
                 self.directory.log(action.text)
                 if not action.to_log_only:
                     self.view.say(action.text)
@@ -436,7 +436,7 @@ class Tuner:
         self._slots.assign(slot, trial.number)
         slot.call("begin", order)
 
-    def _copy(self, action: ex.CopyCheckpoint) -> None:
+    def _copy(self, action: events.CopyCheckpoint) -> None:
         source = self.directory.trial_directory(action.source) / "checkpoints" / action.mark.name
         target = self.directory.trial_directory(action.target) / "checkpoints" / action.name
         copy_checkpoint(source, target)

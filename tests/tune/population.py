@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from rlplat.tune import experiment as ex
+from rlplat.tune import events as ex
+from rlplat.tune.experiment import Experiment
 from rlplat.tune.schedulers import TrialScheduler
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.space import Space
@@ -75,7 +76,7 @@ class Population:
         searcher = make_searcher(
             Searcher(), self.space, seed=self.seed, num_samples=self.spec.num_samples, modes=("max",)
         )
-        self.experiment = ex.Experiment(self.spec, searcher, scheduler, trial_seed=lambda n: 1000 + n)
+        self.experiment = Experiment(self.spec, searcher, scheduler, trial_seed=lambda n: 1000 + n)
         if trials:
             self.perform(self.experiment.restore(trials))
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.experiment import (
+from rlplat.tune.events import (
     Abort,
     Action,
     Advance,
     Begin,
     CopyCheckpoint,
     Crashed,
-    Experiment,
     Interrupted,
     NotBegun,
     RecordChange,
@@ -32,6 +31,7 @@ from rlplat.tune.experiment import (
     Saved,
     Say,
 )
+from rlplat.tune.experiment import Experiment
 from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.search import Suggestion
