@@ -116,6 +116,11 @@ class Slots:
         if slot is not None:
             slot.trial, slot.is_dirty = None, True
 
+    def to_the_back(self, slot: Slot) -> None:
+        """Of several slots with answers `wait` takes the first one's."""
+        self.all.remove(slot)
+        self.all.append(slot)
+
     def clean(self) -> None:
         """End what still runs of released trials whose slots nobody took."""
         for slot in self.all:

@@ -306,13 +306,11 @@ class Tuner:
         return self.kind.demand(self.spec.resources, trial.config)
 
     def _turn(self) -> None:
-        """Wait for the first answer, then take all that are there."""
+        """Wait for an answer and take it."""
         refs = {ref: slot for slot in self._slots.all if (ref := slot.waits_for) is not None}
         if refs:
-            ready, rest = rlplat.wait(list(refs), num_returns=1, timeout=self._patience())
-            if rest:
-                ready += rlplat.wait(rest, num_returns=len(rest), timeout=0)[0]
-            for ref in ready:
+            for ref in rlplat.wait(list(refs), num_returns=1, timeout=self._patience())[0]:
+                self._slots.to_the_back(refs[ref])  # so that others get their turn
                 self._answered(refs[ref], ref)
             self._find_silent()
         elif not self._is_over():
