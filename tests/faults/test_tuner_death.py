@@ -188,7 +188,7 @@ def test_a_tuner_that_dies_at_any_named_point_runs_every_trial_once(
         {"searcher": "tpe", "num_samples": 14},
         {"scheduler": {"name": "asha", "reduction_factor": 3, "max_progress": 9}},
         {"scheduler": {"name": "hyperband", "max_progress": 9}},
-        {"scheduler": {"name": "pbt", "perturbation_period": 3, "mutations": ["alpha"]}},
+        {"scheduler": {"name": "pbt", "synch": True, "perturbation_period": 3, "mutations": ["alpha"]}},
     ],
     ids=["tpe", "asha", "hyperband", "pbt"],
 )
