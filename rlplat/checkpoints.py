@@ -131,7 +131,7 @@ def _write(directory: Path, name: str, state: dict[str, Any], info: CheckpointIn
             "not_a_number": packed.not_a_number,
         }
         _write_file(temporary / "manifest.json", _manifest_bytes(manifest))
-        _sync_directory(temporary)
+        sync_directory(temporary)
         target = _publish(temporary, directory / name)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -281,7 +281,7 @@ def _write_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -296,7 +296,7 @@ def _publish(temporary: Path, target: Path) -> Path:
         _remove(aside)
         os.rename(target, aside)
     os.rename(temporary, target)
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     _remove(aside)
     return target
 

@@ -138,7 +138,7 @@ class CsvWriter:
             with open(self._path, newline="", encoding="utf-8") as file:
                 rows = list(csv.reader(file))[1:]
         missing = [""] * (len(columns) - len(self._columns))
-        _replace_file(
+        replace_file(
             self._path, "".join(_csv_line(row) for row in [columns, *([*row, *missing] for row in rows)])
         )
         self._file.close()
@@ -160,7 +160,8 @@ def _csv_line(fields: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Whole or not at all; OSError leaves the old one."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -218,9 +219,9 @@ def forget_after(directory: Path, env_steps: int) -> None:
         if record.get("env_steps", 0) <= env_steps and not closes:
             records.append(record)
     if jsonl.exists():
-        _replace_file(jsonl, "".join(json.dumps(record) + "\n" for record in records))
+        replace_file(jsonl, "".join(json.dumps(record) + "\n" for record in records))
     if table.exists():
         columns = list(dict.fromkeys(name for record in records for name in record))
         lines = [_csv_line(columns)] if columns else []
         lines += [_csv_line([_csv_field(record.get(name)) for name in columns]) for record in records]
-        _replace_file(table, "".join(lines))
+        replace_file(table, "".join(lines))

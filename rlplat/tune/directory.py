@@ -27,9 +27,10 @@ import yaml
 
 from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
+from rlplat.metrics import replace_file
 from rlplat.rl.run_directory import is_running
 from rlplat.tune.hparams import ExperimentCurves
-from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, read_reports, replace_file
+from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, read_reports
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
 

@@ -106,7 +106,6 @@ class Experiment:
         self._best: list[Trial] = []
         self._is_exhausted = False
         self._metric_seen = False
-        self._last_error = ""
         self._signs = tuple(1.0 if mode == "max" else -1.0 for mode in spec.mode)
 
     # ------------------------------------------------------------ from outside
@@ -253,11 +252,6 @@ class Experiment:
     @property
     def num_expected(self) -> int | None:
         return self.num_trials if self._is_exhausted else self._searcher.num_trials
-
-    @property
-    def last_error(self) -> str:
-        """Of the trial that failed last."""
-        return self._last_error
 
     def best(self) -> list[Trial]:
         """The best ones, ended or running; best first."""
@@ -573,7 +567,7 @@ class Experiment:
     def _end(self, trial: Trial, state: TrialState, reason: str) -> list[Action]:
         self._move(trial, state)
         if state is TrialState.FAILED:
-            trial.error = self._last_error = reason
+            trial.error = reason
         else:
             trial.notes["ended"] = reason
         del self._live[trial.number]

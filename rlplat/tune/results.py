@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplat.metrics import Appender, CsvWriter
+from rlplat.metrics import Appender, CsvWriter, replace_file
 from rlplat.tune.trial import Trial
 
 OWN_COLUMNS = ("trial", "state", "step", "progress", "run_s", "failures", "error")
@@ -197,14 +196,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, int | str):
         return kind.__base__(value) if kind.__base__ in (int, str) else str(value)
     return repr(value)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Whole or not at all; OSError leaves the old one."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

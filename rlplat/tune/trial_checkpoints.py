@@ -68,9 +68,9 @@ class TrialCheckpoints:
                 written = checkpoints.save(temporary, tree, info, keep=sys.maxsize)
                 written.rename(temporary / "state")
                 (temporary / "latest").unlink(missing_ok=True)
-                _sync(temporary)
+                checkpoints.sync_directory(temporary)
                 temporary.rename(directory / written.name)
-                _sync(directory)
+                checkpoints.sync_directory(directory)
             else:
                 checkpoints.save(directory, tree, info, keep=sys.maxsize)
         except BaseException:
@@ -140,10 +140,10 @@ def _copy(source: Path, into: Path) -> dict[str, FileEntry]:
                 entries[str(target.name / inside / name)] = _copy_file(
                     Path(folder) / name, target / inside / name
                 )
-            _sync(target / inside)
+            checkpoints.sync_directory(target / inside)
     else:
         entries[target.name] = _copy_file(source, target)
-    _sync(into)
+    checkpoints.sync_directory(into)
     return entries
 
 
@@ -160,14 +160,6 @@ def _copy_file(source: Path, target: Path) -> FileEntry:
         writing.flush()
         os.fsync(writing.fileno())
     return [num_bytes, digest.hexdigest()]
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
