@@ -15,7 +15,7 @@ from tests.leak_meter import MARK, SHM_PREFIX, marked_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
-BUSY_DRIVER = '''
+WORK = '''
 """A driver in mid-run: actors, one with a child in a session of its own, large objects, tasks under way."""
 import os, subprocess, sys, time
 import numpy as np
@@ -40,8 +40,10 @@ objects = [rlplat.put(np.zeros(1_000_000)), *[actor.make.remote() for actor in a
 arrays = rlplat.get(objects)
 running = [busy.remote() for _ in range(3)]
 node = rlplat.runtime.refs.backend()._node.pid
-print("running", child, node, flush=True)
+def say_running():
+    print("running", child, node, flush=True)
 '''
+BUSY_DRIVER = WORK + "say_running()\n"
 
 
 FORGETFUL_NODE = """
@@ -75,7 +77,10 @@ def eventually(condition: Callable[[], object], within_s: float) -> bool:
 
 
 class Program:
-    """A driver in a process of its own, which has printed that it is running."""
+    """A driver in a process of its own, which has printed that it is running.
+
+    A signal may come as soon as it has: a script that catches one prints inside its `try`.
+    """
 
     def __init__(self, script: str) -> None:
         self.process = subprocess.Popen(

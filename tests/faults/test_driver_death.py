@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import rlplat
-from tests.faults.programs import BUSY_DRIVER, eventually, program
+from tests.faults.programs import BUSY_DRIVER, WORK, eventually, program
 from tests.leak_meter import MARK, marked_processes
 
 
@@ -77,13 +77,14 @@ def test_kill_of_driver_and_node_at_once_leaves_nothing() -> None:
 def test_ctrl_c_reaches_the_driver_alone() -> None:
     wait = """
 try:
+    say_running()
     rlplat.get(running)
 except KeyboardInterrupt:
     print("interrupted")
     print(rlplat.get(actors[1].make.remote()).sum())
     rlplat.shutdown()
 """
-    with program(BUSY_DRIVER + wait) as driver:
+    with program(WORK + wait) as driver:
         os.killpg(driver.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
         code, out, errors = driver.finish()
         assert (code, out.split()) == (0, ["interrupted", "1000000.0"]), errors
