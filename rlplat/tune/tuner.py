@@ -86,7 +86,7 @@ def run(
         metric=_names(metric),
         mode=_names(mode),  # type: ignore[arg-type]
         num_samples=num_samples,
-        stop=dict(stop or {}),
+        stop={} if stop is None else stop,
         resources=resources,
         searcher=searcher_of(searcher),
         scheduler=scheduler,
