@@ -365,11 +365,11 @@ class Tuner:
             return
         if is_stuck or not isinstance(error, TaskError):
             self._slots.renew(slot)
-        if number is None or number not in self.experiment.live_numbers:
+        if number is None or number not in self.experiment.roster.live:
             return
         is_before = call.number != number and call.method != READY
         if is_before or (is_stuck and call.method == "begin"):
-            self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
+            self._to_begin.append(self.experiment.roster.live[number].trial)  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
         text = _remote_text(error) if can_retry else str(cause)
@@ -385,7 +385,7 @@ class Tuner:
             if number is None:
                 continue
             if call.number != number:  # the trial before it hangs in its end
-                self._to_begin.append(self.experiment.live_numbers[number])
+                self._to_begin.append(self.experiment.roster.live[number].trial)
                 continue
             text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
             self._perform(self.experiment.handle(events.Crashed(number, text)))
@@ -440,7 +440,7 @@ class Tuner:
         copy_checkpoint(source, target)
 
     def _note_best(self) -> None:
-        best = self.experiment.best()
+        best = self.experiment.roster.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
             self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
