@@ -15,7 +15,7 @@ from rlplat.errors import ConfigError
 from rlplat.tune import events
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.study import is_url
+from rlplat.tune.storage_address import is_url
 from rlplat.tune.trainables import check_trainable
 from rlplat.tune.trial import Trial
 from rlplat.tune.tuner import Tuner, copy_checkpoint

@@ -28,6 +28,7 @@ from rlplat.tune.domains import Domain, Options, Range
 from rlplat.tune.history import History, Outcome, Recorded
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
+from rlplat.tune.storage_address import is_url, shown
 from rlplat.tune.trial import Trial
 
 try:
@@ -341,9 +342,9 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
     storage: optuna.storages.BaseStorage
     with contextlib.ExitStack() as stack:
         try:
-            if "://" in place:
+            if is_url(place):
                 url, _, name = place.partition("#")
-                if ":" in url.partition("://")[2].rpartition("@")[0]:
+                if shown(url) != url:
                     raise ConfigError(
                         "warm_start: leave the password out of the address, which is written into the experiment's "
                         "files, and give it in PGPASSWORD or ~/.pgpass"
@@ -374,7 +375,7 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
 
 def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStorage:
     """Read only: no table is made. Closed by the stack."""
-    from rlplat.tune.database import Server
+    from rlplat.tune.postgres import Server
 
     server = Server(url, say=lambda text: None)
     try:

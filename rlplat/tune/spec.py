@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.tune.search import Searcher
+from rlplat.tune.storage_address import problem_of, shown
 
 if TYPE_CHECKING:
     from rlplat.tune.domains import Domain
@@ -237,16 +238,11 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
 def _check_storage(storage: str, where: str) -> None:
     if not storage:
         return
-    url = urlsplit(storage)
-    if url.scheme.partition("+")[0] == "sqlite":
+    if problem := problem_of(storage):
+        raise ConfigError(f"storage{where}: {problem}")
+    if not urlsplit(storage).path.strip("/"):
         raise ConfigError(
-            f"storage{where}: SQLite locks up while several processes write; leave storage away for a file in the "
-            "experiment's directory, or take postgresql://user@host/database"
-        )
-    if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
-        raise ConfigError(
-            f"storage{where}: postgresql://user@host/database, or left away for a file in the experiment's directory, "
-            f"not {storage!r}"
+            f"storage{where}: which database? postgresql://user@host/database, not {shown(storage)!r}"
         )
 
 

@@ -26,17 +26,19 @@ from rlplat.tune import events
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
-from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
+from rlplat.tune.experiment_file import searcher_of
 from rlplat.tune.program import StillRunning
 from rlplat.tune.programs import GRACE_S
 from rlplat.tune.samplers import distributions
+from rlplat.tune.saved_experiment import refuse_changes, settings_of
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study, shown
+from rlplat.tune.storage_address import shown
+from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
@@ -202,7 +204,7 @@ def _open_study(
                     "resume it with the storage and the name that it had, or begin a new one with --out"
                 )
             settings = {"experiment": settings_of(spec)}
-            study.settle({}, may_change={**settings, "is_shared": True} if join else settings)
+            study.settle({**settings, "is_shared": True} if join else settings)
             study.sync()  # before there can be results of it
     except BaseException:
         study.close()

@@ -16,10 +16,11 @@ from rlplat.tune.history import History, Outcome, Recorded
 from rlplat.tune.samplers import ModelSearch, distribution
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.space import Space
-from rlplat.tune.study import shown
+from rlplat.tune.storage_address import shown
 from rlplat.tune.trial import TrialState
 from tests.tune.postgres import PASSWORD, postgres_server
 from tests.tune.searching import BRANIN, Play, best_regret, branin
+from tests.tune.studies import as_optuna_sees
 
 CONDITIONAL = Space.parse(
     {
@@ -285,7 +286,7 @@ def test_suggesting_writes_nothing(tmp_path):
     play.searcher.suggest(8)
     play.study.sync()
     assert (tmp_path / "study.journal").stat().st_size == size_bytes
-    assert len(play.study.optuna.trials) == 8
+    assert len(as_optuna_sees(play.study).trials) == 8
     play.close()
 
 
