@@ -273,7 +273,8 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     """Whether the algorithm accepts what the space gives: its lowest and highest values, and some in between."""
     import numpy as np
 
-    from rlplat.tune.domains import Options, Range
+    from rlplat.tune.domains import Options
+    from rlplat.tune.ranges import Range
     from rlplat.tune.rl_config import check_configs, check_seeds
     from rlplat.tune.trainables import check_trainable
 
@@ -284,10 +285,10 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     algo = check_trainable(spec.trainable).name
 
     def lowest(name: str, domain: Domain) -> Any:
-        return domain.clip(domain.low) if isinstance(domain, Range) else domain.sample(rng)
+        return domain.clip(domain.usual_ends[0]) if isinstance(domain, Range) else domain.sample(rng)
 
     def highest(name: str, domain: Domain) -> Any:
-        return domain.clip(domain.high) if isinstance(domain, Range) else domain.sample(rng)
+        return domain.clip(domain.usual_ends[1]) if isinstance(domain, Range) else domain.sample(rng)
 
     def turn(number: int) -> Callable[[str, Domain], Any]:
         """Of options the next one each time, so that every branch is seen."""

@@ -28,7 +28,8 @@ def as_optuna_sees(study: Study) -> optuna.Study:
         storage = RDBStorage(f"postgresql+psycopg2://{address}", engine_kwargs={"poolclass": NullPool})
     else:
         storage = JournalStorage(JournalFileBackend(str(study._storage)))
-    return optuna.load_study(study_name=study._name if is_url(study._storage) else None, storage=storage)
+    names = [one.study_name for one in storage.get_all_studies()]
+    return optuna.load_study(study_name=study._name if len(names) > 1 else names[0], storage=storage)
 
 
 def new_trial(number: int) -> Trial:

@@ -15,7 +15,18 @@ from rlplat.tune.schedulers import Continue, Exploit, Pause, Resume
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.space import Space, choice, grid, loguniform, quniform, randint, sample_from, uniform
+from rlplat.tune.space import (
+    Space,
+    choice,
+    grid,
+    loguniform,
+    normal,
+    qnormal,
+    quniform,
+    randint,
+    sample_from,
+    uniform,
+)
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 from tests.tune.population import Killed, Population
 
@@ -210,6 +221,8 @@ def test_numbers_are_multiplied_with_a_factor_within_their_bounds() -> None:
     assert min(seen.values()) > 150
     assert set(changes(0.9, uniform(0.8, 1.0))) == {0.8, math.nextafter(1.0, 0.0)}
     assert set(changes(-0.5, uniform(-1.0, 1.0))) == {-0.4, -0.6}
+    assert set(changes(5.0, normal(4.0, 1.0))) == {4.0, 6.0}
+    assert set(changes(-11.0, normal(0.0, 1.5))) == {-8.8, -12.0}
     assert len(changes(0.0, uniform(-1.0, 1.0))) == 400  # no factor moves a zero: it is drawn
 
 
@@ -219,6 +232,7 @@ def test_integers_and_steps_move_by_one_at_least() -> None:
     assert set(changes(1, randint(1, 100))) == {1, 2}
     assert all(type(value) is int for value in changes(10, randint(1, 100)))
     assert set(changes(0.1, quniform(0.0, 1.0, 0.1))) == {0.0, 0.2}
+    assert set(changes(-5, qnormal(0.0, 20.0, 5.0))) == {-10.0, 0.0}
 
 
 def test_numbers_to_choose_from_have_neighbours_and_others_are_drawn() -> None:

@@ -330,7 +330,8 @@ def mutated(
 ) -> Any:
     """`value` times one of the factors, within the bounds; a neighbour of it; or, with `resample_probability`, drawn
     anew. own: the parameter's domain in the space, in which what a function returns must be."""
-    from rlplat.tune.domains import Options, Range
+    from rlplat.tune.domains import Options
+    from rlplat.tune.ranges import Range
 
     if isinstance(mutation, _Neighbours):
         labels = mutation.labels
