@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Options(Domain):
 
     @property
     def is_ordered(self) -> bool:
-        return all(isinstance(label, int | float) and not isinstance(label, bool) for label in self.labels)
+        return all(is_number(label) for label in self.labels)
 
     @property
     def text(self) -> str:
@@ -146,6 +147,12 @@ def sample_from(function: Callable[..., Any]) -> SampleFrom:
     from elsewhere would be others each time.
     """
     return SampleFrom(function)
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) or isinstance(value, Real)  # numpy's; Real alone is slow
 
 
 def _labels(options: Sequence[Any]) -> tuple[Scalar, ...]:

@@ -15,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -54,6 +55,7 @@ NUM_HOPELESS = 3
 """So many trials fail before the first report of any: then it is not their configs."""
 CHECKPOINT_SHARE = 0.1
 """Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
+MAX_FREE_REPORTS = 1_000
 FIRST_CHECKPOINT_S = 5.0
 """Seconds of running that are worth a checkpoint."""
 
@@ -214,6 +216,17 @@ class Experiment:
             return False
         return bool(self.interrupted) or (self._is_exhausted and not roster.live and not roster.others)
 
+    def num_free_reports(self, number: int) -> int:
+        """So many reports of this trial may come at once, because nothing is decided before the last of them: where
+        that is known, so that quick trials need not wait for an answer after each report."""
+        trial = self.roster.live[number].trial
+        until = self._scheduler.judges_at(trial) - trial.progress if self._scheduler.unit == "step" else 1.0
+        if self.spec.checkpoint_period is not None:
+            until = min(until, self.spec.checkpoint_period - trial.step % self.spec.checkpoint_period)
+        for name, limit in self.spec.stop.items():
+            until = min(until, limit - self._steps(trial) if name == "step" else 1.0)
+        return max(math.ceil(min(until, MAX_FREE_REPORTS) - 1e-6), 1)
+
     @property
     def num_expected(self) -> int | None:
         return self.num_trials if self._is_exhausted else self._searcher.num_trials
@@ -244,9 +257,10 @@ class Experiment:
         except BadReport as error:
             return [RecordReport(trial), *self._fail(trial, str(error))]
         actions: list[Action] = [RecordReport(trial)]
-        counts_steps = self._scheduler.unit == "step"
-        if rule := rule_reached(trial, self.spec.stop, self._signs, counts_steps=counts_steps):
+        if rule := rule_reached(trial, self._steps(trial), self.spec.stop, self._signs):
             return actions + self._complete(live, rule, event.can_save)
+        if event.goes_on:
+            return actions
         verdict: Verdict = Continue()
         if trial.values and trial.history and trial.history[-1][0] == trial.progress:
             verdict = self._scheduler.judge(trial)
@@ -409,6 +423,11 @@ class Experiment:
         score = values[0] * self._signs[self.spec.metric[0]]
         trial.history.append((trial.progress, score))
         self._scheduler.record(trial, trial.progress, score)
+
+    def _steps(self, trial: Trial) -> float:
+        """`step` of the stop rules: reports of the weights that it has, even where they are another's up to some
+        point."""
+        return trial.progress if self._scheduler.unit == "step" else trial.step
 
     def _is_checkpoint_due(self, live: Live) -> bool:
         if self.spec.checkpoint_period is not None:

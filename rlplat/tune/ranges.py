@@ -21,7 +21,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
-from rlplat.tune.domains import Domain
+from rlplat.tune.domains import Domain, is_number
 
 REACH = 8.0
 """In standard deviations: what is further from the mean is not in a normal domain. Of 10^15 draws one would be."""
@@ -263,7 +263,7 @@ class QNormal(Normal):
 
 def _number(value: Any) -> float:
     """TypeError: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if not is_number(value) or math.isnan(value):
         raise TypeError(f"{value!r} is not a number")
     return value
 
@@ -275,7 +275,7 @@ def _plain(value: float) -> float:
 
 def _not_finite(**numbers: Any) -> str:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             return f"{name} is {value!r}, not a number"
         if not math.isfinite(value):
             return f"{name} is {value}, which is no finite number"
@@ -283,7 +283,7 @@ def _not_finite(**numbers: Any) -> str:
 
 
 def _no_step(quantum: Any) -> str:
-    is_good = isinstance(quantum, int | float) and not isinstance(quantum, bool) and 0 < quantum < math.inf
+    is_good = is_number(quantum) and 0 < quantum < math.inf
     return "" if is_good else f"the step between two values is {quantum!r}, not a positive number"
 
 

@@ -51,15 +51,11 @@ def values_in(
     return tuple(values)
 
 
-def rule_reached(
-    trial: Trial, stop: Mapping[str, float], signs: Mapping[str, float], *, counts_steps: bool
-) -> str:
+def rule_reached(trial: Trial, steps: float, stop: Mapping[str, float], signs: Mapping[str, float]) -> str:
     """`accuracy 0.97 >= 0.95` for the first stop rule that holds after the last report, or the empty string.
 
-    signs: by metric; -1 where lower is better. counts_steps: the unit of progress is reports. Rule `step` is about the
-    reports of the weights that the trial has, even where they are another's up to some point.
+    steps: what rule `step` counts. signs: by metric; -1 where lower is better.
     """
-    steps = trial.progress if counts_steps else trial.step
     for name, limit in stop.items():
         value = {"step": steps, "wall_s": trial.run_s}.get(name, trial.last.get(name))
         if value is None or isinstance(value, bool | str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlplat.errors import ConfigError
 from rlplat.tune.experiment_file import KEYS, named
 from rlplat.tune.search import Searcher
 from rlplat.tune.space import as_yaml, is_domain
+from rlplat.tune.space_tree import plain
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.storage_address import shown
 
@@ -98,10 +100,8 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if is_domain(value):
         return _plain(as_yaml(value))
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return value.item()
+    with suppress(TypeError):
+        return plain(value)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # the same in the next process
 
 
