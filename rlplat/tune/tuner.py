@@ -26,17 +26,19 @@ from rlplat.tune import events
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
-from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
+from rlplat.tune.experiment_file import searcher_of
 from rlplat.tune.program import StillRunning
 from rlplat.tune.programs import GRACE_S
 from rlplat.tune.samplers import distributions
+from rlplat.tune.saved_experiment import refuse_changes, settings_of
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study, shown
+from rlplat.tune.storage_address import shown
+from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
@@ -202,7 +204,7 @@ def _open_study(
                     "resume it with the storage and the name that it had, or begin a new one with --out"
                 )
             settings = {"experiment": settings_of(spec)}
-            study.settle({}, may_change={**settings, "is_shared": True} if join else settings)
+            study.settle({**settings, "is_shared": True} if join else settings)
             study.sync()  # before there can be results of it
     except BaseException:
         study.close()
@@ -371,11 +373,11 @@ class Tuner:
             return
         if is_stuck or not isinstance(error, TaskError):
             self._slots.renew(slot)
-        if number is None or number not in self.experiment.live_numbers:
+        if number is None or number not in self.experiment.roster.live:
             return
         is_before = call.number != number and call.method != READY
         if is_before or (is_stuck and call.method == "begin"):
-            self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
+            self._to_begin.append(self.experiment.roster.live[number].trial)  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
         text = _remote_text(error) if can_retry else str(cause)
@@ -391,7 +393,7 @@ class Tuner:
             if number is None:
                 continue
             if call.number != number:  # the trial before it hangs in its end
-                self._to_begin.append(self.experiment.live_numbers[number])
+                self._to_begin.append(self.experiment.roster.live[number].trial)
                 continue
             text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
             self._perform(self.experiment.handle(events.Crashed(number, text)))
@@ -447,7 +449,7 @@ class Tuner:
         copy_checkpoint(source, target)
 
     def _note_best(self) -> None:
-        best = self.experiment.best()
+        best = self.experiment.roster.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
             self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
