@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rlplat
+from rlplat.errors import CheckpointError
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.programs import open_program
 
@@ -42,6 +44,8 @@ class SavedTurn(NamedTuple):
     name: str | None
     step: int
     seconds: float
+    error: str = ""
+    """Why it failed, where it did: a line with the place, then where it was raised."""
 
 
 class TrialHost:
@@ -77,12 +81,15 @@ class TrialHost:
     def save(self) -> SavedTurn:
         assert self._program is not None
         started = time.monotonic()
+        directory, name, problem = self._directory / "checkpoints", None, ""
         try:
-            name = self._program.save_to(self._directory / "checkpoints") if self._program.can_save else None
-        except BaseException:
-            self.end()  # an `advance` that was sent together with this is not to run
-            raise
-        return SavedTurn(name, self._step, time.monotonic() - started)
+            name = self._program.save_to(directory) if self._program.can_save else None
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, CheckpointError):  # no state can be kept
+                self.end()  # an `advance` that was sent together with this is not to run
+                raise
+            problem = f"{directory}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return SavedTurn(name, self._step, time.monotonic() - started, problem)
 
     def end(self) -> None:
         """What runs of the trial is told to stop; returns when it has."""

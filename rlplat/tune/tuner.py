@@ -342,7 +342,7 @@ class Tuner:
         if number is None or number != slot.trial:
             return
         if isinstance(answer, SavedTurn):
-            event: events.Event = events.Saved(number, answer.name, answer.step, answer.seconds)
+            event: events.Event = events.Saved(number, *answer)
         elif isinstance(answer, Turn) and answer.metrics is not None:
             event = events.Reported(number, answer.metrics, answer.run_s, answer.can_save)
         elif isinstance(answer, Turn):
