@@ -262,6 +262,7 @@ class Tuner:
 
     def _restore(self) -> None:
         trials = self.study.load()
+        self.directory.recall(trials)
         actions = self.experiment.restore(trials)
         self.directory.reconcile(trials)
         self._note_best()  # the last one may not have been written
