@@ -56,6 +56,8 @@ class TrialHost:
         self._metric, self._num_seeds = metric, seeds_per_trial
         self._client_id = rlplat.get_runtime_context().client_id
         self._program: Program | None = None
+        self._has_failed = False
+        """The program only waits for `end`."""
         self._step = 0
         self._directory = self._trials
 
@@ -69,6 +71,7 @@ class TrialHost:
         context = TrialContext(
             order.number, order.seed, directory, order.attempt, metric=self._metric, num_seeds=self._num_seeds
         )
+        self._has_failed = False
         self._program = open_program(self._trainable, order.config, context)
         self._step = order.step
         if order.checkpoint:
@@ -86,7 +89,7 @@ class TrialHost:
             name = self._program.save_to(directory) if self._program.can_save else None
         except BaseException as error:
             if not isinstance(error, Exception) or isinstance(error, CheckpointError):  # no state can be kept
-                self.end()  # an `advance` that was sent together with this is not to run
+                self._has_failed = True  # an `advance` that was sent together with this is not to run
                 raise
             problem = f"{directory}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
         return SavedTurn(name, self._step, time.monotonic() - started, problem)
@@ -110,11 +113,11 @@ class TrialHost:
             rlplat.shutdown()
 
     def _turn(self, started: float) -> Turn:
-        assert self._program is not None
+        assert self._program is not None and not self._has_failed
         try:
             metrics = self._program.step()
         except BaseException:
-            self.end()
+            self._has_failed = True
             raise
         if metrics is not None:
             self._step += 1
