@@ -123,6 +123,15 @@ class ExperimentDirectory:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def recall(self, trials: Sequence[Trial]) -> None:
+        """An experiment goes on: the study has the values of each report, and the other metrics of the last one only
+        where it was recorded with something else. Here they all are."""
+        lacking = {trial.number: trial for trial in trials if not trial.state.has_ended and not trial.last}
+        for report in read_reports(self._reports.path) if lacking else ():
+            trial = lacking.get(report["trial"])
+            if trial is not None and report["step"] == trial.step:
+                trial.last = report["metrics"]
+
     def reconcile(self, trials: Sequence[Trial]) -> None:
         """An experiment goes on: the derived files get the state of the study.
 

@@ -9,8 +9,10 @@ Rules
 2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there.
 3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
 4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
-5. Trials of other tuners of the same study are learnt from and waited for; they do not count as live here.
-6. Ended trials are counted and the best ten kept; the rest of them lives in the study.
+5. A checkpoint that cannot be written costs the trial nothing while it runs, and what it reported beyond the one before
+   it where it must go on from there: after a pause (nobody judges the same reports twice), a crash or a restart.
+6. Trials of other tuners of the same study are learnt from and waited for; they do not count as live here.
+7. Ended trials are counted and the best ten kept; the rest of them lives in the study.
 """
 
 from __future__ import annotations
@@ -262,7 +264,8 @@ class Experiment:
         if event.goes_on:
             return actions
         verdict: Verdict = Continue()
-        if trial.values and trial.history and trial.history[-1][0] == trial.progress:
+        has_score = trial.values and trial.history and trial.history[-1][0] == trial.progress
+        if has_score and trial.progress > live.catch_up:
             verdict = self._scheduler.judge(trial)
         if isinstance(verdict, Stop) and verdict.is_complete:
             return actions + self._complete(live, verdict.reason, event.can_save)
@@ -289,17 +292,22 @@ class Experiment:
         if event.name is not None:
             progress = trial.progress if event.step == trial.step else self._progress_at(trial, event.step)
             trial.checkpoint = CheckpointMark(event.step, event.name, progress)
+        if event.name is not None or event.error:
             live.saved_run_s, live.save_s = trial.run_s, event.seconds
+        if event.error:
+            actions += self._not_saved(live, event)
         if live.completing:  # its last checkpoint and its end are one record: nobody goes on from it
-            return [*self._end(trial, TrialState.COMPLETE, live.completing), Release(trial.number)]
-        if event.name is not None:
+            return [*actions, *self._end(trial, TrialState.COMPLETE, live.completing), Release(trial.number)]
+        if event.name is not None or event.error:
             actions.append(RecordChange(trial))
         if not live.pausing:
             return actions + self._give_due_to_paused()
         live.pausing = False
+        if self._ends_trials and trial.values and event.error:
+            return [*actions, *self._end(trial, TrialState.STOPPED, self.interrupted), Release(trial.number)]
         if self.interrupted:
             actions += self._wait_again(trial)
-        elif event.name is None:
+        elif event.name is None and not event.error:
             error = ConfigError(
                 f"the trial scheduler '{self._scheduler.name}' pauses trials, and trial {trial.number} gave no "
                 "checkpoint to go on from: report(..., checkpoint=state), or save() and load() of a class; "
@@ -314,6 +322,20 @@ class Experiment:
         if due is not None and trial.state is TrialState.PAUSED:
             actions += self._carry_out(live, due)
         return actions + self._give_due()
+
+    def _not_saved(self, live: Live, event: Saved) -> list[Action]:
+        """It is told once of each trial: a full disk refuses the next checkpoint as well."""
+        if live.save_has_failed:
+            return []
+        trial, live.save_has_failed = live.trial, True
+        trial.notes["not_saved"] = f"not saved at report {event.step} in {first_line(event.error)}"
+        kept = (
+            f"its checkpoint of report {trial.checkpoint.step} stays"
+            if trial.checkpoint
+            else "it has none yet"
+        )
+        text = f"trial {trial.number} could not be saved at its report {event.step} and goes on; {kept}"
+        return [Say(f"{text}: {in_few_lines(event.error)}")]
 
     def _complete(self, live: Live, reason: str, can_save: bool) -> list[Action]:
         """The result of a complete trial is kept with it, where it can be saved."""
@@ -372,7 +394,8 @@ class Experiment:
         if source is None or mark is None:
             return []
         name = copy_of(trial, source.trial, mark, verdict)
-        self.roster.live[trial.number].saved_run_s = trial.run_s
+        live = self.roster.live[trial.number]
+        live.saved_run_s, live.catch_up = trial.run_s, -math.inf
         actions: list[Action] = [CopyCheckpoint(verdict.source, mark, trial.number, name)]
         if in_its_slot:
             actions += [RecordChange(trial), Begin(trial)]
@@ -439,8 +462,10 @@ class Experiment:
 
     def _wait_again(self, trial: Trial) -> list[Action]:
         """To begin again from the checkpoint; what was reported beyond it is forgotten."""
-        self.roster.move(trial, TrialState.WAITING)
         mark = trial.checkpoint
+        if trial.state is TrialState.PAUSED and (mark is None or mark.progress < trial.progress):
+            self.roster.live[trial.number].catch_up = trial.progress
+        self.roster.move(trial, TrialState.WAITING)
         trial.step = mark.step if mark else 0
         trial.progress = mark.progress if mark else 0.0
         # Before a copy the trial may have been further than the copy is: that much stays.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ class Live:
     """`trial.run_s` at its last checkpoint."""
     save_s: float = 0.0
     """What the last checkpoint took."""
+    save_has_failed: bool = False
+    """And the user was told."""
+    catch_up: float = -math.inf
+    """Where it was paused and could not be saved: up to there it was judged already, and repeats its reports."""
 
 
 class Roster:

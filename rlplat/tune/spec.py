@@ -240,6 +240,15 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
         )
 
 
+def check_silence(spec: ExperimentSpec, is_in_process: bool) -> None:
+    """ConfigError where a limit is asked for that nobody can watch: the trial runs in the thread that would."""
+    if is_in_process and spec.max_silence_s is not None:
+        raise ConfigError(
+            f"max_silence_s{spec.where('max_silence_s')} needs worker processes, because a trial that hangs is ended "
+            "with its process: leave it out, or leave out rlplat.init(backend='inproc')"
+        )
+
+
 def _check_storage(storage: str, where: str) -> None:
     if not storage:
         return

@@ -254,12 +254,16 @@ class PBT:
         return any(m.trial.state in waiting for m in self._living() if m.trial is not trial)
 
     def _all_are_as_far_as(self, trial: Trial) -> bool:
-        """Whether every other one has a checkpoint of this boundary or a later one; then all scores are in, too."""
+        """Whether every other one has a checkpoint of this boundary or a later one; then all scores are in, too. Or
+        waits there though it could not be saved."""
+
+        def safe(other: Trial) -> float:
+            if other.state is TrialState.PAUSED:
+                return other.progress
+            return other.checkpoint.progress if other.checkpoint else -1.0
+
         level = self._level(trial.progress)
-        return all(
-            other.trial.checkpoint is not None and self._level(other.trial.checkpoint.progress) >= level
-            for other in self._living()
-        )
+        return all(self._level(safe(member.trial)) >= level for member in self._living())
 
     def _level(self, progress: float) -> int:
         return math.floor(progress / self.perturbation_period + 1e-9)
