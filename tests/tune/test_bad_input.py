@@ -104,6 +104,8 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"searcher": Searcher("bayes")}, "no searcher 'bayes'"),
         ({"searcher": Searcher("tp")}, "did you mean 'tpe'?"),
         ({"searcher": Searcher("random", {"gamma": 1})}, "searcher random has no option 'gamma'"),
+        ({"searcher": Searcher("tpe", points={"alpha": 0.3})}, "points is a list, [{alpha: 0.3}], not {'alpha': 0.3}"),
+        ({"searcher": Searcher("tpe", warm_start=[3])}, "warm_start is a list, [runs/earlier], not [3]"),
         ({"scheduler": "ahsa"}, "did you mean 'asha'?"),
         ({"scheduler": {"max_progress": 3}}, "scheduler has no 'name'"),
         ({"scheduler": {"name": "fifo", "units": "step"}}, "setting 'units' of trial scheduler 'fifo'; did you mean"),
@@ -122,6 +124,13 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
 )  # fmt: skip
 def test_what_is_wrong_is_one_message(changes: dict[str, Any], said: str) -> None:
     assert said in complaint(**changes)
+
+
+def test_a_searcher_of_another_kind_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"searcher is a name, a dict with a name, or a tune\.Searcher, not"
+    ):
+        tune.run(train, SPEC.space, metric="accuracy", searcher=Searcher)  # type: ignore[arg-type]
 
 
 def test_names_of_ray_say_what_they_are_here() -> None:
