@@ -151,6 +151,8 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
         if options.out:
             raise ConfigError(f"an experiment goes on in its own directory, {path}: leave --out away")
         options.out, path = str(path), path / SAVED_AS
+    elif options.resume and not path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--resume: there is no experiment in {path}")
     if options.out:
         settings.append(layer_from_flags([("out", options.out)]))
     return load_experiments(path, settings, options.only)

@@ -227,15 +227,18 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
             continue
         ours = name.lower() if name in ("CPU", "GPU") else name
         known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
-        if ours in (spec.resources or {}):
+        if name not in cluster and ours in (spec.resources or {}) and ours != "gpu":
+            near = closest(ours, [key.lower() if key in ("CPU", "GPU") else key for key in cluster])
+            lower = f"there is no '{ours}'{near or f': leave resources.{ours} away'}"
+        elif ours in (spec.resources or {}):
             lower = f"lower resources.{ours}"
         elif name == "CPU":
             lower = "lower config.num_rollout_workers"
         else:
             lower = "lower what the config asks for"
         raise InfeasibleResources(
-            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}"
-            f"{'' if name in cluster else closest(name, cluster)}; {lower}"
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}; "
+            f"{lower}"
         )
 
 

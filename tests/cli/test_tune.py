@@ -362,6 +362,7 @@ BAD = [
     (["seed.yaml", "--out", "new", "--resume"], "--resume: there is no experiment in new; leave --resume away"),
     (["seed.yaml", "--out", "kept", "--resume", "--set", "alpha=0.2", "beta=7"],
      "this is not the experiment in kept: 'config.beta' was {'grid': [1, 2]}, and is 7 now (from --set beta)"),
+    (["runs/nowhere", "--resume"], "--resume: there is no experiment in runs/nowhere"),
     (["seed.yaml", "--algo", "ppo"], "leave --algo and --env away"),
     (["seed.yaml", "--only", "a"], "--only a: seed.yaml has no `runs`, it is one experiment"),
     (["--algo", "ppo", "--only", "a"], "--only chooses among the `runs` of an experiment file"),

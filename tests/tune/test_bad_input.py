@@ -192,7 +192,7 @@ def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
         ({"CPU": 3.0}, {}, "one trial needs cpu 3, and the whole cluster has CPU 2; lower config.num_rollout_workers"),
         ({"GPU": 1.0}, {"resources": {"gpu": 1}}, "needs gpu 1, and the whole cluster has CPU 2; lower resources.gpu"),
         ({"tpu": 1.0}, {"resources": {"tpu": 1}},
-         "needs tpu 1, and the whole cluster has CPU 2, tpus 4; did you mean 'tpus'?; lower"),
+         "needs tpu 1, and the whole cluster has CPU 2, tpus 4; there is no 'tpu'; did you mean 'tpus'?"),
     ],
 )  # fmt: skip
 def test_a_demand_larger_than_the_cluster_names_what_to_lower(
