@@ -370,6 +370,8 @@ class Experiment:
 
     def _complete(self, live: _Live, reason: str, can_save: bool) -> list[Action]:
         """The result of a complete trial is kept with it, where it can be saved."""
+        if not live.trial.values:
+            return self._fail(live.trial, self._why_without_values(live.trial))
         if can_save:
             live.completing = reason
             return [Save(live.trial.number)]
@@ -380,15 +382,16 @@ class Experiment:
         trial.run_s += event.run_s
         if trial.values:
             return [*self._end(trial, TrialState.COMPLETE, "its own end"), Release(trial.number)]
+        return self._fail(trial, self._why_without_values(trial))
+
+    def _why_without_values(self, trial: Trial) -> str:
         names = ", ".join(repr(name) for name in self.spec.metric)
         if trial.step == 0:
-            problem = (
+            return (
                 f"it returned nothing and reported nothing: call report({self.spec.metric[0]}=...), yield or return "
                 f"a dict with {names}"
             )
-        else:
-            problem = f"it never reported {names}; it reported {_listed(trial.last)}"
-        return self._fail(trial, problem)
+        return f"it never reported {names}; it reported {_listed(trial.last)}"
 
     def _crashed(self, live: _Live, event: Crashed) -> list[Action]:
         trial = live.trial
@@ -496,19 +499,14 @@ class Experiment:
         if progress is None or isinstance(progress, bool) or not isinstance(progress, int | float):
             return ConfigError(
                 f"the trial scheduler counts in '{unit}', and trial {trial.number} reported no number of that name"
-                f"{closest(unit, metrics)}; reported: {_listed(metrics)}"
+                f"{closest(unit, metrics)}\nreported: {_listed(metrics)}"
             )
         trial.progress = float(progress)
+        if not self._metric_seen and (unknown := self._unknown_name(trial, metrics)):
+            return unknown
         values = []
         for name in self.spec.metric:
-            if name not in metrics:
-                if self._metric_seen or self._is_algorithm:
-                    return ""
-                return ConfigError(
-                    f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; "
-                    f"reported: {_listed(metrics)} (one that comes later is reported as None until then)"
-                )
-            value = metrics[name]
+            value = metrics.get(name)
             if value is None:
                 return ""
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -522,6 +520,22 @@ class Experiment:
         trial.history.append((trial.progress, score))
         self._scheduler.record(trial, trial.progress, score)
         return ""
+
+    def _unknown_name(self, trial: Trial, metrics: dict[str, Any]) -> ConfigError | None:
+        """What the experiment asks for and nobody reports: trials would run for nothing, or without end. Metrics in
+        groups (eval/return_mean) of an algorithm may come later."""
+        for key, names in (("metric", self.spec.metric), ("stop", self.spec.stop)):
+            always = ("step", "wall_s") if key == "stop" else ()
+            for name in names:
+                if name in metrics or name in always or (self._is_algorithm and "/" in name):
+                    continue
+                where = self.spec.where(key if key == "metric" else f"stop.{name}")
+                return ConfigError(
+                    f"{key}{where}: no metric '{name}' in the first report of trial {trial.number}"
+                    f"{closest(name, [*metrics, *always])}\nreported: {_listed(metrics)} (one that comes later is "
+                    "reported as None until then)"
+                )
+        return None
 
     def _stop_rule(self, trial: Trial) -> str:
         """`accuracy 0.97 >= 0.95` for the first rule that holds."""
