@@ -173,6 +173,11 @@ class ExperimentSpec:
                 raise ConfigError(
                     f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
                 )
+        if self.resources is not None and not any(self.resources.values()):
+            raise ConfigError(
+                f"resources{self.where('resources')}: a trial takes at least a share of a CPU, as in {{cpu: 0.5}}, not "
+                f"{dict(self.resources)!r}"
+            )
         for key, value in (self.resources or {}).items():
             where = self.where(f"resources.{key}")
             if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
@@ -210,7 +215,7 @@ class ExperimentSpec:
             raise ConfigError(
                 f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
             )
-        out = self.out
+        out = self.out.expanduser()
         if out == Path():
             stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
             out, number = Path("runs") / stem, 1

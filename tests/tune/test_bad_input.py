@@ -57,6 +57,7 @@ def test_what_is_right_is_settled() -> None:
     assert spec.checked() == spec
     spec = replace(SPEC, name="", out=Path()).checked()
     assert spec.name == "train" and str(spec.out).startswith("runs/train-20")
+    assert replace(SPEC, out=Path("~/exp")).checked().out == Path.home() / "exp"
     assert replace(SPEC, metric=("a", "b")).checked().mode == ("max", "max")
 
 
@@ -117,6 +118,7 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"trainable": 3}, "3"),
         ({"trainable": lambda: None}, "config"),
         ({"stop": lambda trial, result: True}, "stop is a dict of metrics and what is to be reached, {'step': 100}"),
+        ({"resources": {"cpu": 0}}, "a trial takes at least a share of a CPU, as in {cpu: 0.5}, not {'cpu': 0}"),
         ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; leave storage away"),
         ({"storage": "mysql://host/x"}, "postgresql://"),
         ({"storage": "postgresql://host"}, "postgresql://user@host/database"),
