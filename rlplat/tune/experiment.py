@@ -45,7 +45,7 @@ from rlplat.tune.events import (
     Say,
 )
 from rlplat.tune.exploits import copy_of, reports_before_copy
-from rlplat.tune.readings import BadReport, listed, progress_in, rule_reached, values_in
+from rlplat.tune.readings import BadReport, check_names, listed, progress_in, rule_reached, values_in
 from rlplat.tune.roster import Live, Roster
 from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Stop, TrialScheduler, Verdict
 from rlplat.tune.search import Suggests
@@ -339,6 +339,8 @@ class Experiment:
 
     def _complete(self, live: Live, reason: str, can_save: bool) -> list[Action]:
         """The result of a complete trial is kept with it, where it can be saved."""
+        if not live.trial.values:
+            return self._fail(live.trial, self._why_without_values(live.trial))
         if can_save:
             live.completing = reason
             return [Save(live.trial.number)]
@@ -349,15 +351,16 @@ class Experiment:
         trial.run_s += event.run_s
         if trial.values:
             return [*self._end(trial, TrialState.COMPLETE, "its own end"), Release(trial.number)]
+        return self._fail(trial, self._why_without_values(trial))
+
+    def _why_without_values(self, trial: Trial) -> str:
         names = ", ".join(repr(name) for name in self.spec.metric)
         if trial.step == 0:
-            problem = (
+            return (
                 f"it returned nothing and reported nothing: call report({self.spec.metric[0]}=...), yield or return "
                 f"a dict with {names}"
             )
-        else:
-            problem = f"it never reported {names}; it reported {listed(trial.last)}"
-        return self._fail(trial, problem)
+        return f"it never reported {names}; it reported {listed(trial.last)}"
 
     def _crashed(self, live: Live, event: Crashed) -> list[Action]:
         trial = live.trial
@@ -435,10 +438,11 @@ class Experiment:
         return actions + self.next_trial()
 
     def _read(self, trial: Trial, metrics: dict[str, Any]) -> None:
-        """Take the metrics of a report into the trial. Raises what `progress_in` and `values_in` do."""
+        """Take the metrics of a report into the trial. Raises what those of `readings` do."""
         trial.progress = progress_in(metrics, self._scheduler.unit, trial)
-        may_be_late = self._metric_seen or self._is_algorithm
-        values = values_in(metrics, self.spec.metric, trial, may_be_late=may_be_late)
+        if not self._metric_seen:
+            check_names(metrics, self.spec, trial, self._is_algorithm)
+        values = values_in(metrics, self.spec.metric, trial)
         if values is None:
             return
         self._metric_seen = True

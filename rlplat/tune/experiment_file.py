@@ -295,6 +295,8 @@ def searcher_of(
         return value
     if isinstance(value, str):
         return Searcher(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"searcher is a name, a dict with a name, or a tune.Searcher, not {value!r:.80}")
     options = dict(value)
     name = options.pop("name", None)
     if not isinstance(name, str):

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial
 
 
@@ -21,26 +22,33 @@ def progress_in(metrics: Mapping[str, Any], unit: str, trial: Trial) -> float:
     if progress is None or isinstance(progress, bool) or not isinstance(progress, int | float):
         raise ConfigError(
             f"the trial scheduler counts in '{unit}', and trial {trial.number} reported no number of that name"
-            f"{closest(unit, metrics)}; reported: {listed(metrics)}"
+            f"{closest(unit, metrics)}\nreported: {listed(metrics)}"
         )
     return float(progress)
 
 
-def values_in(
-    metrics: Mapping[str, Any], names: Sequence[str], trial: Trial, *, may_be_late: bool
-) -> tuple[float, ...] | None:
-    """Of the experiment's metrics; None: they are not known yet. may_be_late: whether one that is missing comes later.
-    ConfigError: no trial will report such a metric. BadReport: a value is not finite."""
+def check_names(metrics: Mapping[str, Any], spec: ExperimentSpec, trial: Trial, is_algorithm: bool) -> None:
+    """Of a first report. ConfigError: the experiment asks for what nobody reports, so trials would run for nothing, or
+    without end. Metrics in groups (eval/return_mean) of an algorithm may come later."""
+    for key, names in (("metric", spec.metric), ("stop", spec.stop)):
+        always = ("step", "wall_s") if key == "stop" else ()
+        for name in names:
+            if name in metrics or name in always or (is_algorithm and "/" in name):
+                continue
+            where = spec.where(key if key == "metric" else f"stop.{name}")
+            raise ConfigError(
+                f"{key}{where}: no metric '{name}' in the first report of trial {trial.number}"
+                f"{closest(name, [*metrics, *always])}\nreported: {listed(metrics)} (one that comes later is "
+                "reported as None until then)"
+            )
+
+
+def values_in(metrics: Mapping[str, Any], names: Sequence[str], trial: Trial) -> tuple[float, ...] | None:
+    """Of the experiment's metrics; None: they are not known yet. ConfigError: one is no number. BadReport: a value is
+    not finite."""
     values = []
     for name in names:
-        if name not in metrics:
-            if may_be_late:
-                return None
-            raise ConfigError(
-                f"no metric '{name}' in the first report of trial {trial.number}{closest(name, metrics)}; "
-                f"reported: {listed(metrics)} (one that comes later is reported as None until then)"
-            )
-        value = metrics[name]
+        value = metrics.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -96,6 +96,10 @@ class Searcher:
             raise ConfigError(
                 f"searcher {self.name} learns nothing, so it has no {key}; {', '.join(_LEARNS)} do"
             )
+        for key, kind, form in (("points", Mapping, "[{alpha: 0.3}]"), ("warm_start", str, "[runs/earlier]")):
+            given = getattr(settings, key)
+            if not isinstance(given, list | tuple) or not all(isinstance(item, kind) for item in given):
+                raise ConfigError(f"searcher {self.name}: {key} is a list, {form}, not {given!r:.80}")
         if settings.max_history is not None and _problem("count", settings.max_history):
             raise ConfigError(
                 f"searcher {self.name}: max_history is {settings.max_history!r}; it must be a count"

@@ -174,6 +174,11 @@ class ExperimentSpec:
                 raise ConfigError(
                     f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
                 )
+        if self.resources is not None and not any(self.resources.values()):
+            raise ConfigError(
+                f"resources{self.where('resources')}: a trial takes at least a share of a CPU, as in {{cpu: 0.5}}, not "
+                f"{dict(self.resources)!r}"
+            )
         for key, value in (self.resources or {}).items():
             where = self.where(f"resources.{key}")
             if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
@@ -211,7 +216,7 @@ class ExperimentSpec:
             raise ConfigError(
                 f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
             )
-        out = self.out
+        out = self.out.expanduser()
         if out == Path():
             stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
             out, number = Path("runs") / stem, 1
@@ -228,15 +233,18 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
             continue
         ours = name.lower() if name in ("CPU", "GPU") else name
         known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
-        if ours in (spec.resources or {}):
+        if name not in cluster and ours in (spec.resources or {}) and ours != "gpu":
+            near = closest(ours, [key.lower() if key in ("CPU", "GPU") else key for key in cluster])
+            lower = f"there is no '{ours}'{near or f': leave resources.{ours} away'}"
+        elif ours in (spec.resources or {}):
             lower = f"lower resources.{ours}"
         elif name == "CPU":
             lower = "lower config.num_rollout_workers"
         else:
             lower = "lower what the config asks for"
         raise InfeasibleResources(
-            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}"
-            f"{'' if name in cluster else closest(name, cluster)}; {lower}"
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}; "
+            f"{lower}"
         )
 
 

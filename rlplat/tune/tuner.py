@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rlplat
-from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
+from rlplat.errors import ActorDied, CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import events
@@ -493,6 +493,8 @@ def _remote_text(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error.__cause__
     if cause is not None:
         return f"{type(cause).__name__}: {cause}\n{error}"
+    if isinstance(error, ActorDied):  # which call of which actor it was says nothing to the user
+        return f"its process died: {str(error).rpartition(' died: ')[2]}"
     notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where
     return "\n".join([f"{type(error).__name__}: {error}" if notes else str(error), *notes])
 

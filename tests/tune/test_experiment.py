@@ -320,6 +320,35 @@ def test_an_unknown_metric_names_what_was_reported() -> None:
     assert "no metric 'acc'" in text and "did you mean 'accc'?" in text and "accc, loss" in text
 
 
+def test_a_stop_rule_on_what_nobody_reports_is_refused_at_the_first_report() -> None:
+    experiment = make(1, stop={"step": 9, "wall_s": 9, "training_iteration": 3})
+    begun(experiment)
+    actions = experiment.handle(Reported(0, {"acc": 1.0, "iteration": 1}, 1.0))
+    assert isinstance(actions[-1], Abort)
+    text = str(actions[-1].error)
+    assert "stop: no metric 'training_iteration'" in text and "reported: acc, iteration (one" in text
+    experiment = make(1, stop={"step": 2, "late": 3})  # None until it is known, and later left out
+    begun(experiment)
+    assert isinstance(experiment.handle(Reported(0, {"acc": 1.0, "late": None}, 1.0))[-1], Advance)
+    actions = experiment.handle(Reported(0, {"acc": 1.0}, 1.0))
+    assert isinstance(actions[-1], Release) and experiment.best()[0].state is TrialState.COMPLETE
+
+
+def test_only_grouped_metrics_of_an_algorithm_may_be_missing_at_first() -> None:
+    reported = {"episode_return_mean": None, "learner/entropy": 1.0}
+    for metric, is_known in (("episode_reward_mean", False), ("eval/return_mean", True)):
+        spec = ExperimentSpec("ppo", {}, metric=(metric,), mode=("max",), num_samples=1, stop={"step": 2})
+        experiment = Experiment(spec, Numbered(1), FIFO(), trial_seed=lambda n: n, is_algorithm=True)
+        begun(experiment)
+        last = experiment.handle(Reported(0, reported, 1.0))[-1]
+        assert isinstance(last, Advance) is is_known
+        assert is_known or "did you mean 'episode_return_mean'?" in str(last.error)
+    # it is never reported: the trial that its stop rule ends has no result
+    actions = experiment.handle(Reported(0, reported, 1.0))
+    assert isinstance(actions[-1], Abort) and "it never reported 'eval/return_mean'" in str(actions[-1].error)
+    assert experiment.counts[TrialState.FAILED] == 1
+
+
 def test_a_metric_may_come_later_as_none_and_without_any_value_the_trial_fails() -> None:
     experiment = make(1)
     trial = begun(experiment)

@@ -52,7 +52,11 @@ def test_a_trial_that_crashes_goes_on_from_its_checkpoint(fault: str, cluster: N
     assert [score for _, score in only.history] == [1, 2, 3, 4, 5, 6]
     reports = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
     assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]
-    expected = {"raise": "ValueError: at the fifth step", "exit": "exit", "hang": "no report for 4 s"}[fault]
+    expected = {
+        "raise": "ValueError: at the fifth step",
+        "exit": "its process died: pid ",
+        "hang": "no report for 4 s",
+    }[fault]
     assert expected in only.error
 
 
