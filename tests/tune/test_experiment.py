@@ -331,7 +331,7 @@ def test_a_stop_rule_on_what_nobody_reports_is_refused_at_the_first_report() -> 
     begun(experiment)
     assert isinstance(experiment.handle(Reported(0, {"acc": 1.0, "late": None}, 1.0))[-1], Advance)
     actions = experiment.handle(Reported(0, {"acc": 1.0}, 1.0))
-    assert isinstance(actions[-1], Release) and experiment.best()[0].state is TrialState.COMPLETE
+    assert isinstance(actions[-1], Release) and experiment.roster.best()[0].state is TrialState.COMPLETE
 
 
 def test_only_grouped_metrics_of_an_algorithm_may_be_missing_at_first() -> None:
@@ -346,7 +346,7 @@ def test_only_grouped_metrics_of_an_algorithm_may_be_missing_at_first() -> None:
     # it is never reported: the trial that its stop rule ends has no result
     actions = experiment.handle(Reported(0, reported, 1.0))
     assert isinstance(actions[-1], Abort) and "it never reported 'eval/return_mean'" in str(actions[-1].error)
-    assert experiment.counts[TrialState.FAILED] == 1
+    assert experiment.roster.counts[TrialState.FAILED] == 1
 
 
 def test_a_metric_may_come_later_as_none_and_without_any_value_the_trial_fails() -> None:
