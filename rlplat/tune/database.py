@@ -136,13 +136,10 @@ class Server:
 
         engine = {"creator": connect, "poolclass": NullPool}
         try:
-            return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
+            with drivers_errors():
+                return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
         except (RuntimeError, StorageInternalError) as error:  # a schema of another version of Optuna
             raise ConfigError(f"{self.place}: {_line(error)}") from None
-        except Exception as error:
-            if (cause := getattr(error, "orig", None)) is None:
-                raise
-            raise ConfigError(f"{self.place}: {_line(cause)}") from None
 
 
 class DatabaseWriter:
@@ -161,39 +158,56 @@ class DatabaseWriter:
         `resume`. ConfigError: the server cannot be reached, or another tuner is at this study."""
         self._server = Server(url, say)
         self._name = name
-        self._connection = self._server.connect()
+        self._connection = (
+            self._server.connect()
+        )  # or it is refused; one that goes away from here on is waited for
         try:
-            self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
-            self._storage = self._server.optuna_storage()
-            ways = [
-                StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
-            ]
-            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", name)
-            self.is_new = not known
-            if known:
-                self._study_id = known[0][0]
-                self._lock()
-                if not resume and self._is_abandoned():  # its first tuner was refused, or killed at once
-                    self._storage.delete_study(self._study_id)
-                    self.is_new = True
-            if self.is_new:
-                self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
-                self._lock()
-            self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
-            study = read_study(self._connection, self._study_id, name)
-            self.directions, self._study_attrs = study.directions, study.user_attrs
+            refusal = self._server.patiently(lambda: self._open(directions, resume))
         except psycopg2.Error as error:
-            self._connection.close()
             raise ConfigError(f"{self._server.place}: {_line(error)}") from None
-        except BaseException:
-            self._connection.close()
-            raise
+        if refusal is not None:
+            raise refusal
         self._view: optuna.Study | None = None
         self._ids: dict[int, int] = {}
         """Optuna's trial ids by number, of trials that have not ended."""
         self._free_ids: list[int] = []
         self._waiting: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {table: {} for table in _UPSERTS}
         """What `sync` will write: table -> key -> the rest of the row."""
+
+    def _open(self, directions: Sequence[str], resume: bool) -> ConfigError | None:
+        """Once more from the start where the server went away in the middle: what was made is found. Returns a refusal,
+        which nobody needs to wait for."""
+        if self._connection.closed:
+            self._connection = self._server.connect()
+        try:
+            self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
+            self._storage = self._server.optuna_storage()
+            ways = [
+                StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
+            ]
+            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", self._name)
+            self.is_new = not known
+            if known:
+                self._study_id = known[0][0]
+                self._lock()
+                if not resume and self._is_abandoned():  # its first tuner was refused, or killed at once
+                    with drivers_errors():
+                        self._storage.delete_study(self._study_id)
+                    self.is_new = True
+            if self.is_new:
+                with drivers_errors():
+                    self._study_id = _silently(lambda: self._storage.create_new_study(ways, self._name))
+                self._lock()
+            self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
+            study = read_study(self._connection, self._study_id, self._name)
+            self.directions, self._study_attrs = study.directions, study.user_attrs
+        except ConfigError as refusal:
+            self._connection.close()
+            return refusal
+        except BaseException:
+            self._connection.close()  # with its locks
+            raise
+        return None
 
     def create_trial(
         self, number: int, params: dict[str, float], distributions: dict[str, str],
@@ -399,6 +413,18 @@ def read_trials(
             cursor.execute("COMMIT")
     ids = {trial.number: trial_id for trial_id, trial in trials.items() if not trial.is_finished}
     return ids, list(trials.values())
+
+
+@contextmanager
+def drivers_errors() -> Iterator[None]:
+    """Those of psycopg2, as Optuna and SQLAlchemy wrap them, are raised themselves."""
+    try:
+        yield
+    except Exception as error:
+        for wrapper in (error, error.__cause__):
+            if isinstance(cause := getattr(wrapper, "orig", None), psycopg2.Error):
+                raise cause from None
+        raise
 
 
 @contextmanager

@@ -148,7 +148,9 @@ def test_an_end_that_takes_longer_than_max_silence_s_is_not_the_next_trials_sile
 def test_max_silence_s_is_refused_where_nobody_could_end_the_trial(tmp_path: Path) -> None:
     rlplat.init(num_cpus=1, num_gpus=0, backend="inproc")
     try:
-        with pytest.raises(ConfigError, match=r"max_silence_s needs worker processes.*leave it out") as caught:
+        with pytest.raises(
+            ConfigError, match=r"max_silence_s needs worker processes.*leave it out"
+        ) as caught:
             run(lambda config: 1.0, {"a": 1}, tmp_path, max_silence_s=5)
     finally:
         rlplat.shutdown()
