@@ -65,7 +65,7 @@ class ExperimentDirectory:
 
         say: for a line of text to the user.
         """
-        from rlplat.tune.experiment_file import dump_experiment, refuse_changes
+        from rlplat.tune.saved_experiment import dump_experiment, refuse_changes
 
         saved = path / "experiment.yaml"
         if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:

@@ -117,10 +117,12 @@ def trial_row(trial: Trial) -> dict[str, Any]:
 
 
 def metric_columns(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        (f"metrics/{name}" if name in OWN_COLUMNS or name == "time" else name): as_json(value)
-        for name, value in metrics.items()
-    }
+    return {metric_column(name): as_json(value) for name, value in metrics.items()}
+
+
+def metric_column(name: str) -> str:
+    """Its column beside our own."""
+    return f"metrics/{name}" if name in OWN_COLUMNS or name == "time" else name
 
 
 def read_reports(path: Path) -> Iterator[dict[str, Any]]:

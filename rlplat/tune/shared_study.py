@@ -16,16 +16,15 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 from rlplat.errors import ConfigError
-from rlplat.tune.database import LOCKS, DatabaseWriter, limited, read_study, read_trials
+from rlplat.tune.database import LOCKS, DatabaseWriter, read_study, read_trials
 from rlplat.tune.journal_writer import StoredTrial
+from rlplat.tune.postgres import ServerError, limited
 from rlplat.tune.study import Direction, Study, restored
 from rlplat.tune.trial import Trial
 
@@ -33,8 +32,8 @@ ORPHAN_S = 5.0
 """A tuner's lock is free for so long before its trials are taken: where the server starts anew, all locks are free
 until their holders have connected again (they try every two seconds)."""
 KEEPALIVE = (10, 5, 3)
-"""Of a machine that vanishes nothing is heard: after 10 s of silence the server asks 3 times, every 5 s; then the tuner's
-lock is free. Whole seconds."""
+"""Of a machine that vanishes nothing is heard: after 10 s of silence the server asks 3 times, every 5 s; then the lock
+of its tuner is free. Whole seconds."""
 TURN_S = 1.0
 """How long another tuner's turn is waited for, before something else is done."""
 SETTLING_S = 60.0
@@ -133,7 +132,7 @@ class SharedWriter(DatabaseWriter):
         finally:
             turn, self._turn = self._turn, None
             if turn is self._connection and not turn.closed:
-                with suppress(psycopg2.Error), limited(turn):  # it ended: so has the turn
+                with suppress(ServerError), limited(turn):  # it ended: so has the turn
                     self._query("SELECT pg_advisory_unlock(%s, %s)", _TURNS, self._study_id)
 
     def refresh(self) -> None:
@@ -223,10 +222,10 @@ class SharedStudy(Study):
             self._writer.refresh()
             yield self.settings
 
-    def settle(self, *args: Any, **kwargs: Any) -> None:
+    def settle(self, settings: Mapping[str, Any]) -> None:
         """The first tuner's settings stand."""
         if "experiment" not in self.settings:
-            super().settle(*args, **kwargs)
+            super().settle(settings)
 
     def turn(self) -> Any:
         """Context manager: whether this tuner may make a trial; it is written when the context is left."""

@@ -84,6 +84,7 @@ class Slots:
         self.room = room
         self.all: list[Slot] = []
         self.by_trial: dict[int, Slot] = {}
+        self._looked_at = time.monotonic()
 
     def free(self, demand: Demand) -> Slot | None:
         return next((slot for slot in self.all if slot.is_free and slot.demand == demand), None)
@@ -158,13 +159,22 @@ class Slots:
         rlplat.remove_placement_group(slot.group)
 
     def silent(self, limit_s: float, end_s: float) -> list[Slot]:
-        """Whose hosts have not answered for so long; end_s: the limit of what ends a trial."""
+        """Whose hosts have not answered for so long; end_s: the limit of what ends a trial. To be asked every quarter
+        of the shorter one: where the tuner itself was held up for longer (by its storage, by a machine that stood
+        still), the rest of it is nobody's silence; and who has answered is not silent, although the answer was not
+        taken yet."""
         now, limits = time.monotonic(), {READY: math.inf, END: end_s}
-        return [
-            slot
-            for slot in self.all
-            if slot.calls and now - slot.since > limits.get(slot.calls[0].method, limit_s)
-        ]
+        held_up_s = max(0.0, now - self._looked_at - min(limit_s, end_s) / 4)
+        self._looked_at = now
+        late: dict[ObjectRef, Slot] = {}
+        for slot in self.all:
+            slot.since = min(now, slot.since + held_up_s)
+            if slot.calls and now - slot.since > limits.get(slot.calls[0].method, limit_s):
+                late[slot.calls[0].ref] = slot
+        if late:
+            for ref in rlplat.wait(list(late), num_returns=len(late), timeout=0)[0]:
+                del late[ref]
+        return list(late.values())
 
     def close_all(self, within_s: float) -> None:
         """Tell the trials that wait at a report to end, give them `within_s` for it, and kill whatever is left."""

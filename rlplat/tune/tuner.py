@@ -19,24 +19,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rlplat
-from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
+from rlplat.errors import ActorDied, CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import events
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
-from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
+from rlplat.tune.experiment_file import searcher_of
 from rlplat.tune.program import StillRunning
 from rlplat.tune.programs import CLOSE_S
 from rlplat.tune.samplers import distributions
+from rlplat.tune.saved_experiment import refuse_changes, settings_of
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.slots import END, READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
 from rlplat.tune.spec import ExperimentSpec, check_demand, check_silence
-from rlplat.tune.study import Study, shown
+from rlplat.tune.storage_address import shown
+from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
@@ -203,7 +205,7 @@ def _open_study(
                     "resume it with the storage and the name that it had, or begin a new one with --out"
                 )
             settings = {"experiment": settings_of(spec)}
-            study.settle({}, may_change={**settings, "is_shared": True} if join else settings)
+            study.settle({**settings, "is_shared": True} if join else settings)
             study.sync()  # before there can be results of it
     except BaseException:
         study.close()
@@ -374,11 +376,11 @@ class Tuner:
             return
         if is_stuck or call.method == END or not isinstance(error, TaskError):
             self._slots.renew(slot)
-        if number is None or number not in self.experiment.live_numbers:
+        if number is None or number not in self.experiment.roster.live:
             return
         is_before = call.method == END or (call.number != number and call.method != READY)
         if is_before or (is_stuck and call.method == "begin"):
-            self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
+            self._to_begin.append(self.experiment.roster.live[number].trial)  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
         text = _remote_text(error) if can_retry else str(cause)
@@ -393,7 +395,7 @@ class Tuner:
                 text = f"trial {call.number} did not come to its end within {CLOSE_S:g} s: its process was killed"
                 self._perform([events.Say(text)])
                 if number is not None:
-                    self._to_begin.append(self.experiment.live_numbers[number])
+                    self._to_begin.append(self.experiment.roster.live[number].trial)
                 continue
             assert number is not None, "only `end` is sent for nobody"
             text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
@@ -452,7 +454,7 @@ class Tuner:
         copy_checkpoint(source, target)
 
     def _note_best(self) -> None:
-        best = self.experiment.best()
+        best = self.experiment.roster.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
             self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
@@ -491,6 +493,8 @@ def _remote_text(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error.__cause__
     if cause is not None:
         return f"{type(cause).__name__}: {cause}\n{error}"
+    if isinstance(error, ActorDied):  # which call of which actor it was says nothing to the user
+        return f"its process died: {str(error).rpartition(' died: ')[2]}"
     notes = getattr(error, "__notes__", ())  # of an error of ours that user code raised: where
     return "\n".join([f"{type(error).__name__}: {error}" if notes else str(error), *notes])
 
