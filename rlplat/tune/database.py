@@ -27,7 +27,7 @@ from optuna.trial import TrialState
 
 from rlplat.errors import ConfigError
 from rlplat.tune.journal_writer import StoredStudy, StoredTrial
-from rlplat.tune.postgres import Server, ServerError, limited, line_of
+from rlplat.tune.postgres import Server, ServerError, drivers_errors, limited, line_of
 
 T = TypeVar("T")
 
@@ -54,38 +54,53 @@ class DatabaseWriter:
         `resume`. ConfigError: the server cannot be reached, or another tuner is at this study."""
         self._server = Server(url, say)
         self._name = name
-        self._connection = self._server.connect()
+        self._connection = self._server.connect()  # only a server that goes away after this is waited for
+        try:
+            refusal = self._server.patiently(lambda: self._open(directions, resume))
+        except ServerError as error:
+            raise ConfigError(f"{self._server.place}: {line_of(error)}") from None
+        if refusal is not None:
+            raise refusal
+        self._ids: dict[int, int] = {}
+        """Optuna's trial ids by number, of trials that have not ended."""
+        self._free_ids: list[int] = []
+        self._waiting: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {table: {} for table in _UPSERTS}
+        """What `sync` will write: table -> key -> the rest of the row."""
+
+    def _open(self, directions: Sequence[str], resume: bool) -> ConfigError | None:
+        """Once more from the start where the server went away in the middle: what was made is found. Returns a refusal,
+        which nobody needs to wait for."""
+        if self._connection.closed:
+            self._connection = self._server.connect()
         try:
             self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
             self._storage = self._server.optuna_storage()
             ways = [
                 StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
             ]
-            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", name)
+            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", self._name)
             self.is_new = not known
             if known:
                 self._study_id = known[0][0]
                 self._lock()
                 if not resume and self._is_abandoned():  # its first tuner was refused, or killed at once
-                    self._storage.delete_study(self._study_id)
+                    with drivers_errors():
+                        self._storage.delete_study(self._study_id)
                     self.is_new = True
             if self.is_new:
-                self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
+                with drivers_errors():
+                    self._study_id = _silently(lambda: self._storage.create_new_study(ways, self._name))
                 self._lock()
             self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
-            study = read_study(self._connection, self._study_id, name)
+            study = read_study(self._connection, self._study_id, self._name)
             self.directions, self._study_attrs = study.directions, study.user_attrs
-        except ServerError as error:
+        except ConfigError as refusal:
             self._connection.close()
-            raise ConfigError(f"{self._server.place}: {line_of(error)}") from None
+            return refusal
         except BaseException:
-            self._connection.close()
+            self._connection.close()  # with its locks
             raise
-        self._ids: dict[int, int] = {}
-        """Optuna's trial ids by number, of trials that have not ended."""
-        self._free_ids: list[int] = []
-        self._waiting: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {table: {} for table in _UPSERTS}
-        """What `sync` will write: table -> key -> the rest of the row."""
+        return None
 
     def create_trial(
         self, number: int, params: dict[str, float], distributions: dict[str, str],

@@ -112,13 +112,22 @@ class Server:
 
         engine = {"creator": connect, "poolclass": NullPool}
         try:
-            return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
+            with drivers_errors():
+                return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
         except (RuntimeError, StorageInternalError) as error:  # a schema of another version of Optuna
             raise ConfigError(f"{self.place}: {line_of(error)}") from None
-        except Exception as error:
-            if (cause := getattr(error, "orig", None)) is None:
-                raise
-            raise ConfigError(f"{self.place}: {line_of(cause)}") from None
+
+
+@contextmanager
+def drivers_errors() -> Iterator[None]:
+    """Those of psycopg2, as Optuna and SQLAlchemy wrap them, are raised themselves."""
+    try:
+        yield
+    except Exception as error:
+        for wrapper in (error, error.__cause__):
+            if isinstance(cause := getattr(wrapper, "orig", None), ServerError):
+                raise cause from None
+        raise
 
 
 @contextmanager

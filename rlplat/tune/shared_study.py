@@ -31,6 +31,9 @@ from rlplat.tune.trial import Trial
 ORPHAN_S = 5.0
 """A tuner's lock is free for so long before its trials are taken: where the server starts anew, all locks are free
 until their holders have connected again (they try every two seconds)."""
+KEEPALIVE = (10, 5, 3)
+"""Of a machine that vanishes nothing is heard: after 10 s of silence the server asks 3 times, every 5 s; then the lock
+of its tuner is free. Whole seconds."""
 TURN_S = 1.0
 """How long another tuner's turn is waited for, before something else is done."""
 SETTLING_S = 60.0
@@ -175,9 +178,17 @@ class SharedWriter(DatabaseWriter):
         """Beside other joined tuners, and not beside a lone one; a new connection waits until the old one is gone."""
         self._hold("pg_try_advisory_lock_shared", LOCKS, self._study_id)
         self._hold("pg_try_advisory_lock", _TUNERS, self._id)
-        for setting, value in (("idle", 10), ("interval", 5), ("count", 3)):  # 25 s until the server knows
-            with self._connection.cursor() as cursor:
-                cursor.execute(f"SET tcp_keepalives_{setting} = {value}")
+        idle_s, interval_s, count = KEEPALIVE
+        unanswered_ms = (idle_s + interval_s * count) * 1000
+        for setting, value in (
+            ("tcp_keepalives_idle", idle_s),
+            ("tcp_keepalives_interval", interval_s),
+            ("tcp_keepalives_count", count),
+            ("tcp_user_timeout", unanswered_ms),  # where it vanishes before it has the answer to a query
+        ):
+            self._query(
+                "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", str(value), setting
+            )
 
     def _is_abandoned(self) -> bool:
         holders = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
@@ -153,6 +154,25 @@ def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server:
         joined.check_study()
         told = " ".join((tmp_path / out / "log.txt").read_text() for out in "ab")
         assert "of another tuner goes on here, from its report" in told
+
+
+def test_trials_of_a_machine_that_vanishes_are_taken_over(tmp_path: Path, server: PostgresServer) -> None:
+    """Its process stops, and its connection stays open without a sign of life."""
+    with Joined(tmp_path, server) as joined:
+        joined.hold()
+        survivor = joined.start("a")
+        assert soon(lambda: len(joined.who_began()) == 1, 60)
+        lost = joined.start("b", vanish=[str(tmp_path / "vanish"), server.port])
+        assert soon(lambda: len(joined.who_began()) == 2, 60)
+        (tmp_path / "vanish").touch()
+        assert soon(lambda: psutil.Process(lost.pid).status() == psutil.STATUS_STOPPED)
+        (tmp_path / "hold").unlink()
+        joined.deaths = 1
+        trials = joined.told_by_all(survivor)
+        assert [trial[1:4] for trial in trials] == [["complete", NUM_STEPS, alpha] for alpha in alphas(8)]
+        joined.check(trials)
+        joined.check_study()
+        assert "of another tuner goes on here" in (tmp_path / "a" / "log.txt").read_text()
 
 
 def test_without_the_dead_tuners_directory_its_trials_begin_again(
