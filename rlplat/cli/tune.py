@@ -193,7 +193,7 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
 def _run_one(
     spec: ExperimentSpec, resume: bool, arguments: Sequence[str], options: argparse.Namespace
 ) -> int:
-    from rlplat.tune.tuner import run_experiment
+    from rlplat.tune.run_experiment import run_experiment
 
     try:
         analysis = run_experiment(spec, resume=resume, join=options.join, progress=not options.json)
@@ -273,9 +273,11 @@ def _has_option(words: Sequence[str], name: str) -> bool:
 
 
 def _last_error(analysis: Analysis) -> str:
+    from rlplat.tune.error_text import first_line
+
     for trial in reversed(analysis.trials):
-        if lines := [line for line in trial.error.splitlines() if line.strip()]:
-            return f"; trial {trial.number}: {lines[0].strip()}"
+        if said := first_line(trial.error):
+            return f"; trial {trial.number}: {said}"
     return ""
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlplat.tune.analysis import Analysis, load
     from rlplat.tune.program import TrialContext
+    from rlplat.tune.run_experiment import run
     from rlplat.tune.schedulers.asha import ASHA
     from rlplat.tune.schedulers.fifo import FIFO
     from rlplat.tune.schedulers.hyperband import HyperBand
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
         uniform,
     )
     from rlplat.tune.trial_thread import TrialStopped
-    from rlplat.tune.tuner import run
 
 _HOMES = {
-    "rlplat.tune.tuner": "run",
+    "rlplat.tune.run_experiment": "run",
     "rlplat.tune.analysis": "Analysis load",
     "rlplat.tune.space": "choice grid lograndint loguniform normal qloguniform qnormal quniform randint sample_from "
     "uniform",

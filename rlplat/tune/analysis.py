@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError
+from rlplat.tune.error_text import last_line
 from rlplat.tune.importance import Axis, Importance, axis_of, importances
 from rlplat.tune.ranking import split_at_front
 from rlplat.tune.results import OWN_COLUMNS, holding, metric_columns, read_reports, trial_row
@@ -189,7 +190,7 @@ class Analysis:
         failed = [trial for trial in self.trials if trial.state is TrialState.FAILED]
         why = f"no trial of {self._title} has a value of '{self.metric[0]}': {len(self.trials)} trials"
         if failed:
-            why += f", {len(failed)} failed, the last one with: {failed[-1].error.strip().rsplit(chr(10), 1)[-1]}"
+            why += f", {len(failed)} failed, the last one with: {last_line(failed[-1].error)}"
         return why
 
 

@@ -18,7 +18,8 @@ from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.storage_address import is_url
 from rlplat.tune.trainables import check_trainable
 from rlplat.tune.trial import Trial
-from rlplat.tune.tuner import Tuner, copy_checkpoint
+from rlplat.tune.trial_checkpoints import copy_checkpoint
+from rlplat.tune.tuner import Tuner
 
 if TYPE_CHECKING:
     from rlplat.tune.shared_study import SharedStudy

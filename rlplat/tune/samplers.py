@@ -25,6 +25,7 @@ import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.domains import Domain, Options
+from rlplat.tune.error_text import first_line
 from rlplat.tune.history import History, Outcome, Recorded
 from rlplat.tune.ranges import Normal, Range
 from rlplat.tune.search import trial_rng
@@ -375,8 +376,7 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
         except ConfigError:
             raise
         except Exception as error:  # sqlalchemy, psycopg2 and json have no exception in common
-            first_line = str(error).partition("\n")[0]
-            raise ConfigError(f"warm_start: cannot read {place}: {first_line}") from None
+            raise ConfigError(f"warm_start: cannot read {place}: {first_line(str(error))}") from None
 
 
 def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStorage:

@@ -149,6 +149,16 @@ def _copy(source: Path, into: Path) -> dict[str, FileEntry]:
     return entries
 
 
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Hard links under a temporary name, then a rename: whole or absent."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".copying-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary, copy_function=os.link)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(temporary, target)
+
+
 def _copy_file(source: Path, target: Path) -> FileEntry:
     if not source.is_file():
         is_there = "is neither a file nor a directory" if source.exists() else "is not there"
