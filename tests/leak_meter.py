@@ -2,7 +2,7 @@
 
     meter = LeakMeter.start()         # puts a random mark into the environment, which every child process inherits
     ...the test...
-    leaks = meter.finish()            # waits up to 5 s for things to settle; [] when all is clean
+    leaks = meter.finish()            # waits up to 30 s for things to settle; [] when all is clean
 
 A process is found by the mark in `/proc/*/environ`, so neither a double fork nor `setsid` hides it; a bare `fork`
 (whose environ is this process's own) is found as a child. When nothing leaked, all this costs a few milliseconds.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 MARK = "RLPLAT_TEST_MARK"
 SHM_PREFIX = "rlplat-"
-SETTLE_S = 5.0
+SETTLE_S = 30.0
 
 _ALLOWED_THREAD_CLASSES = {
     "TMonitor",  # tqdm's monitor: one per process, started by the first bar, never ended by tqdm

@@ -123,6 +123,11 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
         print(
             f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {_last_line(failed[-1].error)}"
         )
+    if unsaved := [trial for trial in analysis.trials if "not_saved" in trial.notes]:
+        print(
+            f"\n{len(unsaved)} could not always be saved, the last one trial {unsaved[-1].number}: "
+            f"{unsaved[-1].notes['not_saved']}"
+        )
     print(f"\n{importance_text(analysis)}")
     for name, path in pictures.items():
         print(f"{name.replace('_', ' ')}: {path}")

@@ -109,7 +109,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "progress": trial.progress,
         "run_s": round(trial.run_s, 4),
         "failures": trial.failures,
-        "error": trial.error.strip().rsplit("\n", 1)[-1],
+        "error": (trial.error or trial.notes.get("not_saved", "")).strip().rsplit("\n", 1)[-1],
     }
     row.update((f"config/{name}", value) for name, value in trial.params.items())
     row.update(metric_columns(trial.last))

@@ -248,6 +248,7 @@ class WithPoints:
         self, searcher: Suggests, space: Space, points: Sequence[Mapping[str, Any]], seed: int
     ) -> None:
         self.num_trials, self.notice = searcher.num_trials, searcher.notice
+        self.add, self.end = searcher.add, searcher.end
         self._searcher, self._space, self._seed = searcher, space, seed
         self._points = [_named(point, space, index) for index, point in enumerate(points)]
 
@@ -261,12 +262,6 @@ class WithPoints:
             return values[name] if name in values else domain.sample(rng)
 
         return self._space.draw(choose, rng)
-
-    def add(self, trial: Trial) -> None:
-        self._searcher.add(trial)
-
-    def end(self, trial: Trial) -> None:
-        self._searcher.end(trial)
 
 
 def trial_rng(seed: int, number: int) -> np.random.Generator:

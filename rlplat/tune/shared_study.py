@@ -16,16 +16,15 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 from rlplat.errors import ConfigError
-from rlplat.tune.database import LOCKS, DatabaseWriter, limited, read_study, read_trials
+from rlplat.tune.database import LOCKS, DatabaseWriter, read_study, read_trials
 from rlplat.tune.journal_writer import StoredTrial
+from rlplat.tune.postgres import ServerError, limited
 from rlplat.tune.study import Direction, Study, restored
 from rlplat.tune.trial import Trial
 
@@ -130,7 +129,7 @@ class SharedWriter(DatabaseWriter):
         finally:
             turn, self._turn = self._turn, None
             if turn is self._connection and not turn.closed:
-                with suppress(psycopg2.Error), limited(turn):  # it ended: so has the turn
+                with suppress(ServerError), limited(turn):  # it ended: so has the turn
                     self._query("SELECT pg_advisory_unlock(%s, %s)", _TURNS, self._study_id)
 
     def refresh(self) -> None:
@@ -212,10 +211,10 @@ class SharedStudy(Study):
             self._writer.refresh()
             yield self.settings
 
-    def settle(self, *args: Any, **kwargs: Any) -> None:
+    def settle(self, settings: Mapping[str, Any]) -> None:
         """The first tuner's settings stand."""
         if "experiment" not in self.settings:
-            super().settle(*args, **kwargs)
+            super().settle(settings)
 
     def turn(self) -> Any:
         """Context manager: whether this tuner may make a trial; it is written when the context is left."""

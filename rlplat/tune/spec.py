@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.tune.search import Searcher
+from rlplat.tune.storage_address import problem_of, shown
 
 if TYPE_CHECKING:
     from rlplat.tune.domains import Domain
@@ -247,19 +248,23 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
         )
 
 
+def check_silence(spec: ExperimentSpec, is_in_process: bool) -> None:
+    """ConfigError where a limit is asked for that nobody can watch: the trial runs in the thread that would."""
+    if is_in_process and spec.max_silence_s is not None:
+        raise ConfigError(
+            f"max_silence_s{spec.where('max_silence_s')} needs worker processes, because a trial that hangs is ended "
+            "with its process: leave it out, or leave out rlplat.init(backend='inproc')"
+        )
+
+
 def _check_storage(storage: str, where: str) -> None:
     if not storage:
         return
-    url = urlsplit(storage)
-    if url.scheme.partition("+")[0] == "sqlite":
+    if problem := problem_of(storage):
+        raise ConfigError(f"storage{where}: {problem}")
+    if not urlsplit(storage).path.strip("/"):
         raise ConfigError(
-            f"storage{where}: SQLite locks up while several processes write; leave storage away for a file in the "
-            "experiment's directory, or take postgresql://user@host/database"
-        )
-    if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
-        raise ConfigError(
-            f"storage{where}: postgresql://user@host/database, or left away for a file in the experiment's directory, "
-            f"not {storage!r}"
+            f"storage{where}: which database? postgresql://user@host/database, not {shown(storage)!r}"
         )
 
 
@@ -290,7 +295,8 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     """Whether the algorithm accepts what the space gives: its lowest and highest values, and some in between."""
     import numpy as np
 
-    from rlplat.tune.domains import Options, Range
+    from rlplat.tune.domains import Options
+    from rlplat.tune.ranges import Range
     from rlplat.tune.rl_config import check_configs, check_seeds
     from rlplat.tune.trainables import check_trainable
 
@@ -301,10 +307,10 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     algo = check_trainable(spec.trainable).name
 
     def lowest(name: str, domain: Domain) -> Any:
-        return domain.clip(domain.low) if isinstance(domain, Range) else domain.sample(rng)
+        return domain.clip(domain.usual_ends[0]) if isinstance(domain, Range) else domain.sample(rng)
 
     def highest(name: str, domain: Domain) -> Any:
-        return domain.clip(domain.high) if isinstance(domain, Range) else domain.sample(rng)
+        return domain.clip(domain.usual_ends[1]) if isinstance(domain, Range) else domain.sample(rng)
 
     def turn(number: int) -> Callable[[str, Domain], Any]:
         """Of options the next one each time, so that every branch is seen."""

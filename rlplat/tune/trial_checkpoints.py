@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ class TrialCheckpoints:
         self._last = f"step_{number}"
         for old in directory.iterdir():
             if _IS_OURS.match(old.name) and old.name not in (self._last, before):
-                _remove(old)
+                with suppress(OSError):  # the new one is there; the next save tries this again
+                    _remove(old)
         return self._last
 
     def _encoded(self, state: Any, files: list[Path]) -> Any:

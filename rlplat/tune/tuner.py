@@ -26,17 +26,19 @@ from rlplat.tune import events
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.experiment import Experiment
-from rlplat.tune.experiment_file import refuse_changes, searcher_of, settings_of
+from rlplat.tune.experiment_file import searcher_of
 from rlplat.tune.program import StillRunning
-from rlplat.tune.programs import GRACE_S
+from rlplat.tune.programs import CLOSE_S
 from rlplat.tune.samplers import distributions
+from rlplat.tune.saved_experiment import refuse_changes, settings_of
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.slots import READY, Call, Demand, Slot, Slots
+from rlplat.tune.slots import END, READY, Call, Demand, Slot, Slots
 from rlplat.tune.snapshot import View
 from rlplat.tune.space import Space
-from rlplat.tune.spec import ExperimentSpec, check_demand
-from rlplat.tune.study import Study, shown
+from rlplat.tune.spec import ExperimentSpec, check_demand, check_silence
+from rlplat.tune.storage_address import shown
+from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.trial import Trial
@@ -122,6 +124,7 @@ def run_experiment(
         with view.taking_output():
             rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
+        check_silence(spec, rlplat.get_runtime_context().client_id == "inproc")
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
         return _run_on_cluster(spec, kind, resume, join, view)
     except UsageError:
@@ -202,7 +205,7 @@ def _open_study(
                     "resume it with the storage and the name that it had, or begin a new one with --out"
                 )
             settings = {"experiment": settings_of(spec)}
-            study.settle({}, may_change={**settings, "is_shared": True} if join else settings)
+            study.settle({**settings, "is_shared": True} if join else settings)
             study.sync()  # before there can be results of it
     except BaseException:
         study.close()
@@ -232,6 +235,8 @@ class Tuner:
         """Trials for which no slot of their size is free yet."""
         self._best: tuple[int, tuple[float, ...]] | None = None
         self._abort: Exception | None = None
+        self._ends_apart = kind.closes or spec.max_silence_s is not None
+        """Whether a trial is ended by a call of its own, so that the next one does not answer for its end."""
         self._started = time.monotonic()
 
     def run(self, *, resume: bool) -> Analysis:
@@ -250,7 +255,7 @@ class Tuner:
                 if interruption.signal_number and self._abort is None:
                     raise Signalled(interruption.signal_number)
         finally:
-            self._close(GRACE_S + 1 if is_in_order else 0.5)
+            self._close(CLOSE_S if is_in_order else 0.5)
         if self._abort is not None:
             raise self._abort
         return Analysis(self.study.load(), self.spec.metric, self.spec.mode, self.directory.path)
@@ -262,6 +267,7 @@ class Tuner:
 
     def _restore(self) -> None:
         trials = self.study.load()
+        self.directory.recall(trials)
         actions = self.experiment.restore(trials)
         self.directory.reconcile(trials)
         self._note_best()  # the last one may not have been written
@@ -342,8 +348,7 @@ class Tuner:
         if number is None or number != slot.trial:
             return
         if isinstance(answer, SavedTurn):
-            saved = events.Saved(number, answer.name, answer.step, answer.seconds)
-            self._perform(self.experiment.handle(saved))
+            self._perform(self.experiment.handle(events.Saved(number, *answer)))
         elif isinstance(answer, Turn):
             self._reported(slot, number, answer)
 
@@ -369,30 +374,30 @@ class Tuner:
         if call.method == READY and number is None:
             self._slots.close(slot)  # not again and again: the next trial opens one, and pays for it
             return
-        if is_stuck or not isinstance(error, TaskError):
+        if is_stuck or call.method == END or not isinstance(error, TaskError):
             self._slots.renew(slot)
-        if number is None or number not in self.experiment.live_numbers:
+        if number is None or number not in self.experiment.roster.live:
             return
-        is_before = call.number != number and call.method != READY
+        is_before = call.method == END or (call.number != number and call.method != READY)
         if is_before or (is_stuck and call.method == "begin"):
-            self._to_begin.append(self.experiment.live_numbers[number])  # the trial before it did that
+            self._to_begin.append(self.experiment.roster.live[number].trial)  # the trial before it did that
             return
         can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
         text = _remote_text(error) if can_retry else str(cause)
         self._perform(self.experiment.handle(events.Crashed(number, text, can_retry)))
 
     def _find_silent(self) -> None:
-        limit = self.spec.max_silence_s
-        if limit is None:
-            return
-        for slot in self._slots.silent(limit):
+        limit = self.spec.max_silence_s or math.inf
+        for slot in self._slots.silent(limit, CLOSE_S):
             call, number = slot.calls[0], slot.trial
             self._slots.renew(slot)
-            if number is None:
+            if call.method == END:
+                text = f"trial {call.number} did not come to its end within {CLOSE_S:g} s: its process was killed"
+                self._perform([events.Say(text)])
+                if number is not None:
+                    self._to_begin.append(self.experiment.roster.live[number].trial)
                 continue
-            if call.number != number:  # the trial before it hangs in its end
-                self._to_begin.append(self.experiment.live_numbers[number])
-                continue
+            assert number is not None, "only `end` is sent for nobody"
             text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
             self._perform(self.experiment.handle(events.Crashed(number, text)))
 
@@ -438,6 +443,8 @@ class Tuner:
     def _begin(self, slot: Slot, trial: Trial) -> None:
         checkpoint = trial.checkpoint.name if trial.checkpoint else ""
         order = Order(trial.number, trial.config, trial.seed, trial.failures, trial.step, checkpoint)
+        if self._ends_apart and (slot.left is not None or slot.trial is not None):
+            slot.end()
         self._slots.assign(slot, trial.number)
         slot.call("begin", order, self.experiment.num_free_reports(trial.number))
 
@@ -447,7 +454,7 @@ class Tuner:
         copy_checkpoint(source, target)
 
     def _note_best(self) -> None:
-        best = self.experiment.best()
+        best = self.experiment.roster.best()
         if best and (best[0].number, best[0].values) != self._best:
             self._best = (best[0].number, best[0].values)
             self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))

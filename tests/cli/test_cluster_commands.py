@@ -54,7 +54,7 @@ def busy(tmp_path: Path) -> Iterator[Any]:
     rlplat.shutdown()
 
 
-def eventually(is_so: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "it never came true"
@@ -172,7 +172,7 @@ def test_logs_while_it_runs_and_afterwards(
         rlplat.get(speaker.say.remote("last words"))
     finally:
         rlplat.shutdown()
-    rest, _ = follower.communicate(timeout=30)
+    rest, _ = follower.communicate(timeout=60)
     said = [line.split(")")[0] for line in [*heard, *rest.splitlines()]]
     assert rest.splitlines()[-1].endswith("Speaker) last words") and all("Speaker" in who for who in said)
     assert follower.returncode == 0, "it ends with the cluster"

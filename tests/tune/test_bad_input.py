@@ -183,6 +183,9 @@ def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
     assert "unknown key 'learning_rte' in exp.yaml:7; did you mean 'learning_rate'?" in said
     said = complaint(trainable="ppo", origins=origins, space={**base, "discount": tune.uniform(0.9, 1.5)})
     assert "bad value for 'discount' in exp.yaml:8: 1.5" in said or "1.4999" in said
+    said = complaint(trainable="ppo", space={**base, "discount": tune.normal(0.95, 0.05)})
+    assert "bad value for 'discount'" in said and "1.1" in said, "what is drawn now and then"
+    ExperimentSpec("ppo", {**base, "discount": tune.normal(0.95, 0.01)}).checked()
     assert "'env' is not set" in complaint(trainable="ppo", space={})
 
 
