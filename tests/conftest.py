@@ -19,6 +19,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with this one
 
 
+@pytest.fixture(scope="session", autouse=True)
+def log_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters log in a folder of this process's own: no other run's clusters are in it, nor are its in theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.getbasetemp() / "cluster-logs"
+        patch.setenv("RLPLAT_LOG_DIR", str(root))
+        patch.setattr("tests.leak_meter.log_root", root)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leak_meter() -> Iterator[LeakMeter]:
     """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
