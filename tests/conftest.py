@@ -60,6 +60,14 @@ def cluster() -> Iterator[None]:
     rlplat.shutdown()
 
 
+@pytest.fixture
+def torch_cluster() -> Iterator[None]:
+    """The same for tests of training: torch is imported once, not in each of its workers."""
+    rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])
+    yield
+    rlplat.shutdown()
+
+
 @pytest.fixture(params=["inproc", "zmq"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend in turn, with 2 CPUs: for what must be the same on all."""
