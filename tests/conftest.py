@@ -7,10 +7,17 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 import rlplat
 from tests.leak_meter import MARK, LeakMeter, marked_processes
+
+# How fast examples are made and run says how loaded the machine is, not whether the code is right.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores Ctrl-C for them, and every child inherits that.

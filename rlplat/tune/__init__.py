@@ -55,6 +55,19 @@ _HOMES = {
     "rlplat.tune.schedulers.pbt": "PBT",
     "rlplat.tune.schedulers.pb2": "PB2",
 }
+_NAMES_OF_RAY = {
+    "grid_search": "tune.grid",
+    "report": "the second argument of the trial, def trial(config, report)",
+    "get_checkpoint": "report.checkpoint",
+    "get_context": "report.seed and report.directory",
+    "Tuner": "tune.run(trainable, space, ...)",
+    "TuneConfig": "arguments of tune.run",
+    "RunConfig": "arguments of tune.run",
+    "Trainable": "a class with __init__(config), step, save and load",
+    "with_resources": "tune.run(..., resources={'cpu': 1})",
+    "with_parameters": "a closure",
+}
+"""What Ray Tune calls otherwise."""
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
@@ -85,7 +98,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOME_BY_NAME.get(name)
     if home is None:
-        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}")
+        here = f"; here it is {_NAMES_OF_RAY[name]}" if name in _NAMES_OF_RAY else ""
+        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}{here}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

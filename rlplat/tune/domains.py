@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def sample_from(function: Callable[..., Any]) -> SampleFrom:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) or isinstance(value, Real)  # numpy's; Real alone is slow
 
 
 def _labels(options: Sequence[Any]) -> tuple[Scalar, ...]:

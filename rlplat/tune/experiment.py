@@ -56,6 +56,7 @@ NUM_HOPELESS = 3
 """So many trials fail before the first report of any: then it is not their configs."""
 CHECKPOINT_SHARE = 0.1
 """Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
+MAX_FREE_REPORTS = 1_000
 FIRST_CHECKPOINT_S = 5.0
 """Seconds of running that are worth a checkpoint."""
 
@@ -249,6 +250,17 @@ class Experiment:
             return False
         return bool(self.interrupted) or (self._is_exhausted and not self._live and not self._others)
 
+    def num_free_reports(self, number: int) -> int:
+        """So many reports of this trial may come at once, because nothing is decided before the last of them: where
+        that is known, so that quick trials need not wait for an answer after each report."""
+        trial = self._live[number].trial
+        until = self._scheduler.judges_at(trial) - trial.progress if self._scheduler.unit == "step" else 1.0
+        if self.spec.checkpoint_period is not None:
+            until = min(until, self.spec.checkpoint_period - trial.step % self.spec.checkpoint_period)
+        for name, limit in self.spec.stop.items():
+            until = min(until, limit - self._steps(trial) if name == "step" else 1.0)
+        return max(math.ceil(min(until, MAX_FREE_REPORTS) - 1e-6), 1)
+
     @property
     def num_expected(self) -> int | None:
         return self.num_trials if self._is_exhausted else self._searcher.num_trials
@@ -300,6 +312,8 @@ class Experiment:
         actions: list[Action] = [RecordReport(trial)]
         if rule := self._stop_rule(trial):
             return actions + self._complete(live, rule, event.can_save)
+        if event.goes_on:
+            return actions
         verdict: Verdict = Continue()
         if trial.values and trial.history and trial.history[-1][0] == trial.progress:
             verdict = self._scheduler.judge(trial)
@@ -510,17 +524,20 @@ class Experiment:
         return ""
 
     def _stop_rule(self, trial: Trial) -> str:
-        """`accuracy 0.97 >= 0.95` for the first rule that holds. `step`: reports of the weights that it has, even
-        where they are another's up to some point."""
-        steps = trial.progress if self._scheduler.unit == "step" else trial.step
+        """`accuracy 0.97 >= 0.95` for the first rule that holds."""
         for name, limit in self.spec.stop.items():
-            value = {"step": steps, "wall_s": trial.run_s}.get(name, trial.last.get(name))
+            value = {"step": self._steps(trial), "wall_s": trial.run_s}.get(name, trial.last.get(name))
             if value is None or isinstance(value, bool | str):
                 continue
             lower_is_better = name in self.spec.metric and self._signs[self.spec.metric.index(name)] < 0
             if value <= limit if lower_is_better else value >= limit:
                 return f"{name} {value:,.6g} {'<=' if lower_is_better else '>='} {limit:,.6g}"
         return ""
+
+    def _steps(self, trial: Trial) -> float:
+        """`step` of the stop rules: reports of the weights that it has, even where they are another's up to some
+        point."""
+        return trial.progress if self._scheduler.unit == "step" else trial.step
 
     def _is_checkpoint_due(self, live: _Live) -> bool:
         if self.spec.checkpoint_period is not None:

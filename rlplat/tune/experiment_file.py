@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +39,7 @@ from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
 from rlplat.tune.search import Searcher
 from rlplat.tune.space import as_yaml, is_domain
+from rlplat.tune.space_tree import plain
 from rlplat.tune.spec import ExperimentSpec, Mode
 
 SAVED_AS = "experiment.yaml"
@@ -388,10 +390,8 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if is_domain(value):
         return _plain(as_yaml(value))
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return value.item()
+    with suppress(TypeError):
+        return plain(value)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # the same in the next process
 
 

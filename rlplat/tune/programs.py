@@ -211,7 +211,7 @@ def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metric
     """What a trainable returned at its end: its last report, or None. ConfigError where that is all, and nothing."""
     if value is None and not has_reported:
         raise ConfigError(
-            f"trial {context.number} returned nothing, and reported nothing: return a dict of metrics, or report them"
+            "it returned nothing, and reported nothing: return a dict of metrics, or report them"
         )
     if value is None:
         return None

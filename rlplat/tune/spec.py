@@ -163,6 +163,11 @@ class ExperimentSpec:
             value = getattr(self, key)
             if value is not None and not (_is_number(value) and value > 0):
                 raise ConfigError(f"{key}{self.where(key)} is a number of seconds above 0, not {value!r}")
+        if not isinstance(self.stop, Mapping):
+            raise ConfigError(
+                f"stop{self.where('stop')} is a dict of metrics and what is to be reached, {{'step': 100}}, not "
+                f"{self.stop!r:.80}; a trial that is to decide by itself returns"
+            )
         for key, value in self.stop.items():
             if not _is_number(value):
                 raise ConfigError(

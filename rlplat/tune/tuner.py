@@ -86,7 +86,7 @@ def run(
         metric=_names(metric),
         mode=_names(mode),  # type: ignore[arg-type]
         num_samples=num_samples,
-        stop=dict(stop or {}),
+        stop={} if stop is None else stop,
         resources=resources,
         searcher=searcher_of(searcher),
         scheduler=scheduler,
@@ -342,14 +342,20 @@ class Tuner:
         if number is None or number != slot.trial:
             return
         if isinstance(answer, SavedTurn):
-            event: events.Event = events.Saved(number, answer.name, answer.step, answer.seconds)
-        elif isinstance(answer, Turn) and answer.metrics is not None:
-            event = events.Reported(number, answer.metrics, answer.run_s, answer.can_save)
+            saved = events.Saved(number, answer.name, answer.step, answer.seconds)
+            self._perform(self.experiment.handle(saved))
         elif isinstance(answer, Turn):
-            event = events.Returned(number, answer.run_s)
-        else:
-            return  # of `end`
-        self._perform(self.experiment.handle(event))
+            self._reported(slot, number, answer)
+
+    def _reported(self, slot: Slot, number: int, turn: Turn) -> None:
+        for place, (metrics, run_s) in enumerate(turn.reports, start=1):
+            is_last = place == len(turn.reports) and not turn.has_ended
+            event = events.Reported(number, metrics, run_s, is_last and turn.can_save, goes_on=not is_last)
+            self._perform(self.experiment.handle(event))
+            if slot.trial != number or self._abort is not None:  # it failed: a NaN
+                return
+        if turn.has_ended:
+            self._perform(self.experiment.handle(events.Returned(number, turn.end_s)))
 
     def _lost(self, slot: Slot, call: Call, error: BaseException) -> None:
         """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
@@ -399,7 +405,8 @@ class Tuner:
                 self.study.report(action.trial)
                 self.directory.record(action.trial, action.trial.last)
             elif isinstance(action, events.Advance):
-                self._slots.by_trial[action.number].call("advance")
+                num_reports = self.experiment.num_free_reports(action.number)
+                self._slots.by_trial[action.number].call("advance", num_reports)
             elif isinstance(action, events.RecordTrial):
                 self.study.create(action.trial)
             elif isinstance(action, events.RecordChange):
@@ -432,7 +439,7 @@ class Tuner:
         checkpoint = trial.checkpoint.name if trial.checkpoint else ""
         order = Order(trial.number, trial.config, trial.seed, trial.failures, trial.step, checkpoint)
         self._slots.assign(slot, trial.number)
-        slot.call("begin", order)
+        slot.call("begin", order, self.experiment.num_free_reports(trial.number))
 
     def _copy(self, action: events.CopyCheckpoint) -> None:
         source = self.directory.trial_directory(action.source) / "checkpoints" / action.mark.name

@@ -392,7 +392,7 @@ BAD = [
     (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],
-     "trial 0 returned nothing, and reported nothing: return a dict of metrics, or report them"),
+     "trial 2: it returned nothing, and reported nothing: return a dict of metrics, or report them"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:raises", "max_failures=0"], "ValueError: no such alpha\n  in "),
     (["seed.yaml", "--join"], "add --storage postgresql://user@host/database"),
     (["cyclic.yaml"], "nested deeper than 32 levels"),

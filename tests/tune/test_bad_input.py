@@ -114,6 +114,7 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"trainable": "os:nothing"}, "'os' has no 'nothing'"),
         ({"trainable": 3}, "3"),
         ({"trainable": lambda: None}, "config"),
+        ({"stop": lambda trial, result: True}, "stop is a dict of metrics and what is to be reached, {'step': 100}"),
         ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; leave storage away"),
         ({"storage": "mysql://host/x"}, "postgresql://"),
         ({"storage": "postgresql://host"}, "postgresql://user@host/database"),
@@ -121,6 +122,13 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
 )  # fmt: skip
 def test_what_is_wrong_is_one_message(changes: dict[str, Any], said: str) -> None:
     assert said in complaint(**changes)
+
+
+def test_names_of_ray_say_what_they_are_here() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'grid_search'; here it is tune\.grid"):
+        tune.grid_search([1, 2])
+    with pytest.raises(AttributeError, match=r"no attribute 'gird'$"):
+        tune.gird([1, 2])
 
 
 def test_complaints_about_a_file_say_where() -> None:

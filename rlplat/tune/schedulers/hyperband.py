@@ -169,6 +169,9 @@ class HyperBand:
                 return self._stop(bracket, index, run)
         return Continue()
 
+    def judges_at(self, trial: Trial) -> float:
+        return trial.progress
+
     def end(self, trial: Trial) -> None:
         bracket = self._brackets[trial.number]
         run = bracket.runs[trial.number]
