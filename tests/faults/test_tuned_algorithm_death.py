@@ -24,7 +24,9 @@ def pid_of(actor_class: str) -> int:
     return next(row["pid"] for row in state.list_workers() if row["worker"] == worker)  # type: ignore[no-any-return]
 
 
-def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(torch_cluster: None, tmp_path: Path) -> None:
+def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(
+    torch_cluster: None, tmp_path: Path
+) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     strategy = rlplat.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True

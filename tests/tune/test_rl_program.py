@@ -354,7 +354,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(torch_cluster: None, tmp_path: Path) -> None:
+def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(
+    torch_cluster: None, tmp_path: Path
+) -> None:
     host = Host.remote()
     for number, (algo, settings) in enumerate(OTHERS.items()):
         config = settings | {"env": "CartPole-v1", "policy": {"hidden_sizes": [16]}, "num_rollout_workers": 0}
