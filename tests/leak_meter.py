@@ -2,7 +2,7 @@
 
     meter = LeakMeter.start()         # puts a random mark into the environment, which every child process inherits
     ...the test...
-    leaks = meter.finish()            # waits up to 5 s for things to settle; [] when all is clean
+    leaks = meter.finish()            # waits up to 20 s for things to settle (a loaded machine); [] when all is clean
 
 Several processes may test at once (`pytest -n`): what belongs to another one is none of this one's leaks.
 A process is found by the mark in `/proc/*/environ`, so neither a double fork nor `setsid` hides it; a bare `fork`
@@ -23,7 +23,7 @@ from pathlib import Path
 
 MARK = "RLPLAT_TEST_MARK"
 SHM_PREFIX = "rlplat-"
-SETTLE_S = 5.0
+SETTLE_S = 20.0
 log_root: Path | None = None
 """Where the clusters of this process's tests log, each in a folder of its session's name; None: not set up."""
 
