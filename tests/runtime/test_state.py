@@ -449,7 +449,9 @@ def test_the_stack_of_a_process_whose_native_code_holds_the_gil(
         found = not row["threads"] and "hold" in row["text"] and "test_state.py" in row["text"]
         return found and by in row["doing"]
 
-    eventually(lambda: shows_the_call(*state.stacks("Hog")))  # at first it may not have come to the native code
+    eventually(
+        lambda: shows_the_call(*state.stacks("Hog"))
+    )  # at first it may not have come to the native code
     rlplat.kill(hog)
     with pytest.raises(rlplat.errors.ActorDied):
         rlplat.get(call)
