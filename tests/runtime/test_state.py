@@ -65,12 +65,6 @@ class Caller:
         return True
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is left out because the machine keeps him from answering for a while."""
-    monkeypatch.setattr(observer, "ANSWER_S", 20.0)
-
-
 def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := is_so()):
@@ -449,7 +443,9 @@ def test_the_stack_of_a_process_whose_native_code_holds_the_gil(
         found = not row["threads"] and "hold" in row["text"] and "test_state.py" in row["text"]
         return found and by in row["doing"]
 
-    eventually(lambda: shows_the_call(*state.stacks("Hog")))  # at first it may not have come to the native code
+    eventually(
+        lambda: shows_the_call(*state.stacks("Hog"))
+    )  # at first it may not have come to the native code
     rlplat.kill(hog)
     with pytest.raises(rlplat.errors.ActorDied):
         rlplat.get(call)
