@@ -28,6 +28,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 observer.ANSWER_S = 20.0  # nobody is left out because the machine keeps him from answering for a while
 
 
+@pytest.fixture(scope="session", autouse=True)
+def log_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters log in a folder of this process's own: no other run's clusters are in it, nor are its in theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.getbasetemp() / "cluster-logs"
+        patch.setenv("RLPLAT_LOG_DIR", str(root))
+        patch.setattr("tests.leak_meter.log_root", root)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leak_meter() -> Iterator[LeakMeter]:
     """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
@@ -55,6 +65,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def cluster() -> Iterator[None]:
     """A cluster of worker processes with 2 CPUs."""
     rlplat.init(num_cpus=2, num_gpus=0)
+    yield
+    rlplat.shutdown()
+
+
+@pytest.fixture
+def torch_cluster() -> Iterator[None]:
+    """The same for tests of training: torch is imported once, not in each of its workers."""
+    rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])
     yield
     rlplat.shutdown()
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlplat.tune.analysis import Analysis, load
     from rlplat.tune.program import TrialContext
+    from rlplat.tune.run_experiment import run
     from rlplat.tune.schedulers.asha import ASHA
     from rlplat.tune.schedulers.fifo import FIFO
     from rlplat.tune.schedulers.hyperband import HyperBand
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
         grid,
         lograndint,
         loguniform,
+        normal,
         qloguniform,
+        qnormal,
         quniform,
         randint,
         sample_from,
         uniform,
     )
     from rlplat.tune.trial_thread import TrialStopped
-    from rlplat.tune.tuner import run
 
 _HOMES = {
-    "rlplat.tune.tuner": "run",
+    "rlplat.tune.run_experiment": "run",
     "rlplat.tune.analysis": "Analysis load",
-    "rlplat.tune.space": "choice grid lograndint loguniform qloguniform quniform randint sample_from uniform",
+    "rlplat.tune.space": "choice grid lograndint loguniform normal qloguniform qnormal quniform randint sample_from "
+    "uniform",
     "rlplat.tune.search": "Searcher",
     "rlplat.tune.program": "TrialContext",
     "rlplat.tune.trial_thread": "TrialStopped",
@@ -86,7 +89,9 @@ __all__ = [
     "load",
     "lograndint",
     "loguniform",
+    "normal",
     "qloguniform",
+    "qnormal",
     "quniform",
     "randint",
     "run",

@@ -43,9 +43,11 @@ class Crashed:
 class Saved:
     number: int
     name: str | None
-    """Of the checkpoint's directory; None: there was nothing to save."""
+    """Of the checkpoint's directory; None: there was nothing to save, or it failed."""
     step: int
     seconds: float = 0.0
+    error: str = ""
+    """Why and where it failed, first in one line; the trial stands at its report as before."""
 
 
 @dataclass(frozen=True)

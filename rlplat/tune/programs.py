@@ -27,6 +27,8 @@ from rlplat.tune.trial_thread import Progress, TrialThread, wrapped
 
 GRACE_S = 5.0
 """How long a function may take to end after TrialStopped."""
+CLOSE_S = 30.0
+"""How long anything else may take to close; then its process is killed."""
 
 
 def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) -> Program:

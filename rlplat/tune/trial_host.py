@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rlplat
+from rlplat.errors import CheckpointError
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.programs import open_program
 
@@ -50,6 +52,8 @@ class SavedTurn(NamedTuple):
     name: str | None
     step: int
     seconds: float
+    error: str = ""
+    """Why it failed, where it did: a line with the place, then where it was raised."""
 
 
 QUICK_S = 0.001
@@ -69,7 +73,8 @@ class TrialHost:
         self._client_id = rlplat.get_runtime_context().client_id
         self._program: Program | None = None
         self._raised: BaseException | None = None
-        """By the trial after reports that were still to be handed over: the next turn raises it."""
+        """By the trial: each further turn raises it until `end` closes the program. Also after reports that were still
+        to be handed over."""
         self._num_quick = 0
         """Reports in a row that were quick. Of earlier trials, too: they run the same trainable."""
         self._step = 0
@@ -98,12 +103,15 @@ class TrialHost:
     def save(self) -> SavedTurn:
         assert self._program is not None
         started = time.monotonic()
+        directory, name, problem = self._directory / "checkpoints", None, ""
         try:
-            name = self._program.save_to(self._directory / "checkpoints") if self._program.can_save else None
-        except BaseException:
-            self.end()  # an `advance` that was sent together with this is not to run
-            raise
-        return SavedTurn(name, self._step, time.monotonic() - started)
+            name = self._program.save_to(directory) if self._program.can_save else None
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, CheckpointError):  # no state can be kept
+                self._raised = error  # an `advance` that was sent together with this is not to run
+                raise
+            problem = f"{directory}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return SavedTurn(name, self._step, time.monotonic() - started, problem)
 
     def end(self) -> None:
         """What runs of the trial is told to stop; returns when it has."""
@@ -124,12 +132,12 @@ class TrialHost:
             rlplat.shutdown()
 
     def _turn(self, began: float, num_reports: int) -> Turn:
+        if self._raised is not None:
+            raise self._raised
         try:
-            if self._raised is not None:
-                raise self._raised
             return self._run(began, num_reports)
-        except BaseException:
-            self.end()
+        except BaseException as error:
+            self._raised = error
             raise
 
     def _run(self, began: float, num_reports: int) -> Turn:

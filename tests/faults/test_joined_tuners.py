@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
@@ -155,6 +156,25 @@ def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server:
         assert "of another tuner goes on here, from its report" in told
 
 
+def test_trials_of_a_machine_that_vanishes_are_taken_over(tmp_path: Path, server: PostgresServer) -> None:
+    """Its process stops, and its connection stays open without a sign of life."""
+    with Joined(tmp_path, server) as joined:
+        joined.hold()
+        survivor = joined.start("a")
+        assert soon(lambda: len(joined.who_began()) == 1, 60)
+        lost = joined.start("b", vanish=[str(tmp_path / "vanish"), server.port])
+        assert soon(lambda: len(joined.who_began()) == 2, 60)
+        (tmp_path / "vanish").touch()
+        assert soon(lambda: psutil.Process(lost.pid).status() == psutil.STATUS_STOPPED)
+        (tmp_path / "hold").unlink()
+        joined.deaths = 1
+        trials = joined.told_by_all(survivor)
+        assert [trial[1:4] for trial in trials] == [["complete", NUM_STEPS, alpha] for alpha in alphas(8)]
+        joined.check(trials)
+        joined.check_study()
+        assert "of another tuner goes on here" in (tmp_path / "a" / "log.txt").read_text()
+
+
 def test_without_the_dead_tuners_directory_its_trials_begin_again(
     tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -196,8 +216,10 @@ def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
 
 def test_a_server_that_starts_anew_costs_nobody_a_trial(tmp_path: Path) -> None:
     with postgres_server() as server, Joined(tmp_path, server, orphan_s=5.0) as joined:
-        joined.hold(7)  # so that it is not over before the server is
+        joined.hold()
         tuners = [joined.start("a"), joined.start("b")]
+        assert soon(lambda: len(joined.who_began()) == 2)
+        joined.hold(7)  # so that it is not over before the server is
         assert soon(joined.has_come_to(30))
         server.stop()
         server.start()

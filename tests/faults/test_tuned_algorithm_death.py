@@ -43,7 +43,9 @@ def pid_of(actor_class: str) -> int:
     return next(row["pid"] for row in state.list_workers() if row["worker"] == worker)  # type: ignore[no-any-return]
 
 
-def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(cluster: None, tmp_path: Path) -> None:
+def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(
+    torch_cluster: None, tmp_path: Path
+) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     strategy = rlplat.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
@@ -61,7 +63,7 @@ def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(cluster: None
 
 @pytest.mark.parametrize("num_rollout_workers", [0, 1])
 def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
-    cluster: None, tmp_path: Path, num_rollout_workers: int
+    torch_cluster: None, tmp_path: Path, num_rollout_workers: int
 ) -> None:
     found: list[Any] = []
     (tmp_path / "gated.py").write_text(ENV)

@@ -98,6 +98,15 @@ def die_at(place: str, count: int) -> None:
     setattr(owner, last, deadly)
 
 
+def vanish_when_told(file: str, port: int) -> None:
+    """As soon as there is this file. port: of the database, which will hear nothing more."""
+    from tests.vanishing import vanish
+
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    vanish(port)
+
+
 def main(directory: Path, orders: dict[str, Any]) -> None:
     rlplat.init(num_cpus=2, num_gpus=0, backend=orders.get("backend", "zmq"))
     if "kill_at" in orders:
@@ -115,7 +124,9 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
     if "orphan_s" in orders:
         from rlplat.tune import shared_study
 
-        shared_study.ORPHAN_S = orders["orphan_s"]
+        shared_study.ORPHAN_S, shared_study.KEEPALIVE = orders["orphan_s"], (1, 1, 1)
+    if "vanish" in orders:
+        threading.Thread(target=vanish_when_told, args=orders["vanish"], daemon=True).start()
     if "largest_file" in orders:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders["largest_file"], resource.RLIM_INFINITY))

@@ -104,6 +104,10 @@ class PostgresServer:
                 self._process.wait()
             self._process = None
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._process is None
+
     def signal_all(self, number: signal.Signals) -> None:
         """To every process of it."""
         assert self._process is not None

@@ -10,7 +10,8 @@ import pytest
 from rlplat.config import Layer, load_yaml, parse_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune import experiment_file, space
-from rlplat.tune.experiment_file import dump_experiment, experiment_of, load_experiments, refuse_changes
+from rlplat.tune.experiment_file import experiment_of, load_experiments
+from rlplat.tune.saved_experiment import dump_experiment, refuse_changes
 from rlplat.tune.search import Searcher
 from rlplat.tune.spec import ExperimentSpec
 

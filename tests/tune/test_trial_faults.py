@@ -18,8 +18,9 @@ import pytest
 import rlplat
 from rlplat import tune
 from rlplat.errors import CheckpointError, ConfigError
+from rlplat.tune.directory import ExperimentDirectory
 from rlplat.tune.study import Study
-from rlplat.tune.trial import TrialState
+from rlplat.tune.trial import Trial, TrialState
 from tests.tune.running import lines, run, states
 
 
@@ -51,7 +52,11 @@ def test_a_trial_that_crashes_goes_on_from_its_checkpoint(fault: str, cluster: N
     assert [score for _, score in only.history] == [1, 2, 3, 4, 5, 6]
     reports = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
     assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]
-    expected = {"raise": "ValueError: at the fifth step", "exit": "exit", "hang": "no report for 4 s"}[fault]
+    expected = {
+        "raise": "ValueError: at the fifth step",
+        "exit": "its process died: pid ",
+        "hang": "no report for 4 s",
+    }[fault]
     assert expected in only.error
 
 
@@ -297,3 +302,37 @@ def test_many_trials_with_many_faults(scheduler: str, tmp_path: Path) -> None:
     reports = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
     assert len(reports) == len({(one["trial"], one["step"]) for one in reports})
     assert len(reports) == sum(trial.step for trial in analysis.trials)
+
+
+def test_a_trial_that_fails_after_a_restart_keeps_all_metrics_of_its_last_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tuner dies between two reports that nothing else was recorded with; then the trial never comes to another."""
+    killed = tmp_path / "killed"
+
+    def trial(config: dict[str, Any], report: Any) -> None:
+        if killed.exists():
+            raise OSError("it is broken now")
+        for step in range(1, 10):
+            report(x=step, loss=10 - step, stop=0)
+
+    record = ExperimentDirectory.record
+
+    def die(self: ExperimentDirectory, one: Trial, metrics: Any) -> None:
+        record(self, one, metrics)
+        if one.step == 3:
+            killed.touch()
+            raise MemoryError("as good as kill -9")
+
+    monkeypatch.setattr(ExperimentDirectory, "record", die)
+    rlplat.init(num_cpus=1, num_gpus=0, backend="inproc")
+    try:
+        settings = {"max_failures": 0, "stop": {"stop": 1}}
+        with pytest.raises(MemoryError):
+            run(trial, {"a": 1}, tmp_path, **settings)
+        monkeypatch.undo()
+        (only,) = run(trial, {"a": 1}, tmp_path, resume=True, **settings).trials
+    finally:
+        rlplat.shutdown()
+    assert only.state is TrialState.FAILED and only.last == {"x": 3, "loss": 7, "stop": 0}
+    assert "7" in (tmp_path / "e" / "results.csv").read_text().splitlines()[1].split(",")

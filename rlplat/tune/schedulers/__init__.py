@@ -52,7 +52,7 @@ class Resume:
 class Exploit:
     """Go on from the newest checkpoint of trial `source`, with `config` (and its flat `params`).
 
-    The experiment writes it into `trial.notes["exploits"]` and `trial.notes["schedule"]` (see `schedulers/pbt.py`).
+    The experiment writes it into `trial.notes["exploits"]` and `trial.notes["schedule"]` (see `exploits.py`).
     """
 
     source: int
