@@ -54,12 +54,6 @@ def busy(tmp_path: Path) -> Iterator[Any]:
     rlplat.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is left out because the machine keeps him from answering for a while."""
-    monkeypatch.setattr(observer, "ANSWER_S", 20.0)
-
-
 def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():

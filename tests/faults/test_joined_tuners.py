@@ -216,8 +216,10 @@ def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
 
 def test_a_server_that_starts_anew_costs_nobody_a_trial(tmp_path: Path) -> None:
     with postgres_server() as server, Joined(tmp_path, server, orphan_s=5.0) as joined:
-        joined.hold(7)  # so that it is not over before the server is
+        joined.hold()
         tuners = [joined.start("a"), joined.start("b")]
+        assert soon(lambda: len(joined.who_began()) == 2)
+        joined.hold(7)  # so that it is not over before the server is
         assert soon(joined.has_come_to(30))
         server.stop()
         server.start()
