@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,7 +168,7 @@ def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list
             str(trial.state),
             *trial.values,
             trial.step,
-            trial.run_s,
+            trial.run_s or "",  # of one that runs it is as old as its last checkpoint
             *(trial.params.get(name, "") for name in names),
         ]
         for trial in trials
@@ -194,9 +195,13 @@ def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
     from rlplat.tune.pictures import draw_all
 
     paths: dict[str, Path] = {}
-    for name, figure in draw_all(analysis):
-        paths[name] = directory / f"{name}.png"
-        _writing(paths[name], lambda path, figure=figure: figure.savefig(path))
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # the picture has a box there; the table has the name
+        for name, figure in draw_all(analysis):
+            paths[name] = directory / f"{name}.png"
+            _writing(paths[name], lambda path, figure=figure: figure.savefig(path))
     return paths
 
 

@@ -300,4 +300,6 @@ def config_text(config: Mapping[str, Any]) -> str:
     """As YAML, a key a line; what is small and deep inside on one line."""
     is_flat = not any(isinstance(value, Mapping | list | tuple) for value in config.values())
     style = False if is_flat else None
-    return yaml.safe_dump(as_json(config), sort_keys=False, default_flow_style=style, width=100)
+    return yaml.safe_dump(
+        as_json(config), sort_keys=False, default_flow_style=style, width=100, allow_unicode=True
+    )
