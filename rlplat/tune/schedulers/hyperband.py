@@ -225,6 +225,13 @@ class HyperBand:
             self._note(run)
         return Continue()
 
+    def judges_at(self, trial: Trial) -> float:
+        bracket = self._brackets[trial.number]
+        run = bracket.runs[trial.number]
+        if trial.progress < run.progress:  # it repeats what it reported before a crash, a rung maybe
+            return trial.progress
+        return bracket.plan.levels[run.passed]
+
     def end(self, trial: Trial) -> None:
         bracket = self._brackets.pop(trial.number)
         bracket.end(trial.number)
