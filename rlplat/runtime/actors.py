@@ -11,33 +11,34 @@ import msgspec
 from rlplat.errors import ActorDied, ConfigError
 from rlplat.runtime import codec, exactly_once, messages
 from rlplat.runtime.actor_calls import ActorCalls, Fail
-from rlplat.runtime.api import ActorHandle, check_groups, methods_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, check_groups, methods_of
 from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.calls import NODE, Calls, Deps
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import TaskRecord
-from rlplat.runtime.messages import ActorInfo, Value
+from rlplat.runtime.messages import PLAIN_CALL, ActorInfo, CallOptions, Value
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import capture_of
 from rlplat.runtime.refs import ObjectRef
 
 if TYPE_CHECKING:
-    from rlplat.runtime.client import Client, Deps
-
-NODE = "node"
+    from rlplat.runtime.client import Client
 
 
 class Actors:
-    """Everything here but `create`, `kill`, `get` and `names` is called with the client's lock held."""
+    """Everything here but the verbs is called with the client's lock held."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, calls: Calls) -> None:
+        self._client, self._calls = client, calls
+        self._objects, self._loop, self._transport = client._objects, client._loop, client._transport
+        self._records, self._lock = calls.records, client._lock
         self._books: dict[str, ActorCalls] = {}
         self._is_taken: dict[str, messages.NameTaken] = {}
         self._made: set[int] = set()
         """Objects that stand for the handles of actors that this process made."""
         self._detached: set[str] = set()
         """Those that this process made: they do not end with its handles."""
-        client._loop.handlers |= {
+        self._loop.handlers |= {
             messages.Placed: self._on_placed,
             messages.ActorRestarting: self._on_restarting,
             messages.ActorGone: lambda _, m: self.on_gone(m.actor, m.error),
@@ -54,7 +55,7 @@ class Actors:
         if options.get_if_exists and not options.name:
             raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         exactly_once.check(code, options)
-        key = client._code_key(code)
+        key = self._calls.code_key(code)
         shape = client._shape(options, 0, f"actor {code.name}")
         is_detached = options.lifetime == "detached"
         deps: Deps = []
@@ -64,9 +65,9 @@ class Actors:
             call = messages.RunFull(0, key, "__init__", 1, Value(_inline(code.name, args, kwargs)), [])
         else:
             what = f"{code.name}.__init__"
-            call, deps, refs = client._make_call(args, kwargs, what, 1, key, "__init__", full=True)
+            call, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", full=True)
         info = _describe(code, options)
-        with client._lock:
+        with self._lock:
             client._check_open()
             message = messages.CreateActor(
                 0,
@@ -79,9 +80,9 @@ class Actors:
                 options.exactly_once,
                 capture=capture_of(options),
             )
-            record, ref = client._record(message, key, code.name, 1, refs)
+            record, ref = self._calls.record(message, key, code.name, 1, refs)
             actor_id = record.target = message.actor = f"{client.client_id}:{record.id}"
-            actor = self._books[actor_id] = ActorCalls(code.name, client._tasks)
+            actor = self._books[actor_id] = ActorCalls(code.name, self._records)
             self._made.add(record.id)
             place = messages.PlaceActor(
                 actor_id,
@@ -93,20 +94,20 @@ class Actors:
                 is_detached,
                 options.get_if_exists,
             )
-            client._transport.post(NODE, place)
+            self._transport.post(NODE, place)
             if is_detached:
                 # The node creates it, again and again; for us it is there as soon as it has a worker.
-                client._transport.post(NODE, messages.KeepCreation(actor_id, client._codes[key], message))
+                self._transport.post(NODE, messages.KeepCreation(actor_id, self._calls.codes[key], message))
                 self._detached.add(actor_id)
-                del client._tasks[record.id]
-                client._fill(record, (Value(codec.pack(None).data),))
+                del self._records[record.id]
+                self._calls.fill(record, (Value(codec.pack(None).data),))
             else:
                 actor.queue.append(record)
                 if options.max_restarts:
                     actor.creation = _template(record)
                 if deps:
-                    client._resolve(record, deps)
-            client._loop.send_now()
+                    self._calls.resolve(record, deps)
+            self._loop.send_now()
             if options.name is not None:  # a taken name is the caller's affair, here and now
                 client._wait_until(
                     lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
@@ -130,68 +131,134 @@ class Actors:
 
     def _take_existing(self, record: TaskRecord, taken: messages.NameTaken) -> ActorHandle:
         """Somebody has the name already: the actor that was to be made never was."""
-        client = self._client
         self._books.pop(taken.actor, None)
-        if client._tasks.pop(record.id, None) is not None:
-            client._fill(record, (Value(codec.pack(None).data),))
+        if self._records.pop(record.id, None) is not None:
+            self._calls.fill(record, (Value(codec.pack(None).data),))
         return self._handle(taken.existing, taken.info, taken.is_detached)
 
     def _handle(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
         if is_detached:
             return ActorHandle(actor_id, info, None)
         owner, id = actor_id.rsplit(":", 1)
-        creation = self._client._objects.borrow_from(owner, int(id))
-        self._client._loop.send_now()
+        creation = self._objects.borrow_from(owner, int(id))
+        self._loop.send_now()
         return ActorHandle(actor_id, info, creation)
 
     def get(self, name: str, namespace: str | None) -> ActorHandle:
         client = self._client
         where = client.namespace if namespace is None else namespace
-        answer = client._ask(lambda request: messages.AskByName(request, name, where))
+        answer = client._questions.ask(lambda request: messages.AskByName(request, name, where))
         if answer.error is not None:
             raise ActorDied(answer.error.message)
         assert answer.info is not None
-        with client._lock:
+        with self._lock:
             return self._handle(answer.actor, answer.info, answer.is_detached)
 
     def names(self, all_namespaces: bool) -> list[tuple[str, str]]:
         """(namespace, name) of the named actors that are alive."""
         client = self._client
         where = None if all_namespaces else client.namespace
-        return client._ask(lambda request: messages.AskNames(request, where)).names
+        return client._questions.ask(lambda request: messages.AskNames(request, where)).names
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:
         client, actor_id = self._client, handle._actor_id
         reason = "it was killed by rlplat.kill"
-        with client._lock:
+        with self._lock:
             client._check_open()
             if not no_restart:
-                client._transport.post(NODE, messages.EndActor(actor_id, reason, True, no_restart=False))
-                client._loop.send_now()
+                self._transport.post(NODE, messages.EndActor(actor_id, reason, True, no_restart=False))
+                self._loop.send_now()
                 return
-            self._books.setdefault(actor_id, ActorCalls(handle._info.class_name, client._tasks))
-            client._transport.post(NODE, messages.EndActor(actor_id, reason, True))
-            client._loop.send_now()
+            self._books.setdefault(actor_id, ActorCalls(handle._info.class_name, self._records))
+            self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
+            self._loop.send_now()
             text = f"actor {handle._info.class_name} is gone: {reason}"
             self.on_gone(actor_id, ErrorInfo("ActorDied", text))
 
-    # ---------------------------------------------------------------- calls (lock held)
+    # ---------------------------------------------------------------- calls
+
+    def submit_call(
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
+    ) -> Any:
+        data = codec.pack_scalars(args) if options == PLAIN_CALL and not kwargs else None
+        if data is not None:
+            with self._lock:
+                actor = self.find(handle._actor_id)
+                if actor is not None and actor.worker is not None and not actor.queue:
+                    return self._submit_plain_call(handle, actor, method, data)
+        num_returns = options.num_returns
+        name = f"{handle._info.class_name}.{method}"
+        retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
+        if group and group not in handle._info.groups and group != TERMINATE:
+            known = ", ".join(map(repr, handle._info.groups)) or "none"
+            raise ConfigError(
+                f"{name}: there is no concurrency group {group!r} in this actor (its groups: {known})"
+            )
+        # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
+        is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns > 0
+        is_full = is_exactly_once or bool(group)
+        message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, is_full)
+        if handle._creation is not None:
+            refs.append(handle._creation)
+        with self._lock:
+            self._client._check_open()
+            actor = self.find(handle._actor_id) or self.book(handle)
+            record, out = self._calls.record(message, "", name, num_returns, refs)
+            record.target = handle._actor_id
+            if retries:
+                record.retries_left = retries
+            if group:
+                message.group = group
+            if num_returns < 0 or options.timeout_s is not None:
+                out = self._calls.open_special(record, out, options)
+            if deps:
+                self._calls.resolve(record, deps)
+            if actor.gone is not None:
+                if record.id in self._records:
+                    self._calls.fail(record, actor.gone)
+                return out
+            self.send(actor, actor.queued(record, is_exactly_once))
+            self._loop.send_soon(len(self._records))
+        return out
+
+    def _submit_plain_call(
+        self, handle: ActorHandle, actor: ActorCalls, method: str, data: bytes
+    ) -> ObjectRef:
+        """The short way of a call with small plain arguments to an actor whose queue is empty (lock held)."""
+        if not self._loop.is_open:
+            self._client._check_open()
+        objects = self._objects
+        if objects.dropped:  # large values that went are room for the next ones
+            objects.collect()
+        id = next(objects.ids)
+        name = actor.names.get(method)
+        if name is None:
+            name = actor.names[method] = f"{actor.class_name}.{method}"
+        record = self._records[id] = TaskRecord(id, messages.Call(id, method, data), "", name, (id,), None)
+        record.target, record.refs = handle._actor_id, (handle._creation,)
+        objects.book.entries[id] = Entry(id)
+        actor.in_flight[id] = record
+        assert actor.worker is not None
+        self._transport.post(actor.worker, record.message)
+        self._loop.send_soon(len(self._records))
+        return ObjectRef(self._client.client_id, id, objects.drop, id)
+
+    # ---------------------------------------------------------------- calls on their way (lock held)
 
     def book(self, handle: ActorHandle) -> ActorCalls:
         """The book of a handle's actor; opened, and its address asked for, at the first call."""
         actor = self._books.get(handle._actor_id)
         if actor is None:
-            client = self._client
-            actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, client._tasks)
-            client._transport.post(NODE, messages.FindActor(handle._actor_id))
+            actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
+            self._transport.post(NODE, messages.FindActor(handle._actor_id))
         return actor
 
     def send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
-        client = self._client
         for record in records:
-            client._tasks[record.id] = record  # a creation that is sent again had left the books
+            self._records[record.id] = record  # a creation that is sent again had left the books
             assert actor.worker is not None
-            client._send_call(actor.worker, actor.known_code, record)
+            self._calls.introduce(actor.worker, actor.known_code, record)
+            self._transport.post(actor.worker, record.message)
 
     def advance(self, actor_id: str) -> None:
         actor = self._books.get(actor_id)
@@ -206,8 +273,8 @@ class Actors:
 
     def _fail_all(self, fails: list[Fail]) -> None:
         for fail in fails:
-            self._client._fail(fail.record, fail.error)
-        self._client._loop.notify()
+            self._calls.fail(fail.record, fail.error)
+        self._loop.notify()
 
     # ---------------------------------------------------------------- news (lock held)
 
@@ -215,7 +282,7 @@ class Actors:
         actor = self._books.get(message.actor)
         if actor is not None:
             self.send(actor, actor.placed(message.worker, message.incarnation))
-            self._client._loop.notify()
+            self._loop.notify()
 
     def _on_restarting(self, sender: str, message: messages.ActorRestarting) -> None:
         actor = self._books.get(message.actor)
@@ -230,7 +297,7 @@ class Actors:
             # No restart: what the constructor raised once it would raise again.
             text = f"actor {record.name} could not be created: {error.message}"
             gone = ErrorInfo("ActorDied", text, error.exception)
-            self._client._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
+            self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
             del actor.in_flight[record.id]
             self.on_gone(record.target, gone, was_made=False)
             return (Value(error=gone),)
@@ -256,11 +323,9 @@ class Actors:
             return
         actor = self._books.pop(actor_id, None)
         if actor is not None:
-            self._client._tasks.pop(entry.id, None)  # a creation that was under way again
+            self._records.pop(entry.id, None)  # a creation that was under way again
             if actor.gone is None:
-                self._client._transport.post(
-                    NODE, messages.EndActor(actor_id, "its last handle is gone", False)
-                )
+                self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
                 self._remove_checkpoint(actor_id)
 
     def _remove_checkpoint(self, actor_id: str) -> None:

@@ -123,7 +123,7 @@ class Cancels:
 
     def _find(self, id: int) -> TaskRecord | None:
         """The unfinished call that is to make this object."""
-        tasks, entry = self._client._tasks, self._client._objects.book.find(id)
+        tasks, entry = self._client._calls.records, self._client._objects.book.find(id)
         if entry is None or entry.value is not None:
             return None
         record = tasks.get(id)
@@ -144,12 +144,12 @@ class Cancels:
         self._stop(record, error, grace_s, recursive, is_asked=not force)
 
     def add_deadline(self, record: TaskRecord, timeout_s: float) -> None:
-        self._pending.forget_finished(self._client._tasks)
+        self._pending.forget_finished(self._client._calls.records)
         if self._pending.add_deadline(record.id, time.monotonic() + timeout_s, timeout_s):
             self._client._loop.wake()
 
     def close_generator(self, task: int) -> None:
-        record = self._client._tasks.get(task)
+        record = self._client._calls.records.get(task)
         if record is None:
             return
         worker = self._worker_of(record)
@@ -191,7 +191,7 @@ class Cancels:
                 record.lane.ready.remove(record)
             except ValueError:
                 pass
-        self._client._fail_unsent(record, error)
+        self._client._calls.fail_unsent(record, error)
 
     def _expire(self, record: TaskRecord, timeout_s: float) -> None:
         """Its deadline has passed: the ref fails now, the call is ended behind its back."""
@@ -206,7 +206,7 @@ class Cancels:
                 self._client._objects.fill(id, Value(error=error))
                 entry = self._client._objects.book.find(id)
                 if entry is not None:
-                    entry.callbacks = []  # no short way for a result that comes too late: see Client._on_done
+                    entry.callbacks = []  # no short way for a result that comes too late: see Calls._on_done
         self._stop(record, error, DEADLINE_GRACE_S, recursive=True, is_asked=True)
 
     # ---------------------------------------------------------------- time and deaths
@@ -220,7 +220,7 @@ class Cancels:
         return None if at is None else max(0.0, at - time.monotonic())
 
     def _tick(self, now: float) -> None:
-        tasks = self._client._tasks
+        tasks = self._client._calls.records
         for task, timeout_s in self._pending.due_deadlines(now):
             record = tasks.get(task)
             if record is not None:
@@ -241,18 +241,18 @@ class Cancels:
         """Tasks have come back unbegun, and wait in their lanes."""
         for id in ids:
             stopping = self._pending.stopping.pop(id, None)
-            if stopping is not None and id in self._client._tasks:
+            if stopping is not None and id in self._client._calls.records:
                 self._fail_unsent(stopping.record, stopping.error)
 
     def on_worker_died(self, worker: str) -> None:
         """Ahead of what its death means for others."""
         for stopping in self._pending.with_worker(worker):
             record = stopping.record
-            if record.lane is None or self._client._tasks.get(record.id) is not record:
+            if record.lane is None or self._client._calls.records.get(record.id) is not record:
                 continue
             lease = record.lane.leases.get(worker)
             if lease is not None and lease.in_flight.pop(record.id, None) is not None:
-                self._client._fail(record, stopping.error)
+                self._client._calls.fail(record, stopping.error)
                 if worker in self._killed:  # by us: the others there are not to blame
                     record.lane.gave_back(worker, list(lease.in_flight))
         self._killed.discard(worker)

@@ -74,7 +74,7 @@ def _node(node: Any) -> Report:
 def _tasks(client: Any, limit: int) -> Report:
     """Records of the calls that this process has submitted, and what waits in its own queue as a worker."""
     sent: dict[str, list[Any]] = {}
-    for lane in client._lanes.values():
+    for lane in client._tasks.lanes.values():
         for lease in lane.leases.values():
             sent.setdefault(lease.worker, []).extend(lease.in_flight.values())
     for actor in _actor_books(client).values():
@@ -83,7 +83,7 @@ def _tasks(client: Any, limit: int) -> Report:
 
     # A million records are counted by loops in C: a few tenths of a second.
     counts: Counter[tuple[str, int, Any]] = Counter(
-        map(attrgetter("name", "waits", "lane"), client._tasks.values())
+        map(attrgetter("name", "waits", "lane"), client._calls.records.values())
     )
     counts.subtract(
         (record.name, record.waits, record.lane) for records in sent.values() for record in records
@@ -102,7 +102,7 @@ def _tasks(client: Any, limit: int) -> Report:
         "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
         "sent": {worker: _runs(records) for worker, records in sent.items()},
         "queued_here": _queued_by_owner(client),
-        "failed": dict(getattr(client, "failures", {})),
+        "failed": dict(client._calls.failures),
         "finished": _finished(_named_spans(client)),
     }
     return Report(0, rows, totals)
@@ -128,7 +128,7 @@ def _waiting_rows(
     room = Counter({state: min(limit, count) for state, count in room.items()})
     rows: list[Any] = []
     left = room.total()
-    for record in client._tasks.values():
+    for record in client._calls.records.values():
         if not left:
             break
         state = _state(record.waits, record.lane)
@@ -239,7 +239,7 @@ class _Makers:
     """What made an object, as far as it is known: (task, actor or "put"; call site)."""
 
     def __init__(self, client: Any) -> None:
-        self._tasks, self._actors, self._me = client._tasks, _actor_books(client), client.client_id
+        self._tasks, self._actors, self._me = client._calls.records, _actor_books(client), client.client_id
         self._sites = getattr(client, "call_sites", {})
 
     def of(self, entry: Any) -> tuple[str, str]:

@@ -184,11 +184,11 @@ class Streams:
 
     def _on_item(self, sender: str, message: messages.Item) -> None:
         client, objects = self._client, self._client._objects
-        record, stream = client._tasks.get(message.task), self._open.get(message.task)
+        record, stream = client._calls.records.get(message.task), self._open.get(message.task)
         if (
             record is None
             or stream is None
-            or sender != client._worker_of(record)
+            or sender != client._calls.worker_of(record)
             or not stream.arrived(message.index)
         ):
             objects.receive(message.value.refs)
@@ -262,8 +262,8 @@ class Streams:
         if not stream.ready:
             return completed if stream.take_failure() else None
         ref, num_to_tell = stream.take()
-        record = self._client._tasks.get(stream.task)
-        worker = self._client._worker_of(record) if record is not None and num_to_tell else None
+        record = self._client._calls.records.get(stream.task)
+        worker = self._client._calls.worker_of(record) if record is not None and num_to_tell else None
         if worker:
             self._client._transport.post(worker, messages.ItemsTaken(stream.task, num_to_tell))
             self._client._loop.send_now()

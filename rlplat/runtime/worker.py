@@ -19,8 +19,9 @@ from typing import Any, NoReturn
 from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import api, codec, messages, refs, stack_dump
 from rlplat.runtime.api import TERMINATE
+from rlplat.runtime.calls import NODE, values_of
 from rlplat.runtime.capturing import Capturing
-from rlplat.runtime.client import NODE, Client, values_of
+from rlplat.runtime.client import Client
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.exactly_once import ExactlyOnce, Kept, checkpoint_path
@@ -107,7 +108,7 @@ class Worker(Client):
         self._code_name[message.key] = message.name
         if message.refs:
             held = self._objects.receive(message.refs)
-            self._code_refs.setdefault(message.key, held or [])
+            self._calls.code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
         self._work.append((sender, message))
@@ -169,7 +170,7 @@ class Worker(Client):
                     self._loop.send_now()
                 num_results, flushed_at = 0, now
             self._running = ""
-            if self._tasks:
+            if self._calls.records:
                 self._first_child = next(self._objects.ids)
 
     def _await_work(self) -> bool:
@@ -533,7 +534,7 @@ class Worker(Client):
         elif not self._is_actor:  # a plain actor's running call goes on
             self._interrupts.interrupt(key)
             if message.recursive and self._interrupts.is_running(key, self._main_thread):
-                for record in [each for each in self._tasks.values() if each.id > self._first_child]:
+                for record in [each for each in self._calls.records.values() if each.id > self._first_child]:
                     self._cancels.stop(record, force=False, recursive=True)
 
     def drop_arguments(self, message: Any) -> None:

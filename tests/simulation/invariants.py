@@ -61,12 +61,12 @@ class Invariants:
         def watched(sender: str, message: Any) -> None:
             before = []
             for id in getattr(message, "tasks", None) or (message.task,):
-                record = client._tasks.get(id)
+                record = client._calls.records.get(id)
                 if record is not None:
-                    before.append((record, client._worker_of(record)))
+                    before.append((record, client._calls.worker_of(record)))
             handle(sender, message)
             for record, target in before:
-                if record.id in client._tasks:
+                if record.id in client._calls.records:
                     continue
                 key = (client.client_id, record.id)
                 if type(record.message) is messages.CreateActor:
@@ -141,7 +141,7 @@ class Invariants:
         name = client.client_id
         client._objects.book.check_valid()
         leases = []
-        for lane in client._lanes.values():
+        for lane in client._tasks.lanes.values():
             if lane.num_requested < 0:
                 raise Violation(f"{name} has requested {lane.num_requested} leases")
             for worker, lease in lane.leases.items():
@@ -182,8 +182,11 @@ class Invariants:
     def check_clean(self) -> None:
         node = self.cluster.node
         for client in self.cluster.clients():
-            if client._tasks:
-                names = [f"{record.name} at {record.target or 'nobody'}" for record in client._tasks.values()]
+            if client._calls.records:
+                names = [
+                    f"{record.name} at {record.target or 'nobody'}"
+                    for record in client._calls.records.values()
+                ]
                 raise Violation(f"{client.client_id} still has tasks: {names[:5]}")
             entries = [
                 f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
@@ -196,7 +199,7 @@ class Invariants:
                 client._objects.book
             ):  # an excused object keeps what is in it
                 raise Violation(f"{client.client_id} still borrows {client._objects._borrows}")
-            leases = {worker for lane in client._lanes.values() for worker in lane.leases}
+            leases = {worker for lane in client._tasks.lanes.values() for worker in lane.leases}
             if leases:
                 raise Violation(f"{client.client_id} still holds leases of {leases}")
         for name, amount in node.scheduler.total.items():
@@ -224,8 +227,8 @@ class Invariants:
         lines = []
         for client in self.cluster.clients():
             process = self.world.processes[client.client_id]
-            for record in client._tasks.values():
-                worker = client._worker_of(record)
+            for record in client._calls.records.values():
+                worker = client._calls.worker_of(record)
                 lines.append(
                     f"{client.client_id}: {record.name} #{record.id} waits={record.waits} at {worker or 'nobody'}"
                 )

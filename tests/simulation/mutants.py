@@ -12,7 +12,7 @@ from unittest import mock
 
 from rlplat.runtime import messages
 from rlplat.runtime.actor_calls import ActorCalls
-from rlplat.runtime.client import Client
+from rlplat.runtime.calls import Calls
 from rlplat.runtime.dispatch import Lane, TaskRecord
 from rlplat.runtime.node import Node
 from rlplat.runtime.objects import Objects
@@ -50,15 +50,15 @@ def _forgets_the_queue_of_the_freed() -> Any:
 
 def _commits_late_results() -> Any:
     """Results of attempts that were given up count (R1)."""
-    finish = Client._finish
+    finish = Calls.finish
 
     def commit(self: Any, sender: str, id: int, values: Any) -> None:
-        record = self._tasks.get(id)
+        record = self.records.get(id)
         if record is not None and record.lane is not None and sender != record.target:
             sender = record.target
         finish(self, sender, id, values)
 
-    return mock.patch.object(Client, "_finish", commit)
+    return mock.patch.object(Calls, "finish", commit)
 
 
 def _drops_a_borrow() -> Any:
