@@ -30,10 +30,12 @@ RATE_TPE = "200 trials x 10 reports, TPE, trials/s"
 RATE_JOURNAL = "Optuna on a journal file: 1,000 trials x 10 reports, random search, trials/s"
 MEMORY = "RSS of the tuner's process after that, MiB"
 NOTES = (
-    "The trial is `for step in range(10): report(loss=...)`: nothing but reports, each of which may end it.",
+    "The trial is `for step in range(10): report(loss=...)`: nothing but reports.",
     "rlplat and Ray run trials in worker processes on 2 CPUs; Optuna calls the function in its own thread: it pays for "
     "no isolation: no crash, hang or memory limit of a trial is survived there.",
     "Trials/s are without starting the cluster.",
+    "Nothing is decided on the reports of random search, so those that come within a millisecond share a turn; ASHA "
+    "decides on each that comes to a rung, TPE on trials. Ray and Optuna have every report by itself.",
     "Ray: `RAY_AIR_NEW_OUTPUT=0`, `TUNE_DISABLE_AUTO_CALLBACK_LOGGERS=1`, `verbose=0`, `reuse_actors=True`; "
     "only 200 trials in the row with ASHA and 40 in the row with TPE, for the time that they take.",
 )
