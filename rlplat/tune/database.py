@@ -26,7 +26,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from rlplat.errors import ConfigError
-from rlplat.tune.journal_writer import StoredStudy, StoredTrial
+from rlplat.tune.journal_writer import METRIC_NAMES, StoredStudy, StoredTrial
 from rlplat.tune.postgres import Server, ServerError, drivers_errors, limited, line_of
 
 T = TypeVar("T")
@@ -136,6 +136,9 @@ class DatabaseWriter:
     def set_study_attr(self, key: str, value: Any) -> None:
         self._study_attrs[key] = value
         self._waiting["study_user_attributes"][self._study_id, key] = (json.dumps(value),)
+
+    def set_metric_names(self, names: Sequence[str]) -> None:
+        self._waiting["study_system_attributes"][self._study_id, METRIC_NAMES] = (json.dumps(list(names)),)
 
     def study_attrs(self) -> dict[str, Any]:
         return dict(self._study_attrs)
@@ -333,6 +336,7 @@ _UPSERTS = {
     "trial_user_attributes": _upsert("trial_user_attributes", ["trial_id", "key"], ["value_json"]),
     "trial_system_attributes": _upsert("trial_system_attributes", ["trial_id", "key"], ["value_json"]),
     "study_user_attributes": _upsert("study_user_attributes", ["study_id", "key"], ["value_json"]),
+    "study_system_attributes": _upsert("study_system_attributes", ["study_id", "key"], ["value_json"]),
 }
 
 

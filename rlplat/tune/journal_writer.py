@@ -19,11 +19,14 @@ from rlplat.tune.journal import Journal, read_logs
 _CREATE_STUDY = 0
 _DELETE_STUDY = 1
 _SET_STUDY_USER_ATTR = 2
+_SET_STUDY_SYSTEM_ATTR = 3
 _CREATE_TRIAL = 4
 _SET_TRIAL_STATE_VALUES = 6
 _SET_TRIAL_INTERMEDIATE_VALUE = 7
 _SET_TRIAL_USER_ATTR = 8
 _SET_TRIAL_SYSTEM_ATTR = 9
+METRIC_NAMES = "study:metric_names"
+"""The study's system attribute in which Optuna keeps them (`Study.set_metric_names`)."""
 
 
 @dataclass(slots=True)
@@ -111,6 +114,9 @@ class JournalWriter:
     def set_study_attr(self, key: str, value: Any) -> None:
         self._study_attrs[key] = value
         self._write(_SET_STUDY_USER_ATTR, study_id=0, user_attr={key: value})
+
+    def set_metric_names(self, names: Sequence[str]) -> None:
+        self._write(_SET_STUDY_SYSTEM_ATTR, study_id=0, system_attr={METRIC_NAMES: list(names)})
 
     def study_attrs(self) -> dict[str, Any]:
         return dict(self._study_attrs)

@@ -189,6 +189,8 @@ def _open_study(
                     f"{directory.path} has results of an experiment, and {shown(storage)} holds no {spec.name!r}: "
                     "resume it with the storage and the name that it had, or begin a new one with --out"
                 )
+            else:
+                study.name_metrics(spec.metric)
             settings = {"experiment": settings_of(spec)}
             study.settle({**settings, "is_shared": True} if join else settings)
             study.sync()  # before there can be results of it

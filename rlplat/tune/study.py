@@ -76,6 +76,8 @@ class StudyWriter(Protocol):
 
     def set_study_attr(self, key: str, value: Any) -> None: ...
 
+    def set_metric_names(self, names: Sequence[str]) -> None: ...
+
     def study_attrs(self) -> dict[str, Any]: ...
 
     def load_trials(self) -> list[StoredTrial]:
@@ -179,6 +181,10 @@ class Study:
             plain = as_plain(value, key)
             if key not in known or known[key] != plain:
                 self._writer.set_study_attr(key, plain)
+
+    def name_metrics(self, names: Sequence[str]) -> None:
+        """So that Optuna's dashboard writes them at its axes, instead of "Objective 0"."""
+        self._writer.set_metric_names(names)
 
     # ------------------------------------------------------------------------------------------------------- trials
 

@@ -57,7 +57,9 @@ def test_a_trial_comes_back_as_it_was(scenario: Scenario, server: PostgresServer
             trial.state = TrialState.COMPLETE
             again.end(trial)
     assert again.load() == trials
-    assert "RUNNING" not in [trial.state.name for trial in as_optuna_sees(again).trials]
+    again.name_metrics(["score"])
+    seen = as_optuna_sees(again)
+    assert "RUNNING" not in [trial.state.name for trial in seen.trials] and seen.metric_names == ["score"]
     again.close()
     assert again.load() == trials
 

@@ -54,7 +54,11 @@ def test_a_trial_comes_back_as_it_was(scenario: Scenario, path: Path) -> None:
             trial.state = TrialState.COMPLETE
             again.end(trial)
     assert again.load() == trials
-    assert [trial.state.name for trial in as_optuna_sees(again).trials].count("RUNNING") == 0
+    again.name_metrics(["score"])
+    seen = as_optuna_sees(again)
+    assert [trial.state.name for trial in seen.trials].count("RUNNING") == 0 and seen.metric_names == [
+        "score"
+    ]
     again.close()
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 import rlplat
 from rlplat import tune
@@ -40,6 +43,9 @@ def test_the_seed_example(backend: str, tmp_path: Path) -> None:
     assert analysis.best_config == {"alpha": 0.6, "beta": 2}
     assert analysis.dataframe()["step"].tolist() == [46, 41, 24, 21, 16, 15]
     assert states(analysis) == ["complete"] * 6
+    file = JournalFileBackend(str(tmp_path / "seed" / "study.journal"))
+    study = optuna.load_study(study_name=None, storage=JournalStorage(file))
+    assert study.metric_names == ["mean_accuracy"] and study.best_params == {"alpha": 0.6, "beta": 2}
 
 
 # ---------------------------------------------------------------- every kind
