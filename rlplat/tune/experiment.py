@@ -266,7 +266,10 @@ class Experiment:
         verdict: Verdict = Continue()
         has_score = trial.values and trial.history and trial.history[-1][0] == trial.progress
         if has_score and trial.progress > live.catch_up:
+            notes = dict(trial.notes)
             verdict = self._scheduler.judge(trial)
+            if trial.notes != notes:
+                actions.append(RecordChange(trial))
         if isinstance(verdict, Stop) and verdict.is_complete:
             return actions + self._complete(live, verdict.reason, event.can_save)
         if isinstance(verdict, Stop):
@@ -334,7 +337,8 @@ class Experiment:
             if trial.checkpoint
             else "it has none yet"
         )
-        text = f"trial {trial.number} could not be saved at its report {event.step} and goes on; {kept}"
+        then = "" if live.completing else " and goes on"
+        text = f"trial {trial.number} could not be saved at its report {event.step}{then}; {kept}"
         return [Say(f"{text}: {in_few_lines(event.error)}")]
 
     def _complete(self, live: Live, reason: str, can_save: bool) -> list[Action]:
@@ -440,7 +444,7 @@ class Experiment:
     def _read(self, trial: Trial, metrics: dict[str, Any]) -> None:
         """Take the metrics of a report into the trial. Raises what those of `readings` do."""
         trial.progress = progress_in(metrics, self._scheduler.unit, trial)
-        if not self._metric_seen:
+        if trial.step == 1 and not self._metric_seen:
             check_names(metrics, self.spec, trial, self._is_algorithm)
         values = values_in(metrics, self.spec.metric, trial)
         if values is None:
@@ -474,10 +478,16 @@ class Experiment:
         trial.progress = mark.progress if mark else 0.0
         # Before a copy the trial may have been further than the copy is: that much stays.
         kept = reports_before_copy(trial)
+        is_forgotten = False
         while len(trial.history) > kept and (mark is None or trial.history[-1][0] > mark.progress):
             trial.history.pop()
+            is_forgotten = True
         if not trial.history:
             trial.values = ()
+        elif is_forgotten and len(self._signs) == 1:
+            trial.values = (trial.history[-1][1] * self._signs[self.spec.metric[0]],)
+        if is_forgotten:
+            trial.last = {}
         return [RecordChange(trial)]
 
     def _look_whether_all_are_there(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from rlplat.tune.study import Study
 from rlplat.tune.table import open_view
 from rlplat.tune.trainables import TrainableKind, check_trainable
 from rlplat.tune.tuner import Tuner
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(

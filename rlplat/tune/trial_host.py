@@ -8,8 +8,8 @@
 An actor runs its calls in order, so `save` and `advance` may be sent together.
 
 Where nothing is to be decided on the next reports and they come within fractions of a millisecond, a call is dearer
-than a report; so several of them share one. A report never waits for one that is slow to come: after a slow one the
-next three go alone.
+than a report; so several of them share one. After a slow report some go alone: three at first; where quick ones have
+once waited for a slow one, as many as these were. A report that brings a checkpoint after one that did not ends a turn.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ class SavedTurn(NamedTuple):
     """Why it failed, where it did: a line with the place, then where it was raised."""
 
 
+SLOW_S = 0.1
+"""What came so much earlier than the next report should not have waited for it."""
 QUICK_S = 0.001
 """A report that comes so soon after the one before may share a turn with the next ones."""
-NUM_QUICK = 3
-"""... if as many before it did, too."""
+NUM_QUICK, MAX_QUICK = 3, 100
+"""... if as many before it did, too; at first, and at most."""
 TURN_S = 0.01
 """A turn that lasts so long ends at its next report."""
 
@@ -75,8 +77,10 @@ class TrialHost:
         self._raised: BaseException | None = None
         """By the trial: each further turn raises it until `end` closes the program. Also after reports that were still
         to be handed over."""
-        self._num_quick = 0
-        """Reports in a row that were quick. Of earlier trials, too: they run the same trainable."""
+        self._num_quick, self._num_alone = 0, NUM_QUICK
+        """Reports in a row that were quick, and how many of these go alone: as many as once were followed by a slow
+        one. Of earlier trials, too: they run the same trainable."""
+        self._could_save = False
         self._step = 0
         self._directory = self._trials
 
@@ -92,7 +96,7 @@ class TrialHost:
             order.number, order.seed, directory, order.attempt, metric=self._metric, num_seeds=self._num_seeds
         )
         self._program = open_program(self._trainable, order.config, context)
-        self._step = order.step
+        self._step, self._could_save = order.step, False
         if order.checkpoint:
             self._program.load_from(directory / "checkpoints" / order.checkpoint)
         return self._turn(started, num_reports)
@@ -158,6 +162,14 @@ class TrialHost:
                 return Turn(reports, can_save=False, has_ended=True, end_s=run_s)
             self._step += 1
             reports.append((metrics, run_s))
-            self._num_quick = self._num_quick + 1 if run_s < QUICK_S else 0
-            if len(reports) >= num_reports or self._num_quick <= NUM_QUICK or now - began > TURN_S:
-                return Turn(reports, self._program.can_save, has_ended=False, end_s=0.0)
+            if run_s < QUICK_S:
+                self._num_quick = min(self._num_quick + 1, MAX_QUICK + 1)
+            else:
+                if run_s > SLOW_S and len(reports) > 1:
+                    self._num_alone = min(max(self._num_alone, self._num_quick), MAX_QUICK)
+                self._num_quick = 0
+            could_save, self._could_save = self._could_save, self._program.can_save
+            is_offer = self._could_save and not could_save  # of a checkpoint, by one that has not always one
+            is_alone = is_offer or self._num_quick <= self._num_alone
+            if is_alone or len(reports) >= num_reports or now - began > TURN_S:
+                return Turn(reports, self._could_save, has_ended=False, end_s=0.0)

@@ -1,7 +1,7 @@
 """The shell around `Experiment`: trial hosts, refs, files, signals.
 
-One turn of the loop: take what the hosts have answered → `experiment.handle` → record (study, results) → flush → tell
-the hosts. Nothing is told before what it follows from is recorded, so a tuner that is killed at any moment can go on.
+One turn of the loop: take what a host has answered → `experiment.handle` → record it and tell the hosts → flush. What
+the records of a killed tuner do not have, its trials repeat from their checkpoints, of which two are kept.
 """
 
 from __future__ import annotations

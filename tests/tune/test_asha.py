@@ -74,7 +74,7 @@ def test_a_metric_that_is_minimised_is_shown_with_its_own_sign():
     play = stopping()
     play.add(2)
     play.report(0, 1, -0.5)
-    play.trials[1].values = (0.7,)
+    play.trials[1].values, play.trials[1].progress = (0.7,), 1
     play.scheduler.record(play.trials[1], 1, -0.7)
     assert play.scheduler.judge(play.trials[1]).reason.endswith("(0.7 > 0.5)")
 
@@ -200,7 +200,8 @@ def test_promotion_a_pause_that_a_crash_prevented_is_said_again():
     assert play.report(0, 1, 0.5) == Pause()
     play.trials[0].state = TrialState.RUNNING  # it died before its checkpoint was written, and began again
     play.trials[0].progress = 0.0
-    assert play.report(0, 0.5, 0.1) == Pause()
+    assert play.report(0, 0.5, 0.1) == Continue()
+    assert play.report(0, 1, 0.5) == Pause()
     assert play.report(1, 1, 0.6) == Pause()
     assert play.close() == {1: Resume()}
 

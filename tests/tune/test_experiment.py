@@ -250,6 +250,40 @@ def test_a_report_that_needs_no_answer_gets_none() -> None:
     assert kinds(actions)[:3] == [RecordReport, RecordEnd, Say] and Release in kinds(actions)
 
 
+def test_what_a_scheduler_notes_is_recorded_with_the_report() -> None:
+    class Noting(FIFO):
+        def judge(self, trial: Trial) -> Verdict:
+            trial.notes["seen"] = min(trial.step, 2)
+            return Continue()
+
+    experiment = make(1, Noting())
+    begun(experiment)
+    assert kinds(report(experiment, 0, 0.1)) == [RecordReport, RecordChange, Advance]
+    assert kinds(report(experiment, 0, 0.1)) == [RecordReport, RecordChange, Advance]
+    assert kinds(report(experiment, 0, 0.1)) == [RecordReport, Advance]
+
+
+def test_what_was_reported_beyond_a_checkpoint_counts_no_more() -> None:
+    experiment = make(1, mode=("min",), max_failures=1)
+    trial = begun(experiment)
+    report(experiment, 0, 0.5)
+    experiment.handle(Saved(0, "step_1", 1))
+    report(experiment, 0, 0.2)
+    assert experiment.roster.best()[0].values == (0.2,)
+    experiment.handle(Crashed(0, "bad luck"))
+    assert trial.values == (0.5,) and trial.last == {} and trial.history == [(1, -0.5)]
+    begun(experiment)
+    experiment.handle(Returned(0))
+    assert trial.state is TrialState.COMPLETE and trial.values == (0.5,)
+
+
+def test_names_are_looked_for_in_the_first_report_only() -> None:
+    experiment = make(1)
+    begun(experiment)
+    assert kinds(experiment.handle(Reported(0, {"acc": None, "loss": 1.0}, 1.0))) == [RecordReport, Advance]
+    assert kinds(experiment.handle(Reported(0, {"epoch": 2}, 1.0))) == [RecordReport, Advance]
+
+
 def test_checkpoints_by_period_and_by_their_price() -> None:
     every_third = make(1, checkpoint_period=3)
     begun(every_third)

@@ -212,7 +212,8 @@ def test_a_pause_that_a_crash_prevented_is_said_again():
     assert play.report(0, 3, 0.5) == Pause()
     play.trials[0].state = TrialState.RUNNING  # it died before its checkpoint was written, and began again
     play.trials[0].progress = 0.0
-    assert play.report(0, 1, 0.1) == Pause()
+    assert play.report(0, 1, 0.1) == Continue()
+    assert play.report(0, 3, 0.5) == Pause()
 
 
 def test_one_report_to_the_end_is_through():

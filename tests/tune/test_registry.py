@@ -78,3 +78,28 @@ def test_a_trial_that_was_through_and_repeats_its_reports_is_through_at_the_last
     assert play.report(0, 1, 0.5) == Continue()
     verdict = play.report(0, 2, 0.6)
     assert isinstance(verdict, Stop) and verdict.is_complete
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"name": "asha", "max_progress": 9, "min_progress": 3},
+        {"name": "hyperband", "max_progress": 9, "min_progress": 3},
+        {"name": "median", "max_progress": 9, "min_progress": 3, "min_trials": 1},
+    ],
+    ids=lambda scheduler: scheduler["name"],
+)
+def test_who_was_let_go_on_is_not_stopped_when_it_repeats_its_reports_after_a_crash(scheduler: dict) -> None:
+    play = Play(lambda: make_scheduler(scheduler, "step"))
+    play.add(4)
+    if scheduler["name"] == "hyperband":  # (a bracket of 3: one goes on when all are there)
+        for number in (1, 2):
+            play.report(number, 3, 0.1)
+    for progress in (1, 2, 3):
+        assert play.report(0, progress, 0.5) == Continue()
+    for number in (1, 2, 3):
+        if number in play.running():
+            play.report(number, 3, 0.9)
+    play.trials[0].progress = 0.0  # its process died
+    for progress in (1, 2, 3, 4):
+        assert play.report(0, progress, 0.5) == Continue()

@@ -10,7 +10,7 @@ import pytest
 
 import rlplat
 from rlplat.tune import trial_host
-from rlplat.tune.trial_host import NUM_QUICK, QUICK_S, TURN_S, Order, TrialHost, Turn
+from rlplat.tune.trial_host import MAX_QUICK, NUM_QUICK, QUICK_S, SLOW_S, TURN_S, Order, TrialHost, Turn
 
 
 class Clock:
@@ -29,7 +29,7 @@ def taking(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Reports that take config["durations"], then an error or the end."""
     for index, duration in enumerate(config["durations"]):
         CLOCK.now += duration
-        yield {"x": index}
+        yield ({"x": index}, index) if index in config.get("offers", ()) else {"x": index}
     if config.get("fails"):
         raise ValueError("the data ran out")
 
@@ -46,9 +46,9 @@ def begin(host: TrialHost, durations: list[float], num_reports: int = 1_000, **c
     return host.begin(Order(0, {"durations": durations, **config}, 1, 0, 0, ""), num_reports)
 
 
-def turns_of(host: TrialHost, durations: list[float], num_reports: int = 1_000) -> list[int]:
+def turns_of(host: TrialHost, durations: list[float], num_reports: int = 1_000, **config: Any) -> list[int]:
     """How many reports the turns of a trial have."""
-    turns = [begin(host, durations, num_reports)]
+    turns = [begin(host, durations, num_reports, **config)]
     while not turns[-1].has_ended:
         turns.append(host.advance(num_reports))
     reported = [(metrics["x"], run_s) for turn in turns for metrics, run_s in turn.reports]
@@ -73,6 +73,21 @@ def test_slow_reports_go_alone_and_none_waits_for_a_slow_one_twice(host: TrialHo
     assert turns_of(host, [slow] * 3) == [1, 1, 1, 0]
     # Two reports in a row after each epoch: the second never waits for the next epoch.
     assert turns_of(host, [slow, quick] * 4) == [1] * 8 + [0]
+
+
+def test_where_quick_reports_have_waited_for_a_slow_one_as_many_go_alone(host: TrialHost) -> None:
+    epoch = [2 * SLOW_S, *[0.0] * 6]
+    assert turns_of(host, epoch * 4) == [1, 1, 1, 1, 4, *[1] * 20, 0]
+    assert turns_of(host, [2 * SLOW_S, *[0.0] * 30]) == [1, *[1] * 6, 24]
+    turns_of(host, [2 * SLOW_S, *[0.0] * 3 * MAX_QUICK, 2 * SLOW_S])
+    assert turns_of(host, [0.0] * 3 * MAX_QUICK)[-1] == 2 * MAX_QUICK  # not for ever
+
+
+def test_a_report_with_a_checkpoint_ends_its_turn(host: TrialHost) -> None:
+    turns_of(host, [0.0] * NUM_QUICK)
+    assert turns_of(host, [0.0] * 12, offers=(4, 9)) == [5, 5, 2]
+    assert begin(host, [0.0] * 12, offers=(4,)).can_save
+    assert turns_of(host, [0.0] * 12, offers=range(12)) == [1, 11]  # always one: the first, and the last
 
 
 def test_a_turn_has_not_more_reports_than_are_free(host: TrialHost) -> None:

@@ -108,17 +108,20 @@ class ASHA:
         run = self._runs[trial.number]
         if self._last is not None and is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
+        if trial.progress < run.progress:
+            return Continue()
         for index in range(run.passed_before, run.passed):
             if not self._goes_on(index, trial.number, run.score):
                 return (
                     self._pause(trial.number, run, index) if self._pauses else self._stop(trial, run, index)
                 )
+        run.passed_before = run.passed  # said once, also where it repeats this report after a crash
         return Continue()
 
     def judges_at(self, trial: Trial) -> float:
         run = self._runs[trial.number]
-        if trial.progress < run.progress:  # it repeats what it reported before a crash, a rung maybe
-            return trial.progress
+        if trial.progress < run.progress:  # it repeats what it reported before a crash
+            return run.progress
         level = self._level(run.passed)
         return level if level is not None else self._last if self._last is not None else math.inf
 

@@ -212,6 +212,8 @@ class HyperBand:
         run = bracket.runs[trial.number]
         if is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
+        if trial.progress < run.progress:
+            return Continue()
         for index in range(run.passed_before, run.passed):
             if bracket.goes_on(index, trial.number):
                 continue
@@ -223,13 +225,14 @@ class HyperBand:
             return Pause()
         if run.passed_before < run.passed:
             self._note(run)
+            run.passed_before = run.passed  # said once, also where it repeats this report after a crash
         return Continue()
 
     def judges_at(self, trial: Trial) -> float:
         bracket = self._brackets[trial.number]
         run = bracket.runs[trial.number]
-        if trial.progress < run.progress:  # it repeats what it reported before a crash, a rung maybe
-            return trial.progress
+        if trial.progress < run.progress:  # it repeats what it reported before a crash
+            return run.progress
         return bracket.plan.levels[run.passed]
 
     def end(self, trial: Trial) -> None:

@@ -112,8 +112,9 @@ class MedianStopping:
         run = self._runs[trial.number]
         if self._last is not None and is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
-        if not run.is_new:
+        if not run.is_new or trial.progress < run.progress:
             return Continue()
+        run.is_new = False  # said once, also where it repeats this report after a crash
         averages = self._averages[run.passed - 1]
         num_others = len(averages) - 1
         if num_others < self._min_trials:
