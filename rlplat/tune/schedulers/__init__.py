@@ -87,9 +87,9 @@ class TrialScheduler(Protocol):
     def record(self, trial: Trial, progress: float, score: float) -> None: ...
 
     def judge(self, trial: Trial) -> Verdict:
-        """On its last record. A trial that repeats reports after a crash goes on until it is where it was; what was said
-        there, and carried out, is not said again. Where levels lie between two reports, the first report beyond a
-        level counts for it."""
+        """On its last record. A trial that repeats reports after a crash goes on until it is where it was; what was
+        said there, and carried out, is not said again. Where levels lie between two reports, the first report beyond
+        a level counts for it."""
         ...
 
     def judges_at(self, trial: Trial) -> float:
