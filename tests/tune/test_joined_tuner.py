@@ -130,8 +130,9 @@ def test_a_lost_trial_that_is_still_under_way_is_nobody_elses_fault(
             go_on.touch()
         return begun.exists()
 
-    silence = 10.0 if how == "hangs" else None
-    with joined(trial, tmp_path, num_samples=2, max_concurrent=1, max_silence_s=silence) as (tuner, study):
+    settings: dict[str, Any] = {"resources": {"cpu": 2}}  # there is room for one
+    settings["max_silence_s"] = 10.0 if how == "hangs" else None
+    with joined(trial, tmp_path, num_samples=2, **settings) as (tuner, study):
         study.is_due = is_due  # type: ignore[method-assign]
         tuner.run(resume=True)
         assert outcome(tuner) == [(1, "complete", 0)]
