@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
+import rlplat
 from rlplat.tune.directory import ExperimentDirectory
 from rlplat.tune.experiment import Experiment
 from rlplat.tune.joined_tuner import JoinedTuner
@@ -176,11 +177,17 @@ def test_to_ask_for_an_orphan_may_show_that_an_own_trial_is_lost(cluster: None, 
         report(x=1)
 
     with joined(trial, tmp_path, num_samples=2, max_concurrent=2) as (tuner, study):
-        study.is_due = begun.exists  # type: ignore[method-assign]
+
+        def is_due() -> bool:
+            return begun.exists() and tuner._slots.by_trial[0].calls[0].method == "begin"
+
+        study.is_due = is_due  # type: ignore[method-assign]
         take = study.take
 
         def taken(number: int) -> Trial | None:
             go_on.touch()
+            call = tuner._slots.by_trial[0].calls[0]
+            rlplat.wait([call.ref], timeout=30)  # its answer is the next thing that the tuner sees
             return take(number)
 
         study.take = taken  # type: ignore[method-assign]
