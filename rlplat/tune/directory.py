@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,17 @@ class ExperimentDirectory:
             if trial is not None and report["step"] == trial.step:
                 trial.last = report["metrics"]
 
-    def reconcile(self, trials: Sequence[Trial]) -> None:
+    def reconcile(self, trials: Sequence[Trial], ending: Collection[int] = ()) -> None:
         """An experiment goes on: the derived files get the state of the study.
 
         trials: all of them, those that run again set back to the step from which they go on. What was reported beyond
         it goes, and so do trials of which the study knows nothing.
+        ending: numbers of those that come to their end only now, of which `end` will be told.
         """
         last_steps = {trial.number: trial.step for trial in trials}
+        live = {
+            trial.number: trial for trial in trials if not trial.state.has_ended or trial.number in ending
+        }
         try:
             forget_superseded(self._reports.path, last_steps)
             self._reports.forget()
@@ -146,11 +150,10 @@ class ExperimentDirectory:
             (self.path / "results.csv").unlink(missing_ok=True)
             self._rows = TrialRows(self.path / "results.csv")
             for trial in trials:
-                if trial.state.has_ended:
+                if trial.number not in live:
                     self._rows.write(trial)
-            live = {trial.number: trial for trial in trials if not trial.state.has_ended and trial.step}
             for report in read_reports(self._reports.path):
-                if report["trial"] in live:
+                if report["trial"] in live and live[report["trial"]].step:
                     self._curves.repeat(live[report["trial"]], report)
         except OSError as error:
             self._refused(error)

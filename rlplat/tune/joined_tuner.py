@@ -102,6 +102,7 @@ class JoinedTuner(Tuner):
             where = f"from its report {trial.checkpoint.step}" if trial.checkpoint else "from the beginning"
             said = f"trial {number} of another tuner goes on here, {where}"
             self._perform([events.Say(said), *self.experiment.adopt([trial])])
+        self._let_go()  # to take one may have needed a new connection
 
     def _fetch_checkpoint(self, trial: Trial) -> None:
         """Where its last tuner's directory can be seen from here; else the trial has none."""
@@ -122,7 +123,13 @@ class JoinedTuner(Tuner):
             trial = live.trial if live else self._ended.get(number)
             if trial is None:
                 continue
-            self._slots.release(number)
+            slot = self._slots.by_trial.get(number)
+            if slot is not None and slot.calls:
+                self._slots.renew(
+                    slot
+                )  # else the next trial in it would wait for this one, and answer for it
+            else:
+                self._slots.release(number)
             if trial in self._to_begin:
                 self._to_begin.remove(trial)
             self.experiment.lose(trial)

@@ -13,6 +13,7 @@ from another one's checkpoint may have been further itself.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -29,6 +30,8 @@ from rlplat.tune.trial_state import decode, encode
 _NAME = re.compile(r"step_(\d+)$")
 _IS_OURS = re.compile(r"(step|exploit)_\d+")
 _BLOCK_BYTES = 1 << 20
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""Another file system, one without hard links, or too many links."""
 FileEntry = list[Any]
 """[bytes, SHA-256]; [] for a directory."""
 
@@ -150,13 +153,36 @@ def _copy(source: Path, into: Path) -> dict[str, FileEntry]:
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
-    """Hard links under a temporary name, then a rename: whole or absent."""
+    """Hard links (copies where there can be none) under a temporary name, then a rename: whole or absent.
+
+    Raises OSError when the disk refuses.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".copying-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary, copy_function=os.link)
-    shutil.rmtree(target, ignore_errors=True)
-    os.rename(temporary, target)
+    try:
+        shutil.copytree(source, temporary, copy_function=_link)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def why_not_copied(error: OSError) -> str:
+    """The cause in one line; `copytree` raises all that it met in one error, as (source, target, text) each."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1])
+    return str(error)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _copy_file(Path(source), Path(target))
 
 
 def _copy_file(source: Path, target: Path) -> FileEntry:

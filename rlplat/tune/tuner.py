@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import rlplat
-from rlplat.errors import CheckpointError, RlplatError, TaskError, UsageError
+from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.interruption import Interrupted as Signalled
 from rlplat.rl.interruption import Interruption
 from rlplat.tune import events
@@ -29,7 +29,7 @@ from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.study import Study
 from rlplat.tune.trainables import TrainableKind
 from rlplat.tune.trial import Trial
-from rlplat.tune.trial_checkpoints import copy_checkpoint
+from rlplat.tune.trial_checkpoints import copy_checkpoint, why_not_copied
 from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class Tuner:
         trials = self.study.load()
         self.directory.recall(trials)
         actions = self.experiment.restore(trials)
-        self.directory.reconcile(trials)
+        ending = {action.trial.number for action in actions if isinstance(action, events.RecordEnd)}
+        self.directory.reconcile(trials, ending)
         self._note_best()  # the last one may not have been written
         self._perform(actions)
 
@@ -192,11 +193,11 @@ class Tuner:
         if call.method == READY and number is None:
             self._slots.close(slot)  # not again and again: the next trial opens one, and pays for it
             return
-        if is_stuck or call.method == END or not isinstance(error, TaskError):
+        is_before = call.method == END or (call.number != number and call.method != READY)
+        if is_stuck or is_before or not isinstance(error, TaskError):
             self._slots.renew(slot)
         if number is None or number not in self.experiment.roster.live:
             return
-        is_before = call.method == END or (call.number != number and call.method != READY)
         if is_before or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.roster.live[number].trial)  # the trial before it did that
             return
@@ -267,9 +268,16 @@ class Tuner:
         slot.call("begin", order, self.experiment.num_free_reports(trial.number))
 
     def _copy(self, action: events.CopyCheckpoint) -> None:
-        source = self.directory.trial_directory(action.source) / "checkpoints" / action.mark.name
-        target = self.directory.trial_directory(action.target) / "checkpoints" / action.name
-        copy_checkpoint(source, target)
+        """ConfigError where the disk refuses: then nothing was recorded of what follows from the copy."""
+        try:
+            source = self.directory.trial_directory(action.source) / "checkpoints" / action.mark.name
+            target = self.directory.trial_directory(action.target) / "checkpoints" / action.name
+            copy_checkpoint(source, target)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory.trials}: cannot copy checkpoint {action.mark.name} of trial {action.source} to trial "
+                f"{action.target}: {why_not_copied(error)}: cure it, go on with --resume (in Python resume=True)"
+            ) from None
 
     def _note_best(self) -> None:
         best = self.experiment.roster.best()

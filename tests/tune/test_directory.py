@@ -185,6 +185,25 @@ def test_a_resumed_experiment_forgets_what_the_study_does_not_know(tmp_path: Pat
     assert [row["trial"] for row in rows(tmp_path / "results.csv")] == ["0", "1"]
 
 
+def test_a_trial_that_ends_as_the_experiment_is_resumed_has_one_row(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path)
+    trials = [a_trial(number) for number in range(2)]
+    for trial in trials:
+        report(directory, trial, 1)
+    end(directory, trials[0])
+    directory.close()
+
+    directory = open_directory(tmp_path, resume=True)
+    trials[1].state = TrialState.STOPPED
+    directory.reconcile(trials, ending={1})
+    end(directory, trials[1], TrialState.STOPPED)
+    directory.close()
+    assert [(row["trial"], row["state"]) for row in rows(tmp_path / "results.csv")] == [
+        ("0", "complete"),
+        ("1", "stopped"),
+    ]
+
+
 def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     said: list[str] = []
     directory = open_directory(tmp_path, say=said.append)
