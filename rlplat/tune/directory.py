@@ -30,6 +30,7 @@ from rlplat.errors import ConfigError
 from rlplat.metrics import replace_file
 from rlplat.rl.run_directory import is_running
 from rlplat.tune.hparams import ExperimentCurves
+from rlplat.tune.journal import has_reports
 from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, read_reports
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
@@ -256,6 +257,10 @@ def take_back(path: Path) -> None:
         if is_running(path):
             return
         if (path / "results.jsonl").exists() and (path / "results.jsonl").stat().st_size:
+            return
+        if (path / "study.journal").exists() and has_reports(
+            path / "study.journal"
+        ):  # a full disk refused the others
             return
         for name in ("experiment.yaml", "log.txt", "results.jsonl", "results.csv", "best.yaml"):
             (path / name).unlink(missing_ok=True)

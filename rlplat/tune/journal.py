@@ -191,6 +191,12 @@ class _Disk:
         self._thread.join()
 
 
+def has_reports(path: Path) -> bool:
+    """Whether a study in a journal has any: its line of an intermediate value has op code 7."""
+    with open(path, "rb") as lines:
+        return any(b'"op_code":7,' in line for line in lines)
+
+
 def _holder_of(descriptor: int) -> int | None:
     """The process that has the lock, as /proc/locks tells it: `1: FLOCK ADVISORY WRITE 4711 08:02:1234 0 EOF`."""
     inode = os.fstat(descriptor).st_ino

@@ -18,11 +18,15 @@ from rlplat import metrics as metrics_module
 from rlplat.errors import ConfigError
 from rlplat.rl.run_directory import is_running
 from rlplat.tune import directory as directory_module
-from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.directory import ExperimentDirectory, take_back
+from rlplat.tune.journal import has_reports
 from rlplat.tune.results import holding, read_reports
 from rlplat.tune.space import uniform
 from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.study import Study
 from rlplat.tune.trial import Trial, TrialState
+from tests.tune.studies import begin
+from tests.tune.studies import report as report_to
 
 SPEC = ExperimentSpec("ppo", {"alpha": uniform(0, 1)}, ("accuracy",), ("max",), name="an-experiment")
 
@@ -296,3 +300,17 @@ def test_another_experiment_is_not_resumed_and_the_lock_is_given_back(tmp_path: 
 def test_one_that_was_killed_at_once_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("")
     open_directory(tmp_path, resume=True).close()
+
+
+def test_what_is_refused_later_than_at_its_first_report_is_not_taken_back(tmp_path: Path) -> None:
+    """A full disk may have refused all but the study."""
+    path = tmp_path / "e"
+    open_directory(path).close()
+    study = Study.open(path / "study.journal", "an-experiment", ["max"], resume=False)
+    trial = begin(study, 0)
+    study.sync()
+    assert not has_reports(path / "study.journal")
+    report_to(study, trial, 0.5)
+    study.close()
+    take_back(path)
+    assert Study.read(path / "study.journal")[0].history == [(1, 0.5)]
