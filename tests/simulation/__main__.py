@@ -36,7 +36,6 @@ def main() -> int:
         f"{len(outcomes)} seeds in {time.monotonic() - began:.1f} s: {len(failed)} failed; "
         f"{sum(o.num_events for o in outcomes):,} events, {sum(o.num_crashes for o in outcomes):,} crashes, "
         f"{sum(o.num_results for o in outcomes):,} results and {sum(o.num_errors for o in outcomes):,} errors checked, "
-        f"{sum(o.num_unlent for o in outcomes):,} borrows lost with their lender (excused), "
         f"{sum(o.virtual_s for o in outcomes):,.0f} s of virtual time"
     )
     if failed:

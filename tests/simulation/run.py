@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass, field
 from random import Random
 
+from rlplat.runtime import messages
 from tests.simulation.cluster import Cluster, simulated
 from tests.simulation.invariants import Invariants
 from tests.simulation.workload import Driver, History
@@ -23,8 +24,6 @@ class Outcome:
     num_crashes: int = 0
     num_results: int = 0
     num_errors: int = 0
-    num_unlent: int = 0
-    """Objects for which a lender died before the owner heard of the borrow: not held to the rules of freeing."""
     virtual_s: float = 0.0
     trace: list[str] = field(default_factory=list)
 
@@ -74,7 +73,6 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
     world.run()
     invariants.check_clean()
     outcome.num_crashes = cluster.num_crashes + history.crashes_asked
-    outcome.num_unlent = len(history.unlent)
     outcome.num_results, outcome.num_errors = driver.num_results, driver.num_errors
 
 
@@ -89,7 +87,9 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         world.after(random.expovariate(1 / 0.06), crash, what="a crash")
     if random.random() < 0.6:
-        _crash_after_sending(world, cluster, {random.randint(1, 60) for _ in range(random.randint(1, 3))})
+        numbers = {random.randint(1, 60) for _ in range(random.randint(1, 3))}
+        loans = {random.randint(1, 8) for _ in range(random.randint(1, 3))} if random.random() < 0.6 else set()
+        _crash_after_sending(world, cluster, numbers, loans)
     others = [name for name in cluster.totals if name != "node"]
     for node in others:
         kind, at = random.random(), random.expovariate(1 / 0.1)
@@ -100,16 +100,22 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
             world.after(at, lambda node=node, s=seconds: cluster.cut_off(node, s), what="a cut")  # type: ignore[misc]
 
 
-def _crash_after_sending(world: World, cluster: Cluster, numbers: set[int]) -> None:
-    """Workers die when they have just sent a frame to another client, the n-th of all. It may arrive or be lost."""
-    num_sent = 0
+def _crash_after_sending(world: World, cluster: Cluster, numbers: set[int], loans: set[int]) -> None:
+    """Workers die when they have just sent a frame to another client, the n-th of all, or the n-th with news of a ref
+    that is passed on. It may arrive or be lost, and so may what they have sent to others before."""
+    num_sent = num_loans = 0
 
-    def sent(sender: str, receiver: str) -> None:
-        nonlocal num_sent
-        if sender.startswith("w") and receiver != "node":
-            num_sent += 1
-            if num_sent in numbers:
-                world.after(0.0, lambda: cluster.crash(sender), what=f"{sender} crashes after sending")
+    def sent(sender: str, receiver: str, frame: bytes) -> None:
+        nonlocal num_sent, num_loans
+        if not sender.startswith("w") or receiver == "node":
+            return
+        num_sent += 1
+        is_last = num_sent in numbers
+        if loans and any(type(message) is messages.Lent for message in messages.decode(frame)):
+            num_loans += 1
+            is_last = is_last or num_loans in loans
+        if is_last:
+            world.after(0.0, lambda: cluster.crash(sender), what=f"{sender} crashes after sending")
 
     world.on_sent = sent
 
