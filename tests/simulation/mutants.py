@@ -65,17 +65,17 @@ def _drops_a_borrow() -> Any:
     """Only the first of several borrows of a peer is written down."""
     lend = Book.lend
 
-    def forget(self: Any, id: int, peer: str, count: int = 1) -> bool:
+    def forget(self: Any, id: int, peer: str, count: int = 1, lender: str = "") -> bool:
         entry = self.find(id)
         if count > 0 and entry is not None and entry.borrowers and peer in entry.borrowers:
             return True
-        return lend(self, id, peer, count)
+        return lend(self, id, peer, count, lender)
 
     return mock.patch.object(Book, "lend", forget)
 
 
 def _keeps_the_borrows_of_the_dead() -> Any:
-    return mock.patch.object(Book, "peer_died", lambda self, peer: None)
+    return mock.patch.object(Book, "settled", lambda self, peer: None)
 
 
 def _never_lends() -> Any:

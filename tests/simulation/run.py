@@ -88,7 +88,9 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
         world.after(random.expovariate(1 / 0.06), crash, what="a crash")
     if random.random() < 0.6:
         numbers = {random.randint(1, 60) for _ in range(random.randint(1, 3))}
-        loans = {random.randint(1, 8) for _ in range(random.randint(1, 3))} if random.random() < 0.6 else set()
+        loans = (
+            {random.randint(1, 8) for _ in range(random.randint(1, 3))} if random.random() < 0.6 else set()
+        )
         _crash_after_sending(world, cluster, numbers, loans)
     others = [name for name in cluster.totals if name != "node"]
     for node in others:

@@ -437,6 +437,8 @@ class SimSocket:
     def getsockopt(self, option: int) -> int:
         if option == zmq.EVENTS:
             return zmq.POLLOUT | (zmq.POLLIN if self.inbox else 0)
+        if option == zmq.RCVMORE:
+            return int(self._frame is not None)
         return 0
 
     get = getsockopt
