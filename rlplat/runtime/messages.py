@@ -234,7 +234,7 @@ class ReturnedTo(Message, tag=25):
 
 
 class Held(Message, tag=26):
-    """`lender` is dead. Of the receiver's objects it had handed (id, count) to the sender, who has them of "lender!"."""
+    """`lender` is dead. (id, count): what it had handed to the sender, who has that of "lender!" from now on."""
 
     lender: str
     held: list[tuple[int, int]]

@@ -28,7 +28,8 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
-def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
+def run_seed(seed: int, *, keep_trace: bool = False, about_loans: bool = False) -> Outcome:
+    """`about_loans`: a program that passes refs on all the time, and processes that die doing it."""
     world = World(seed, keep_trace=keep_trace)
     history = world.history = History()  # type: ignore[attr-defined]
     outcome = Outcome(seed)
@@ -36,7 +37,7 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
     try:
         with simulated(world):
             try:
-                _run(world, history, outcome)
+                _run(world, history, outcome, about_loans)
             except BaseException as error:
                 outcome.failure = f"{type(error).__name__}: {error}"
                 outcome.details = traceback.format_exc()
@@ -50,7 +51,7 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
     return outcome
 
 
-def _run(world: World, history: History, outcome: Outcome) -> None:
+def _run(world: World, history: History, outcome: Outcome, about_loans: bool) -> None:
     random = Random(seed_of(world.seed, "shape"))
     world.delay_s = random.choice((0.0001, 0.0005, 0.005))
     totals = {"node": {"CPU": float(random.randint(1, 4)), "GPU": 0.0}}
@@ -59,10 +60,11 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
     cluster = Cluster(world, totals, num_spares=random.randint(1, 3))
     num_cpus = int(totals["node"]["CPU"])
     invariants = Invariants(world, cluster, history)
-    with_faults = random.random() < 0.7
-    driver = Driver(Random(seed_of(world.seed, "program")), num_cpus, random.randint(4, 20), with_faults)
+    with_faults = random.random() < 0.7 or about_loans
+    num_steps = random.randint(4, 20) + 10 * about_loans
+    driver = Driver(Random(seed_of(world.seed, "program")), num_cpus, num_steps, with_faults, about_loans)
     if with_faults:
-        _plan_faults(world, cluster, Random(seed_of(world.seed, "faults")))
+        _plan_faults(world, cluster, Random(seed_of(world.seed, "faults")), about_loans)
     world.after_event = invariants.check
     cluster.begin()
     cluster.start_driver(driver)
@@ -76,7 +78,7 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
     outcome.num_results, outcome.num_errors = driver.num_results, driver.num_errors
 
 
-def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
+def _plan_faults(world: World, cluster: Cluster, random: Random, about_loans: bool) -> None:
     """At random moments, most of them while the program is young."""
 
     def crash() -> None:
@@ -86,11 +88,11 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
 
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         world.after(random.expovariate(1 / 0.06), crash, what="a crash")
-    if random.random() < 0.6:
+    if random.random() < 0.6 or about_loans:
         numbers = {random.randint(1, 60) for _ in range(random.randint(1, 3))}
-        loans = (
-            {random.randint(1, 8) for _ in range(random.randint(1, 3))} if random.random() < 0.6 else set()
-        )
+        loans = {random.randint(1, 12) for _ in range(random.randint(1, 4))}
+        if random.random() < 0.4 and not about_loans:
+            loans.clear()
         _crash_after_sending(world, cluster, numbers, loans)
     others = [name for name in cluster.totals if name != "node"]
     for node in others:

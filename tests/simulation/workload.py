@@ -250,7 +250,9 @@ class Account:
 class Driver:
     """The driver's program: `num_steps` random steps, then everything is fetched, checked and dropped."""
 
-    def __init__(self, random: Random, num_cpus: int, num_steps: int, with_faults: bool) -> None:
+    def __init__(
+        self, random: Random, num_cpus: int, num_steps: int, with_faults: bool, about_loans: bool = False
+    ) -> None:
         self.random, self.num_cpus, self.num_steps = random, num_cpus, num_steps
         self.with_faults = with_faults
         self.is_done = False
@@ -269,6 +271,11 @@ class Driver:
             self._burst, self._pair, self._end_actor, self._try_fetch, self._group, self._spread, self._named,
             self._cancel, self._in_time, self._pass_on, self._pass_on,
         ]  # fmt: skip
+        if about_loans:
+            self._kinds = [
+                self._create, self._create, self._put, self._submit, self._submit_nested, self._drop, self._drop,
+                self._pause, self._fetch, *[self._pass_on] * 9,
+            ]  # fmt: skip
 
     def __call__(self) -> None:
         for _ in range(self.num_steps):
@@ -423,11 +430,11 @@ class Driver:
 
     def _pass_on(self) -> None:
         """Refs reach an actor by way of a task or of another actor, which may die on the way; here they are dropped."""
-        if not self._actors or not self._refs:
+        if not self._actors:
             return
         account, number = self.random.choice(self._actors), self._number()
         made = task.remote(number, 1) if self.random.random() < 0.5 else rlplat.put(number % _MODULUS)
-        refs = [made, self.random.choice(self._refs)[0]]
+        refs = [made, *self._some()[0]]  # never what `give` returned: it may come to lead to itself
         if self.random.random() < 0.7:
             self._refs.append((pass_on.remote(number, refs, account, self.random.random() < 0.5), None))
         else:
