@@ -18,6 +18,8 @@ from rlplat.runtime.node import Node
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Book
 from rlplat.runtime.scheduling.placing import Placing
+from rlplat.runtime.settling import Settling
+from rlplat.runtime.transport import Transport
 from rlplat.runtime.worker import Worker
 
 Mutant = Callable[[], Any]
@@ -180,6 +182,53 @@ def _keeps_leases() -> Any:
     return mock.patch.object(Lane, "idle_leases", lambda self, now, idle_s: [])
 
 
+def _says_nothing_of_the_dead() -> Any:
+    """Borrowers do not tell the owners what they have from a dead process."""
+    tell = Objects._tell_held
+
+    def silent(self: Any, lender: str) -> None:
+        borrows, self._borrows = self._borrows, {}
+        tell(self, lender)
+        self._borrows = borrows
+
+    return mock.patch.object(Objects, "_tell_held", silent)
+
+
+def _settles_at_once() -> Any:
+    """The node waits for nobody before it says that a death is settled."""
+    return mock.patch.object(Settling, "died", lambda self, process, witnesses: [process])
+
+
+@contextlib.contextmanager
+def _listens_to_the_dead() -> Iterator[None]:
+    """Late frames of the dead are read, and calls among them are run."""
+    forget, open_argument = Transport.forget, Objects.open_argument
+
+    def remember(self: Any, peer: str) -> None:
+        forget(self, peer)
+        self._forgotten.discard(peer)
+
+    def run_on(self: Any, value: Any, caller: str) -> Any:
+        reason = self.dead.pop(caller, None)
+        try:
+            return open_argument(self, value, caller)
+        finally:
+            if reason is not None:
+                self.dead[caller] = reason
+
+    with (
+        mock.patch.object(Transport, "forget", remember),
+        mock.patch.object(Objects, "open_argument", run_on),
+    ):
+        yield
+
+
+MUTANTS_OF_LOANS: dict[str, Mutant] = {
+    "borrowers that say nothing of the dead": _says_nothing_of_the_dead,
+    "a node that settles deaths at once": _settles_at_once,
+    "a process that listens to the dead": _listens_to_the_dead,
+}
+"""Found by programs about loans."""
 MUTANTS: dict[str, Mutant] = {
     "a scheduler that forgets to release": _forgets_to_release,
     "a scheduler that grants a worker twice": _grants_without_taking,
@@ -202,5 +251,5 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    with MUTANTS[name]():
+    with (MUTANTS | MUTANTS_OF_LOANS)[name]():
         yield

@@ -5,38 +5,39 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.mutants import MUTANTS, MUTANTS_OF_LOANS, planted
 from tests.simulation.run import run_seed
 
-NUM_SEEDS = 2_000
+NUM_SEEDS, NUM_LOANS = 1_500, 300
 _MOST_MUTANT_SEEDS = 400
 
 
-def _failure(seed: int) -> str:
-    outcome = run_seed(seed)
+def _failure(seed: int, about_loans: bool) -> str:
+    outcome = run_seed(seed, about_loans=about_loans)
     return f"seed {seed}: {outcome.failure}" if outcome.failure else ""
 
 
-def test_invariants_hold_for_every_seed() -> None:
+@pytest.mark.parametrize(("flag", "num_seeds"), [("", NUM_SEEDS), (" --loans", NUM_LOANS)])
+def test_invariants_hold_for_every_seed(flag: str, num_seeds: int) -> None:
+    failure = partial(_failure, about_loans=bool(flag))
     with get_context("fork").Pool(2) as pool:
-        failures = [
-            text for text in pool.imap_unordered(_failure, range(1, NUM_SEEDS + 1), chunksize=20) if text
-        ]
-    assert not failures, "replay one with python -m tests.simulation --seed N --trace\n" + "\n".join(
-        failures[:10]
-    )
+        texts = pool.imap_unordered(failure, range(1, num_seeds + 1), chunksize=20)
+        failures = [text for text in texts if text]
+    command = f"python -m tests.simulation{flag} --seed N --trace"
+    assert not failures, f"replay one with {command}\n" + "\n".join(failures[:10])
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LOANS])
 def test_each_planted_defect_is_found(mutant: str) -> None:
     with planted(mutant):
         for seed in range(1, _MOST_MUTANT_SEEDS + 1):
-            failure = run_seed(seed).failure
+            failure = run_seed(seed, about_loans=mutant in MUTANTS_OF_LOANS).failure
             if failure:
                 assert failure.startswith(("Violation", "AssertionError")), (
                     f"the plant itself fails: {failure}"
