@@ -195,7 +195,7 @@ def test_the_late_result_of_a_given_up_attempt_is_refused(cluster: None, tmp_pat
     driver: Any = refs.backend()
     with driver._lock:  # what the node would say of it
         driver._on_worker_died("node", messages.WorkerDied(first, "it is stopped"))
-        driver._after_frame()
+        driver._loop.after_frame()
     assert eventually(lambda: len(lines(log)) == 2, 30)
     second = lines(log)[1][0]
     assert second != first
@@ -203,8 +203,8 @@ def test_the_late_result_of_a_given_up_attempt_is_refused(cluster: None, tmp_pat
     open(gates[0], "w").close()
     assert eventually(lambda: [first, "done"] in lines(log), 30)  # its side effect shows that it went on
     with driver._lock:  # and should its result get through in spite of the closed connection
-        driver._on_done(first, messages.Done([ref.id], [pickle.dumps("late")]))
-        driver._finish(first, ref.id, [messages.Value(pickle.dumps("late"))])
+        driver._calls._on_done(first, messages.Done([ref.id], [pickle.dumps("late")]))
+        driver._calls.finish(first, ref.id, [messages.Value(pickle.dumps("late"))])
     assert rlplat.wait([ref], timeout=0) == ([], [ref])
     open(gates[1], "w").close()
     assert rlplat.get(ref, timeout=30) == second

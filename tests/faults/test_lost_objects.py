@@ -36,7 +36,7 @@ def lose_everything(session: str) -> int:
 
 
 def lineage() -> Any:
-    return current_backend()._rebuilder.lineage  # type: ignore[attr-defined]
+    return current_backend()._calls._rebuilder.lineage  # type: ignore[attr-defined]
 
 
 def done(*refs: rlplat.ObjectRef) -> None:
