@@ -161,19 +161,19 @@ def flatness(num_trials: int, directory: str) -> dict[str, float]:
     """One experiment; at each of CHECKPOINTS the tuner's memory and its time per report since the last."""
     import rlplat
     from rlplat import tune
-    from rlplat.tune import tuner as shell
+    from rlplat.tune.experiment import Experiment
 
     rlplat.init(num_cpus=2)
     figures: dict[str, float] = {}
     spent = {"s": 0.0, "reports": 0}
-    perform = shell.Experiment.handle
+    perform = Experiment.handle
 
     def timed(self: Any, event: Any) -> Any:
         started = time.perf_counter()
         actions = perform(self, event)
         spent["s"] += time.perf_counter() - started
         spent["reports"] += 1
-        ended = sum(count for state, count in self.counts.items() if state.has_ended)
+        ended = self.roster.num_ended
         if ended in CHECKPOINTS and f"{ended}" not in seen:
             seen.add(f"{ended}")
             figures[f"RSS after {ended:,} trials, MiB"] = rss_mib()
@@ -185,7 +185,7 @@ def flatness(num_trials: int, directory: str) -> dict[str, float]:
 
     seen: set[str] = set()
     spent |= {"ended": 0, "at": time.perf_counter()}
-    shell.Experiment.handle = timed  # type: ignore[method-assign]
+    Experiment.handle = timed  # type: ignore[method-assign]
     tune.run(
         trial,
         {"a": tune.uniform(0, 1), "b": tune.uniform(0, 1)},

@@ -2,6 +2,7 @@
 
     ./scripts/bench tune_schedulers --peer optuna --peer ray --seeds 30 --markdown FILE.md --plot FILE.png
     ./scripts/bench tune_schedulers --rows cartpole --seeds 5
+    ./scripts/bench tune_schedulers --methods hyperband --first-seed 100 --seeds 100 --peer optuna
 
 No training runs here: workers on a virtual clock run trials whose curves are drawn from a problem (tune_problems.py:
 three synthetic ones with a known optimum, and real runs of PPO on CartPole-v1), as a scheduler says (tune_judges.py:
@@ -72,10 +73,11 @@ def main() -> None:
     info = hardware(PACKAGES)
     rows: list[Row] = []
     curves: list[Curve] = []
-    seeds = range(2 if options.quick else options.seeds)
+    first = options.first_seed
+    seeds = range(first, first + (2 if options.quick else options.seeds))
     for problem in (load_problems([name])[0] for name in PROBLEMS if name in options.rows):
         for house in houses:
-            for method in METHODS[house]:
+            for method in (method for method in METHODS[house] if method in options.methods):
                 started = time.monotonic()
                 few = seeds[: SEEDS_OF_SLOW.get((house, method))]
                 traces = [_run(problem, house, method, options.workers, seed) for seed in few]
@@ -84,7 +86,8 @@ def main() -> None:
                 took = f"{time.monotonic() - started:.0f} s"
                 print(f"{problem.name}: {house} {method}: {took}", file=sys.stderr, flush=True)
     if "decisions" in options.rows:
-        rows += [row for house in houses for row in _decisions(house, options.repeats, options.quick)]
+        for house in houses:
+            rows += _decisions(house, options.methods, options.repeats, options.quick)
     if options.plot:
         draw(curves, options.plot)
     rows.sort(key=lambda row: [*PROBLEMS, "decisions"].index(row.row.split(":")[0]))
@@ -104,6 +107,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_output_options(parser, ["optuna", "ray"])
     rows = [*PROBLEMS, "decisions"]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows)
+    methods = METHODS["rlplat"]
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--seeds", type=int, default=30, metavar="N", help="default: 30")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="default: 4")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="regret against budget")
@@ -146,9 +152,9 @@ def _curve(problem: Problem, house: str, method: str, traces: Sequence[Trace]) -
 # ---------------------------------------------------------------- what a decision costs
 
 
-def _decisions(house: str, repeats: int, quick: bool) -> list[Row]:
+def _decisions(house: str, methods: Sequence[str], repeats: int, quick: bool) -> list[Row]:
     rows = []
-    for method in METHODS[house]:
+    for method in (method for method in METHODS[house] if method in methods):
         for num_trials in NUM_TRIALS[: 1 if quick else None]:
             if house != "rlplat" and num_trials > NUM_TRIALS[0]:
                 continue

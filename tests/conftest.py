@@ -7,16 +7,35 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 import rlplat
+from rlplat.runtime import observer
 from tests.leak_meter import MARK, LeakMeter, marked_processes
+
+# How fast examples are made and run says how loaded the machine is, not whether the code is right.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores Ctrl-C for them, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with this one
+observer.ANSWER_S = 20.0  # nobody is left out because the machine keeps him from answering for a while
+
+
+@pytest.fixture(scope="session", autouse=True)
+def log_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters log in a folder of this process's own: no other run's clusters are in it, nor are its in theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.getbasetemp() / "cluster-logs"
+        patch.setenv("RLPLAT_LOG_DIR", str(root))
+        patch.setattr("tests.leak_meter.log_root", root)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +65,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def cluster() -> Iterator[None]:
     """A cluster of worker processes with 2 CPUs."""
     rlplat.init(num_cpus=2, num_gpus=0)
+    yield
+    rlplat.shutdown()
+
+
+@pytest.fixture
+def torch_cluster() -> Iterator[None]:
+    """The same for tests of training: torch is imported once, not in each of its workers."""
+    rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])
     yield
     rlplat.shutdown()
 

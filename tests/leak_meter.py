@@ -2,8 +2,9 @@
 
     meter = LeakMeter.start()         # puts a random mark into the environment, which every child process inherits
     ...the test...
-    leaks = meter.finish()            # waits up to 5 s for things to settle; [] when all is clean
+    leaks = meter.finish()            # waits up to 30 s for things to settle (a loaded machine); [] when all is clean
 
+Several processes may test at once (`pytest -n`): what belongs to another one is none of this one's leaks.
 A process is found by the mark in `/proc/*/environ`, so neither a double fork nor `setsid` hides it; a bare `fork`
 (whose environ is this process's own) is found as a child. When nothing leaked, all this costs a few milliseconds.
 """
@@ -22,7 +23,9 @@ from pathlib import Path
 
 MARK = "RLPLAT_TEST_MARK"
 SHM_PREFIX = "rlplat-"
-SETTLE_S = 5.0
+SETTLE_S = 30.0
+log_root: Path | None = None
+"""Where the clusters of this process's tests log, each in a folder of its session's name; None: not set up."""
 
 _ALLOWED_THREAD_CLASSES = {
     "TMonitor",  # tqdm's monitor: one per process, started by the first bar, never ended by tqdm
@@ -158,22 +161,32 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
-    """Sessions on /dev/shm, but for those of living drivers that are neither this process nor its children."""
+    """Sessions on /dev/shm, but for those of other tests and of living drivers that are not this process's children."""
     found = set()
     for name in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ():
         if name.startswith(SHM_PREFIX):
             driver = name.removeprefix(SHM_PREFIX).split("-", 1)[0]
-            if not driver.isdigit() or int(driver) == os.getpid() or not _is_foreign(int(driver)):
+            if not driver.isdigit() or int(driver) == os.getpid() or not _is_foreign(int(driver), name):
                 found.add(name)
     return found
 
 
-def _is_foreign(pid: int) -> bool:
+def _is_foreign(driver: int, session: str) -> bool:
     needle = f"{MARK}={os.environ.get(MARK, '?')}".encode()
     try:
-        return needle not in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # dead: then its session must be gone, whoever it was
+        return needle not in Path(f"/proc/{driver}/environ").read_bytes()
+    except OSError:  # dead: then its session must be gone, unless the tests of another process answer for it
+        return _is_neighbours(session)
+
+
+def _is_neighbours(session: str) -> bool:
+    """Whether another process of this `pytest -n` has that session's logs (pytest-xdist: a folder gw<N> for each)."""
+    if log_root is None:
         return False
+    own = log_root.parent
+    return any(
+        (other / log_root.name / session).exists() for other in own.parent.glob("popen-gw*") if other != own
+    )
 
 
 def _files() -> dict[tuple[int, str], str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def soon(condition: Callable[[], object], within_s: float = 20) -> bool:
+def soon(condition: Callable[[], object], within_s: float = 60) -> bool:
     """Whether the condition comes true in time."""
     deadline = time.monotonic() + within_s
     while not condition():

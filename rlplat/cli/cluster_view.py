@@ -114,11 +114,3 @@ def store_text(store: dict[str, Any]) -> str:
     if store["spilled_bytes"]:
         text += f", {size_of(store['spilled_bytes'])} spilled to disk"
     return text
-
-
-def duration_of(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

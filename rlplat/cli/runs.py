@@ -77,6 +77,7 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
     from rlplat.config import load_yaml
     from rlplat.errors import ConfigError
     from rlplat.rl.run_directory import is_running
+    from rlplat.tune.results import metric_column
 
     try:
         settings = load_yaml(directory / "experiment.yaml").values
@@ -89,7 +90,7 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
         with open(table, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 num_ended += 1
-                value = _finite(row.get(metric)) if isinstance(metric, str) else None
+                value = _finite(row.get(metric_column(metric))) if isinstance(metric, str) else None
                 if value is not None and row["state"] != "failed":
                     values.append(value)
     updated_s = (table if table.exists() else directory / "experiment.yaml").stat().st_mtime
@@ -197,6 +198,7 @@ _EXPERIMENT_HEADER = [
 
 def _experiment_cells(row: dict[str, Any]) -> list[str]:
     metric = row["metric"]
+    has_all = row["trials"] is None or row["trials_ended"] >= row["trials"]
     return [
         row["run"],
         _text(row["trainable"]),
@@ -205,7 +207,7 @@ def _experiment_cells(row: dict[str, Any]) -> list[str]:
         f"{row['trials_ended']}/{row['trials'] if row['trials'] is not None else '?'}",
         ", ".join(metric) if isinstance(metric, list) else _text(metric),
         _number(row["best"], ".4g"),
-        "running" if row["is_running"] else "ended",
+        "running" if row["is_running"] else "ended" if has_all else "unfinished",
         row["updated"],
     ]
 

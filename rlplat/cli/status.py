@@ -9,12 +9,12 @@ from rlplat.cli.cluster_view import (
     add_cluster_options,
     amounts,
     chosen,
-    duration_of,
     print_json,
     print_silent,
     print_table,
     store_text,
 )
+from rlplat.durations import duration_text
 
 _EPILOG = """\
 examples:
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _print(status: dict[str, Any]) -> None:
-    print(f"cluster of pid {status['pid']} ({status['command']}), up {duration_of(status['uptime_s'])}")
+    print(f"cluster of pid {status['pid']} ({status['command']}), up {duration_text(status['uptime_s'])}")
     print(f"session {status['session']}")
     print()
     rows = [[name, use["used"], use["total"]] for name, use in status["resources"].items()]

@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
     # the heavy half comes after the arguments are known to be good
-    from rlplat.rl.training_loop import train
+    from rlplat.rl.training_loop import stop_rules, train
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
     given.append(("policy.custom", options.policy))
@@ -82,9 +82,10 @@ def run(arguments: list[str]) -> int:
     layers = [layer_from_flags(pairs), settings_layer(options.set)]
     trained = train(options.algo, config=options.config, out=options.out, resume=options.resume, flags=layers)
     if trained.num_iterations == 0:
-        print(
-            f"{trained.directory} has already reached its stop; to train on, give a later one: --stop.env-steps N"
-        )
+        rules = stop_rules(trained.config)
+        reached = " or ".join(f"{key} {limit:,.10g}" for key, limit in rules.items())
+        flags_of_all = " ".join(f"--stop.{key.replace('_', '-')} N" for key in rules)
+        print(f"{trained.directory} has already reached its stop, {reached}; to train on: {flags_of_all}")
         return 0
     result = trained.result
     assert result is not None, "a run with an iteration has a result"

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplat.cli.exit_codes import is_usage_error, message_of
 from rlplat.config import Layer, layer_from_flags
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, RlplatError
 
 if TYPE_CHECKING:
     from rlplat.tune.analysis import Analysis
@@ -121,7 +122,14 @@ def run(arguments: list[str]) -> int:
     for number, spec in enumerate(specs, 1):
         if len(specs) > 1 and not options.json:
             print(f"experiment {number} of {len(specs)}: {spec.name}", file=sys.stderr)
-        exit_code = max(exit_code, _run_one(spec, resumed[spec.name], arguments, options))
+        try:
+            code = _run_one(spec, resumed[spec.name], arguments, options)
+        except RlplatError as error:
+            if len(specs) == 1:
+                raise
+            print(f"rlplat: {spec.name}: {message_of(error)}", file=sys.stderr)  # the others have their turn
+            code = 2 if is_usage_error(error) else 1
+        exit_code = max(exit_code, code)
     return exit_code
 
 
@@ -151,6 +159,8 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
         if options.out:
             raise ConfigError(f"an experiment goes on in its own directory, {path}: leave --out away")
         options.out, path = str(path), path / SAVED_AS
+    elif options.resume and not path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--resume: there is no experiment in {path}")
     if options.out:
         settings.append(layer_from_flags([("out", options.out)]))
     return load_experiments(path, settings, options.only)
@@ -183,7 +193,7 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
 def _run_one(
     spec: ExperimentSpec, resume: bool, arguments: Sequence[str], options: argparse.Namespace
 ) -> int:
-    from rlplat.tune.tuner import run_experiment
+    from rlplat.tune.run_experiment import run_experiment
 
     try:
         analysis = run_experiment(spec, resume=resume, join=options.join, progress=not options.json)
@@ -263,9 +273,11 @@ def _has_option(words: Sequence[str], name: str) -> bool:
 
 
 def _last_error(analysis: Analysis) -> str:
+    from rlplat.tune.error_text import first_line
+
     for trial in reversed(analysis.trials):
-        if lines := [line for line in trial.error.splitlines() if line.strip()]:
-            return f"; trial {trial.number}: {lines[0].strip()}"
+        if said := first_line(trial.error):
+            return f"; trial {trial.number}: {said}"
     return ""
 
 

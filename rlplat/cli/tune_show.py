@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.cluster_view import duration_of, print_table
+from rlplat.cli.cluster_view import print_table
+from rlplat.durations import duration_text
 
 if TYPE_CHECKING:
     from rlplat.tune.analysis import Analysis
@@ -105,6 +107,7 @@ def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dic
 
 def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
     from rlplat.tune.directory import config_text
+    from rlplat.tune.error_text import last_line
 
     print(headline(analysis, goes_on))
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
@@ -121,7 +124,12 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
     failed = [trial for trial in analysis.trials if trial.error and str(trial.state) == "failed"]
     if failed:
         print(
-            f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {_last_line(failed[-1].error)}"
+            f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {last_line(failed[-1].error)}"
+        )
+    if unsaved := [trial for trial in analysis.trials if "not_saved" in trial.notes]:
+        print(
+            f"\n{len(unsaved)} could not always be saved, the last one trial {unsaved[-1].number}: "
+            f"{unsaved[-1].notes['not_saved']}"
         )
     print(f"\n{importance_text(analysis)}")
     for name, path in pictures.items():
@@ -136,12 +144,13 @@ def _best_file(analysis: Analysis, best: Trial) -> str:
 
 
 def headline(analysis: Analysis, goes_on: bool) -> str:
-    """`demo: 40 trials (31 complete, 8 stopped, 1 failed), 2 min 3 s of trials' time; still going`."""
+    """`demo: 40 trials (31 complete, 8 stopped, 1 failed), 2m03s of trials' time; still going`."""
     counts = Counter(str(trial.state) for trial in analysis.trials)
     shown = ", ".join(f"{count:,} {state}" for state, count in counts.most_common()) or "none yet"
     seconds = sum(trial.run_s for trial in analysis.trials)
     state = "; still going" if goes_on else ""
-    return f"{analysis.name}: {len(analysis.trials):,} trials ({shown}), {duration_of(seconds)} of trials' time{state}"
+    trials = f"{len(analysis.trials):,} trials ({shown})"
+    return f"{analysis.name}: {trials}, {duration_text(seconds)} of trials' time{state}"
 
 
 def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list[list[Any]]]:
@@ -159,7 +168,7 @@ def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list
             str(trial.state),
             *trial.values,
             trial.step,
-            trial.run_s,
+            trial.run_s or "",  # of one that runs it is as old as its last checkpoint
             *(trial.params.get(name, "") for name in names),
         ]
         for trial in trials
@@ -186,9 +195,13 @@ def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
     from rlplat.tune.pictures import draw_all
 
     paths: dict[str, Path] = {}
-    for name, figure in draw_all(analysis):
-        paths[name] = directory / f"{name}.png"
-        _writing(paths[name], lambda path, figure=figure: figure.savefig(path))
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # the picture has a box there; the table has the name
+        for name, figure in draw_all(analysis):
+            paths[name] = directory / f"{name}.png"
+            _writing(paths[name], lambda path, figure=figure: figure.savefig(path))
     return paths
 
 
@@ -222,10 +235,6 @@ def _writing(path: Path, write: Any) -> None:
 
 def _indented(text: str) -> str:
     return "\n".join("  " + line for line in text.splitlines())
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rsplit("\n", 1)[-1]
 
 
 def _text_or_none(path: Path | None) -> str | None:

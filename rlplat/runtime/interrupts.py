@@ -32,6 +32,9 @@ class Interrupts:
         self._wanted: set[Key] = set()
         self._struck: set[Key] = set()
         self._misses = 0
+        self._lock = threading.Lock()
+        """Of `_thread`: the one that is about to end must not be taken for one that will signal. The handler needs
+        it not, or it would wait for the code that it interrupts."""
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
@@ -40,11 +43,12 @@ class Interrupts:
 
     def interrupt(self, task: Key) -> None:
         """Interrupt this task if it runs, or is about to (from any thread)."""
-        self._misses = 0
-        self._wanted.add(task)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._insist, name="rlplat-interrupts", daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._misses = 0
+            self._wanted.add(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._insist, name="rlplat-interrupts", daemon=True)
+                self._thread.start()
 
     def has_struck(self, task: Key) -> bool:
         """Whether the KeyboardInterrupt that ended this task was ours; asked once."""
@@ -67,11 +71,15 @@ class Interrupts:
     def _insist(self) -> None:
         main = threading.main_thread().ident
         assert main is not None
-        while self._wanted:
+        while True:
+            with self._lock:
+                if self._misses >= _MISSES:  # it has ended
+                    self._wanted.clear()
+                if not self._wanted:
+                    self._thread = None
+                    return
             signal.pthread_kill(main, SIGNAL)
             time.sleep(_AGAIN_S)
-            if self._misses >= _MISSES:  # it has ended
-                self._wanted.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         task = self._running(frame)

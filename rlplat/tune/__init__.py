@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlplat.tune.analysis import Analysis, load
     from rlplat.tune.program import TrialContext
+    from rlplat.tune.run_experiment import run
     from rlplat.tune.schedulers.asha import ASHA
     from rlplat.tune.schedulers.fifo import FIFO
     from rlplat.tune.schedulers.hyperband import HyperBand
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
         grid,
         lograndint,
         loguniform,
+        normal,
         qloguniform,
+        qnormal,
         quniform,
         randint,
         sample_from,
         uniform,
     )
     from rlplat.tune.trial_thread import TrialStopped
-    from rlplat.tune.tuner import run
 
 _HOMES = {
-    "rlplat.tune.tuner": "run",
+    "rlplat.tune.run_experiment": "run",
     "rlplat.tune.analysis": "Analysis load",
-    "rlplat.tune.space": "choice grid lograndint loguniform qloguniform quniform randint sample_from uniform",
+    "rlplat.tune.space": "choice grid lograndint loguniform normal qloguniform qnormal quniform randint sample_from "
+    "uniform",
     "rlplat.tune.search": "Searcher",
     "rlplat.tune.program": "TrialContext",
     "rlplat.tune.trial_thread": "TrialStopped",
@@ -55,6 +58,19 @@ _HOMES = {
     "rlplat.tune.schedulers.pbt": "PBT",
     "rlplat.tune.schedulers.pb2": "PB2",
 }
+_NAMES_OF_RAY = {
+    "grid_search": "tune.grid",
+    "report": "the second argument of the trial, def trial(config, report)",
+    "get_checkpoint": "report.checkpoint",
+    "get_context": "report.seed and report.directory",
+    "Tuner": "tune.run(trainable, space, ...)",
+    "TuneConfig": "arguments of tune.run",
+    "RunConfig": "arguments of tune.run",
+    "Trainable": "a class with __init__(config), step, save and load",
+    "with_resources": "tune.run(..., resources={'cpu': 1})",
+    "with_parameters": "a closure",
+}
+"""What Ray Tune calls otherwise."""
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
@@ -73,7 +89,9 @@ __all__ = [
     "load",
     "lograndint",
     "loguniform",
+    "normal",
     "qloguniform",
+    "qnormal",
     "quniform",
     "randint",
     "run",
@@ -85,7 +103,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOME_BY_NAME.get(name)
     if home is None:
-        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}")
+        here = f"; here it is {_NAMES_OF_RAY[name]}" if name in _NAMES_OF_RAY else ""
+        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}{here}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError
+from rlplat.tune.error_text import last_line
 from rlplat.tune.importance import Axis, Importance, axis_of, importances
+from rlplat.tune.ranking import split_at_front
 from rlplat.tune.results import OWN_COLUMNS, holding, metric_columns, read_reports, trial_row
 from rlplat.tune.trial import Trial, TrialState
 
@@ -86,17 +88,11 @@ class Analysis:
     def pareto_front(self) -> list[Trial]:
         """The trials that no other one beats in one objective without being worse in another, best first by the first
         objective. With a single objective: the best ones."""
-        front: list[Trial] = []
-        ranked = sorted(filter(self.counts, self.trials), key=self._scores, reverse=True)
-        for trial in ranked:  # what could beat it comes before it in this order
-            scores = self._scores(trial)
-            if not any(_dominates(self._scores(other), scores) for other in front):
-                front.append(trial)
-        return front
+        return split_at_front([trial for trial in self.trials if self.counts(trial)], self._signs)[0]
 
     def score(self, trial: Trial) -> float:
         """Higher is better; of the first objective."""
-        return trial.values[0] if self.mode[0] == "max" else -trial.values[0]
+        return self._signs[0] * trial.values[0]
 
     def dataframe(self) -> DataFrame:
         """A row per trial, by number: trial, state, step (reports), progress, run_s, failures, error; a column
@@ -184,10 +180,9 @@ class Analysis:
             and all(map(math.isfinite, trial.values))
         )
 
-    def _scores(self, trial: Trial) -> tuple[float, ...]:
-        return tuple(
-            value if mode == "max" else -value for value, mode in zip(trial.values, self.mode, strict=True)
-        )
+    @cached_property
+    def _signs(self) -> list[float]:
+        return [1.0 if mode == "max" else -1.0 for mode in self.mode]
 
     def why_none(self) -> str:
         if not self.metric:
@@ -195,7 +190,7 @@ class Analysis:
         failed = [trial for trial in self.trials if trial.state is TrialState.FAILED]
         why = f"no trial of {self._title} has a value of '{self.metric[0]}': {len(self.trials)} trials"
         if failed:
-            why += f", {len(failed)} failed, the last one with: {failed[-1].error.strip().rsplit(chr(10), 1)[-1]}"
+            why += f", {len(failed)} failed, the last one with: {last_line(failed[-1].error)}"
         return why
 
 
@@ -231,11 +226,6 @@ def without_code(value: Any) -> Any:
     if isinstance(value, dict):
         return None if set(value) == {"sample_from"} else {k: without_code(v) for k, v in value.items()}
     return [without_code(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """At least as good in each, better in one."""
-    return one != other and all(a >= b for a, b in zip(one, other, strict=True))
 
 
 def _ordered(rows: Sequence[dict[str, Any]], first: Sequence[str] = OWN_COLUMNS) -> list[str]:

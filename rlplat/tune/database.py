@@ -1,4 +1,4 @@
-"""A study in a PostgreSQL database: `StudyWriter` over the tables of Optuna's `RDBStorage`, and the door to the server.
+"""A study in a PostgreSQL database: `StudyWriter` over the tables of Optuna's `RDBStorage`.
 
     writer = DatabaseWriter("postgresql://user@host/database", "demo", ["max"], say=print)
     writer.set_intermediate_value(...)       # in memory
@@ -16,133 +16,26 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import optuna
-from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from rlplat.errors import ConfigError, MissingExtra
+from rlplat.errors import ConfigError
 from rlplat.tune.journal_writer import StoredStudy, StoredTrial
-
-try:
-    import psycopg2
-    from psycopg2.extensions import make_dsn, parse_dsn
-    from sqlalchemy.pool import NullPool
-except ImportError:
-    raise MissingExtra("psycopg2-binary", "tune", "--storage postgresql://...") from None
+from rlplat.tune.postgres import Server, ServerError, drivers_errors, limited, line_of
 
 T = TypeVar("T")
 
-CONNECT_S = 5
-"""Limit for each address of the server."""
-PATIENCE_S = 60.0
-"""How long a server that went away is waited for."""
-REPLY_S = 20.0
-"""A server that takes longer over a turn's writes hangs, and is treated as one that went away."""
 _LOCK_GRACE_S = 2.0
 """How long the connection of a tuner that was just killed may take to vanish."""
 LOCKS = 0x726C7000
 """First half of our advisory locks' keys; the second is a study's id, or 0 for the tables themselves."""
 _TIMES_ARE_UTC = int(optuna.__version__.partition(".")[0]) >= 5
-
-
-class Server:
-    """Where the database is, and how to get at it. The password is in `dsn` only, which nobody prints."""
-
-    def __init__(self, url: str, say: Callable[[str], None]) -> None:
-        scheme, separator, rest = url.partition("://")
-        if scheme == "sqlite":
-            raise ConfigError(
-                f"storage {url}: SQLite locks the whole file for every write and fails when two processes meet there; "
-                "leave storage out (a journal file in the experiment's directory), or use postgresql://user@host/database"
-            )
-        if not separator or scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
-            raise ConfigError(
-                f"storage {scheme}:// is not there: use postgresql://user@host/database, or leave storage out (a "
-                "journal file in the experiment's directory)"
-            )
-        shown = f"storage postgresql://...{rest[rest.rfind('@') :] if '@' in rest else rest}"
-        try:
-            given = parse_dsn(f"postgresql://{rest}")
-        except psycopg2.ProgrammingError as error:
-            raise ConfigError(f"{shown} is no PostgreSQL address: {_line(error)}") from None
-        settings = {
-            "connect_timeout": CONNECT_S,
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 20_000,
-            "client_encoding": "UTF8",
-            "application_name": f"rlplat tune (pid {os.getpid()} on {socket.gethostname()})"[:63],
-        }
-        self.dsn = make_dsn(**{**settings, **given})
-        host = given.get("host") or os.environ.get("PGHOST") or "the local socket"
-        port = given.get("port") or os.environ.get("PGPORT") or 5432
-        database = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
-        self.place = f"PostgreSQL at {host}:{port}, database {database!r}"
-        self._say = say
-
-    def connect(self) -> Any:
-        """A connection that commits by itself. ConfigError names the server and what it said."""
-        try:
-            connection = psycopg2.connect(self.dsn)
-        except psycopg2.OperationalError as error:
-            text, hint = _line(error), ""
-            if "password" in text:
-                hint = " (a password can be given in PGPASSWORD or ~/.pgpass)"
-            raise ConfigError(f"storage cannot be reached: {self.place}: {text}{hint}") from None
-        connection.autocommit = True
-        return connection
-
-    def patiently(self, action: Callable[[], T]) -> T:
-        """`action`, again and again while the server is away. ConfigError: away for more than `PATIENCE_S`."""
-        deadline, pause_s, said = time.monotonic() + PATIENCE_S, 0.1, False
-        while True:
-            try:
-                return action()
-            except ConfigError as error:
-                problem = str(error)
-            except psycopg2.InterfaceError as error:
-                problem = f"{self.place}: {_line(error)}"
-            except psycopg2.OperationalError as error:
-                problem = f"{self.place}: {_line(error)}"
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{problem}; waited for {PATIENCE_S:g} s; when it is back, go on with --resume"
-                )
-            if not said:
-                self._say(f"waiting for the storage, {PATIENCE_S:g} s at most: {problem}")
-                said = True
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
-
-    def optuna_storage(self, **settings: Any) -> RDBStorage:
-        """Each of its transactions makes a connection of its own, so that none outlives a server that starts anew."""
-
-        def connect() -> Any:
-            connection = self.patiently(self.connect)
-            connection.autocommit = False
-            return connection
-
-        engine = {"creator": connect, "poolclass": NullPool}
-        try:
-            return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
-        except (RuntimeError, StorageInternalError) as error:  # a schema of another version of Optuna
-            raise ConfigError(f"{self.place}: {_line(error)}") from None
-        except Exception as error:
-            if (cause := getattr(error, "orig", None)) is None:
-                raise
-            raise ConfigError(f"{self.place}: {_line(cause)}") from None
 
 
 class DatabaseWriter:
@@ -161,39 +54,53 @@ class DatabaseWriter:
         `resume`. ConfigError: the server cannot be reached, or another tuner is at this study."""
         self._server = Server(url, say)
         self._name = name
-        self._connection = self._server.connect()
+        self._connection = self._server.connect()  # only a server that goes away after this is waited for
+        try:
+            refusal = self._server.patiently(lambda: self._open(directions, resume))
+        except ServerError as error:
+            raise ConfigError(f"{self._server.place}: {line_of(error)}") from None
+        if refusal is not None:
+            raise refusal
+        self._ids: dict[int, int] = {}
+        """Optuna's trial ids by number, of trials that have not ended."""
+        self._free_ids: list[int] = []
+        self._waiting: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {table: {} for table in _UPSERTS}
+        """What `sync` will write: table -> key -> the rest of the row."""
+
+    def _open(self, directions: Sequence[str], resume: bool) -> ConfigError | None:
+        """Once more from the start where the server went away in the middle: what was made is found. Returns a refusal,
+        which nobody needs to wait for."""
+        if self._connection.closed:
+            self._connection = self._server.connect()
         try:
             self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
             self._storage = self._server.optuna_storage()
             ways = [
                 StudyDirection.MAXIMIZE if way == "max" else StudyDirection.MINIMIZE for way in directions
             ]
-            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", name)
+            known = self._query("SELECT study_id FROM studies WHERE study_name = %s", self._name)
             self.is_new = not known
             if known:
                 self._study_id = known[0][0]
                 self._lock()
                 if not resume and self._is_abandoned():  # its first tuner was refused, or killed at once
-                    self._storage.delete_study(self._study_id)
+                    with drivers_errors():
+                        self._storage.delete_study(self._study_id)
                     self.is_new = True
             if self.is_new:
-                self._study_id = _silently(lambda: self._storage.create_new_study(ways, name))
+                with drivers_errors():
+                    self._study_id = _silently(lambda: self._storage.create_new_study(ways, self._name))
                 self._lock()
             self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
-            study = read_study(self._connection, self._study_id, name)
+            study = read_study(self._connection, self._study_id, self._name)
             self.directions, self._study_attrs = study.directions, study.user_attrs
-        except psycopg2.Error as error:
+        except ConfigError as refusal:
             self._connection.close()
-            raise ConfigError(f"{self._server.place}: {_line(error)}") from None
+            return refusal
         except BaseException:
-            self._connection.close()
+            self._connection.close()  # with its locks
             raise
-        self._view: optuna.Study | None = None
-        self._ids: dict[int, int] = {}
-        """Optuna's trial ids by number, of trials that have not ended."""
-        self._free_ids: list[int] = []
-        self._waiting: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {table: {} for table in _UPSERTS}
-        """What `sync` will write: table -> key -> the rest of the row."""
+        return None
 
     def create_trial(
         self, number: int, params: dict[str, float], distributions: dict[str, str],
@@ -237,12 +144,6 @@ class DatabaseWriter:
         self.sync()
         self._ids, trials = self._server.patiently(lambda: read_trials(self._connected(), self._study_id))
         return trials
-
-    def optuna_study(self) -> optuna.Study:
-        self.sync()
-        if self._view is None:
-            self._view = optuna.load_study(study_name=self._name, storage=self._storage)
-        return self._view
 
     def sync(self, wait: bool = False) -> None:
         if not any(self._waiting.values()):
@@ -348,8 +249,8 @@ def read_database(url: str, name: str | None, say: Callable[[str], None] = print
         study = read_study(connection, ids[name], name)
         study.trials = read_trials(connection, ids[name])[1]
         return study
-    except psycopg2.Error as error:
-        raise ConfigError(f"{server.place}: {_line(error)}") from None
+    except ServerError as error:
+        raise ConfigError(f"{server.place}: {line_of(error)}") from None
     finally:
         connection.close()
 
@@ -401,23 +302,6 @@ def read_trials(
     return ids, list(trials.values())
 
 
-@contextmanager
-def limited(connection: Any) -> Iterator[None]:
-    """libpq waits for a reply for ever: after `REPLY_S` the connection is shut, and the call fails."""
-
-    def shut() -> None:
-        with suppress(psycopg2.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as pipe:
-            pipe.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(REPLY_S, shut)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-
-
 def _silently(action: Callable[[], T]) -> T:
     """Optuna logs on stderr what is no news to the user of an experiment."""
     verbosity = optuna.logging.get_verbosity()
@@ -464,8 +348,3 @@ def _stored(value: float) -> tuple[float | None, str]:
 
 def _now() -> datetime:
     return datetime.now(UTC).replace(tzinfo=None) if _TIMES_ARE_UTC else datetime.now()
-
-
-def _line(error: BaseException) -> str:
-    """The first line of what the server or the driver says."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

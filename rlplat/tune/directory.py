@@ -65,7 +65,7 @@ class ExperimentDirectory:
 
         say: for a line of text to the user.
         """
-        from rlplat.tune.experiment_file import dump_experiment, refuse_changes
+        from rlplat.tune.saved_experiment import dump_experiment, refuse_changes
 
         saved = path / "experiment.yaml"
         if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:
@@ -122,6 +122,15 @@ class ExperimentDirectory:
         path = self.trials / f"{number:05d}"
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def recall(self, trials: Sequence[Trial]) -> None:
+        """An experiment goes on: the study has the values of each report, and the other metrics of the last one only
+        where it was recorded with something else. Here they all are."""
+        lacking = {trial.number: trial for trial in trials if not trial.state.has_ended and not trial.last}
+        for report in read_reports(self._reports.path) if lacking else ():
+            trial = lacking.get(report["trial"])
+            if trial is not None and report["step"] == trial.step:
+                trial.last = report["metrics"]
 
     def reconcile(self, trials: Sequence[Trial]) -> None:
         """An experiment goes on: the derived files get the state of the study.
@@ -291,4 +300,6 @@ def config_text(config: Mapping[str, Any]) -> str:
     """As YAML, a key a line; what is small and deep inside on one line."""
     is_flat = not any(isinstance(value, Mapping | list | tuple) for value in config.values())
     style = False if is_flat else None
-    return yaml.safe_dump(as_json(config), sort_keys=False, default_flow_style=style, width=100)
+    return yaml.safe_dump(
+        as_json(config), sort_keys=False, default_flow_style=style, width=100, allow_unicode=True
+    )

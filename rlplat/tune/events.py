@@ -18,6 +18,8 @@ class Reported:
     """Seconds since the report before."""
     can_save: bool = False
     """Whether a checkpoint can be taken now."""
+    goes_on: bool = False
+    """The trial did not wait for an answer: a next report, or its end, is there already."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,11 @@ class Crashed:
 class Saved:
     number: int
     name: str | None
-    """Of the checkpoint's directory; None: there was nothing to save."""
+    """Of the checkpoint's directory; None: there was nothing to save, or it failed."""
     step: int
     seconds: float = 0.0
+    error: str = ""
+    """Why and where it failed, first in one line; the trial stands at its report as before."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune.domains import Domain, Range
+from rlplat.tune.domains import Domain
 from rlplat.tune.history import Outcome, Recorded
+from rlplat.tune.ranges import Range
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
-from rlplat.tune.trial import Trial
 
 if TYPE_CHECKING:
     from cmaes import CMA
@@ -52,6 +52,7 @@ class EvolutionSearch:
         others = [name for name in space.domains if name not in self._axes and name not in space.grid_axes]
         self.notice = f"draws {', '.join(others)} at random" if others else ""
         self._space, self._recorded, self._seed, self._total = space, recorded, seed, num_trials
+        self.add, self.end = recorded.add, recorded.end
         self._cma = self._open(population_size, sigma, earlier)
         self._population: dict[int, Outcome] = {}
         """Those that have ended, of the generation that is being made, by number."""
@@ -79,12 +80,6 @@ class EvolutionSearch:
 
         suggestion = self._space.draw(choose, rng)
         return Suggestion(suggestion.config, suggestion.params, notes)
-
-    def add(self, trial: Trial) -> None:
-        self._recorded.add(trial)
-
-    def end(self, trial: Trial) -> None:
-        self._recorded.end(trial)
 
     def _open(self, population_size: int | None, sigma: float, earlier: Sequence[Outcome]) -> CMA:
         try:

@@ -137,9 +137,8 @@ def axis_of(domain: Any, values: Sequence[Any]) -> Axis:
         return Axis(low=low, high=high, is_log=_are_multiples(tried), marks=tuple(tried) if options else ())
     if domain is None:
         return Axis(tuple(sorted({str(value): value for value in values}.values(), key=str)))
-    # PBT may leave the range
-    high = domain.top if domain.is_integer else domain.high
-    low, high = min([domain.low, *numbers]), max([high, *numbers])
+    low, high = domain.usual_ends
+    low, high = min([low, *numbers]), max([high, *numbers])  # PBT may leave the range
     return Axis(low=low, high=high, is_log=bool(domain.is_log) and low > 0, is_integer=domain.is_integer)
 
 

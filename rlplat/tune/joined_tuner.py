@@ -15,10 +15,11 @@ from rlplat.errors import ConfigError
 from rlplat.tune import events
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.study import is_url
+from rlplat.tune.storage_address import is_url
 from rlplat.tune.trainables import check_trainable
 from rlplat.tune.trial import Trial
-from rlplat.tune.tuner import Tuner, copy_checkpoint
+from rlplat.tune.trial_checkpoints import copy_checkpoint
+from rlplat.tune.tuner import Tuner
 
 if TYPE_CHECKING:
     from rlplat.tune.shared_study import SharedStudy
@@ -57,7 +58,9 @@ class JoinedTuner(Tuner):
     def _learn(self) -> list[Trial]:
         while True:
             self._let_go()
-            trials, self._orphans = self.study.others(self.experiment.num_trials, self.experiment.others)
+            trials, self._orphans = self.study.others(
+                self.experiment.num_trials, self.experiment.roster.others
+            )
             if not self.study.lost:
                 break  # else these are not all the others
         self.experiment.learn(trials)
@@ -91,7 +94,7 @@ class JoinedTuner(Tuner):
         self._let_go()
 
     def _take_over(self) -> None:
-        while self._orphans and not (self.experiment.interrupted or self.experiment.has_waiting):
+        while self._orphans and not (self.experiment.interrupted or self.experiment.roster.has_waiting):
             number = self._orphans.pop(0)
             if (trial := self.study.take(number)) is None:
                 continue
@@ -115,7 +118,8 @@ class JoinedTuner(Tuner):
     def _let_go(self) -> None:
         """Of trials that others took while the database was out of reach."""
         for number in self.study.let_go():
-            trial = self.experiment.live_numbers.get(number) or self._ended.get(number)
+            live = self.experiment.roster.live.get(number)
+            trial = live.trial if live else self._ended.get(number)
             if trial is None:
                 continue
             self._slots.release(number)

@@ -28,8 +28,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import BaseJournalBackend
-
 from rlplat.errors import ConfigError
 
 _LOCK_GRACE_S = 2.0
@@ -39,49 +37,31 @@ _DISK_PERIOD_S = 0.05
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class JournalReader(BaseJournalBackend):  # type: ignore[misc, unused-ignore]
-    """Takes no lock: reads a journal also while another process writes it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._next_log, self._next_offset = 0, 0
-        """Where `read_logs` goes on: the storage asks for what follows what it has had."""
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        raise PermissionError(f"{self.path} is only read here")
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """The logs from this number on. ConfigError names a damaged line."""
-        number, offset = self._next_log, self._next_offset
-        if log_number_from < number:
-            number, offset = 0, 0
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # somebody is writing it
-                try:
-                    log = json.loads(line)
-                    is_damaged = not isinstance(log, dict) or "op_code" not in log
-                except ValueError:
-                    is_damaged = True
-                if is_damaged:
-                    raise ConfigError(
-                        f"{self.path} is damaged in line {number + 1} (at byte {offset}): {line[:60]!r}; "
-                        "restore the file from a copy, or start a new experiment with --out"
-                    )
-                number, offset = number + 1, offset + len(line)
-                self._next_log, self._next_offset = number, offset
-                if number > log_number_from:
-                    yield log
+def read_logs(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole lines; takes no lock: also while another process writes. ConfigError names a damaged line."""
+    offset = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # somebody is writing it
+            try:
+                log = json.loads(line)
+                is_damaged = not isinstance(log, dict) or "op_code" not in log
+            except ValueError:
+                is_damaged = True
+            if is_damaged:
+                raise ConfigError(
+                    f"{path} is damaged in line {number} (at byte {offset}): {line[:60]!r}; "
+                    "restore the file from a copy, or start a new experiment with --out"
+                )
+            offset += len(line)
+            yield log
 
 
-class Journal(JournalReader):
-    """The writer; also a backend for Optuna's `JournalStorage`, for the samplers of this process."""
-
+class Journal:
     def __init__(self, path: Path) -> None:
         """ConfigError: another process has it open, or it cannot be written."""
-        super().__init__(path)
+        self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -151,15 +131,10 @@ class Journal(JournalReader):
             self._disk.close()
             os.close(self._descriptor)
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        for log in logs:
-            self.append(log)
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+    def read_logs(self) -> Iterator[dict[str, Any]]:
         """Also those that are in memory still."""
         self.flush()
-        if os.fstat(self._descriptor).st_size > self._next_offset or log_number_from < self._next_log:
-            yield from super().read_logs(log_number_from)
+        return read_logs(self.path)
 
     def _lock(self) -> None:
         deadline = time.monotonic() + _LOCK_GRACE_S

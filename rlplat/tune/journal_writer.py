@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.storages import JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from rlplat.errors import ConfigError
-from rlplat.tune.journal import Journal, JournalReader
+from rlplat.tune.journal import Journal, read_logs
 
 # The op codes of the lines (optuna.storages.journal._storage.JournalOperation): a file format, so they do not change.
 _CREATE_STUDY = 0
@@ -54,7 +52,6 @@ class JournalWriter:
         self._name = name
         self._journal = Journal(path)
         self._writer_id = f"rlplat-{os.getpid()}"
-        self._view: optuna.Study | None = None
         self.is_new = self._journal.is_empty
         try:
             if self.is_new:
@@ -65,7 +62,7 @@ class JournalWriter:
                 ]
                 self._write(_CREATE_STUDY, study_name=name, directions=[int(way) for way in wanted])
             else:
-                study = read_study(self._journal, name)
+                study = read_study(self._journal.read_logs(), self._journal.path, name)
                 self._name, self._study_attrs, self.directions = (
                     study.name,
                     study.user_attrs,
@@ -119,12 +116,7 @@ class JournalWriter:
         return dict(self._study_attrs)
 
     def load_trials(self) -> list[StoredTrial]:
-        return read_study(self._journal, self._name).trials
-
-    def optuna_study(self) -> optuna.Study:
-        if self._view is None:
-            self._view = optuna.load_study(study_name=self._name, storage=JournalStorage(self._journal))
-        return self._view
+        return read_study(self._journal.read_logs(), self._journal.path, self._name).trials
 
     def sync(self, wait: bool = False) -> None:
         self._journal.sync(wait)
@@ -141,14 +133,14 @@ def read_journal(path: Path, name: str | None) -> StoredStudy:
     not there."""
     if not path.exists():
         raise ConfigError(f"there is no {path}")
-    return read_study(JournalReader(path), name)
+    return read_study(read_logs(path), path, name)
 
 
-def read_study(journal: JournalReader, name: str | None) -> StoredStudy:
+def read_study(logs: Iterable[dict[str, Any]], path: Path, name: str | None) -> StoredStudy:
     """From the lines themselves: a third of the time that Optuna's replay takes, which copies a trial for each."""
     studies: list[StoredStudy | None] = []
     trials: list[StoredTrial] = []
-    for log in journal.read_logs(0):
+    for log in logs:
         code = log["op_code"]
         if code >= _SET_TRIAL_STATE_VALUES and code <= _SET_TRIAL_SYSTEM_ATTR:
             trial = trials[log["trial_id"]]
@@ -178,7 +170,7 @@ def read_study(journal: JournalReader, name: str | None) -> StoredStudy:
         held = (
             f"holds the experiments {', '.join(repr(study.name) for study in there)}" if there else "is empty"
         )
-        raise ConfigError(f"{journal.path} {held}" + (f", not {name!r}" if name is not None else ""))
+        raise ConfigError(f"{path} {held}" + (f", not {name!r}" if name is not None else ""))
     return found[0]
 
 

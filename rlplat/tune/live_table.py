@@ -23,6 +23,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from rlplat.durations import duration_text
 from rlplat.tune.child_output import ChildOutput
 from rlplat.tune.snapshot import Snapshot
 from rlplat.tune.table import counts_text, ended, short_names, value_text
@@ -154,7 +155,7 @@ def table(rows: Sequence[Trial | str], metric: tuple[str, ...], width: int) -> l
     columns.append(_Column("steps", [f"{trial.step:,}" for trial in trials], True))
     if has_progress:
         columns.append(_Column("progress", [_amount(trial.progress) for trial in trials], True))
-    columns.append(_Column("time", [_duration(trial.run_s) for trial in trials], True))
+    columns.append(_Column("time", [duration_text(trial.run_s) for trial in trials], True))
     columns = _fitting(columns, _parameters(trials), width)
     lines = [Text(_joined([column.header() for column in columns], width), style="bold")]
     cells_by_trial = iter(range(len(trials)))
@@ -250,11 +251,3 @@ def _line(text: str, width: int, style: str = "") -> Text:
 
 def _amount(number: float) -> str:
     return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.4g}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

@@ -1,4 +1,4 @@
-"""What an experiment remembers is JSON: texts of it, and in words what is not, or what differs."""
+"""What an experiment remembers is JSON: texts of it, and in words what is not."""
 
 from __future__ import annotations
 
@@ -54,16 +54,3 @@ def _what_is_notas_json(value: Any, name: str) -> str:
         f"{name} is {value!r}, a {type(value).__name__}: what an experiment remembers is kept as JSON, so it must be a "
         "number, a text, true, false, null, or a list or a mapping of them"
     )
-
-
-def first_difference(name: str, old: Any, new: Any) -> str:
-    """The deepest place in which two JSON values differ, in words."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            if key not in new:
-                return f"{name}.{key} was {old[key]!r} and is not there now"
-            if key not in old:
-                return f"{name}.{key} is {new[key]!r} and was not there before"
-            if old[key] != new[key]:
-                return first_difference(f"{name}.{key}", old[key], new[key])
-    return f"{name} was {old!r} and is {new!r} now"

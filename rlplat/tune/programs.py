@@ -27,6 +27,8 @@ from rlplat.tune.trial_thread import Progress, TrialThread, wrapped
 
 GRACE_S = 5.0
 """How long a function may take to end after TrialStopped."""
+CLOSE_S = 30.0
+"""How long anything else may take to close; then its process is killed."""
 
 
 def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) -> Program:
@@ -211,7 +213,7 @@ def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metric
     """What a trainable returned at its end: its last report, or None. ConfigError where that is all, and nothing."""
     if value is None and not has_reported:
         raise ConfigError(
-            f"trial {context.number} returned nothing, and reported nothing: return a dict of metrics, or report them"
+            "it returned nothing, and reported nothing: return a dict of metrics, or report them"
         )
     if value is None:
         return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.metrics import Appender, CsvWriter, replace_file
+from rlplat.tune.error_text import last_line
 from rlplat.tune.trial import Trial
 
 OWN_COLUMNS = ("trial", "state", "step", "progress", "run_s", "failures", "error")
@@ -109,7 +110,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "progress": trial.progress,
         "run_s": round(trial.run_s, 4),
         "failures": trial.failures,
-        "error": trial.error.strip().rsplit("\n", 1)[-1],
+        "error": last_line(trial.error or trial.notes.get("not_saved", "")),
     }
     row.update((f"config/{name}", value) for name, value in trial.params.items())
     row.update(metric_columns(trial.last))
@@ -117,10 +118,12 @@ def trial_row(trial: Trial) -> dict[str, Any]:
 
 
 def metric_columns(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        (f"metrics/{name}" if name in OWN_COLUMNS or name == "time" else name): as_json(value)
-        for name, value in metrics.items()
-    }
+    return {metric_column(name): as_json(value) for name, value in metrics.items()}
+
+
+def metric_column(name: str) -> str:
+    """Its column beside our own."""
+    return f"metrics/{name}" if name in OWN_COLUMNS or name == "time" else name
 
 
 def read_reports(path: Path) -> Iterator[dict[str, Any]]:

@@ -111,7 +111,8 @@ class RLProgram:
         for old in list(directory.iterdir()):
             is_one = _CHECKPOINT.match(old.name) or old.name in self._copies
             if is_one and old.name not in self._kept:
-                _remove(old)
+                with contextlib.suppress(OSError):  # the new one is there; the next save tries this again
+                    _remove(old)
         return name
 
     def _write(self, directory: Path) -> str:

@@ -24,11 +24,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune.domains import Domain, Options, Range
+from rlplat.tune.domains import Domain, Options
+from rlplat.tune.error_text import first_line
 from rlplat.tune.history import History, Outcome, Recorded
+from rlplat.tune.ranges import Normal, Range
 from rlplat.tune.search import trial_rng
 from rlplat.tune.space import Space, Suggestion
-from rlplat.tune.trial import Trial
+from rlplat.tune.storage_address import is_url, shown
 
 try:
     import optuna
@@ -69,6 +71,8 @@ def distribution(domain: Domain) -> BaseDistribution:
     if isinstance(domain, Options):
         return CategoricalDistribution(domain.labels)
     assert isinstance(domain, Range)
+    if isinstance(domain, Normal):
+        return FloatDistribution(domain.clip(domain.low), domain.top)  # a model is asked for its share
     if domain.is_integer:
         return IntDistribution(int(domain.low), int(domain.top), log=domain.is_log)
     if domain.quantum is not None and not domain.is_log:
@@ -117,6 +121,7 @@ class ModelSearch:
             [] if conditional else [name for name in conditions if conditions[name] and name not in grids]
         )
         self.notice = f"draws {', '.join(left_out)} at random" if left_out else ""
+        self.add, self.end = recorded.add, recorded.end
         self._space, self._recorded, self._make = space, recorded, make
         self._total, self._seed = num_trials, seed
         self._frozen = Frozen(space, maximize)
@@ -150,16 +155,13 @@ class ModelSearch:
                 return domain.sample(rng)
             if group not in answers:
                 answers[group] = self._ask(group, number, shown, notes)
-            return domain.clip(answers[group][name]) if name in answers[group] else domain.sample(rng)
+            if name not in answers[group]:
+                return domain.sample(rng)
+            answer = answers[group][name]
+            return domain.at(answer) if isinstance(domain, Normal) else domain.clip(answer)
 
         suggestion = self._space.draw(choose, rng)
         return Suggestion(suggestion.config, suggestion.params, notes)
-
-    def add(self, trial: Trial) -> None:
-        self._recorded.add(trial)
-
-    def end(self, trial: Trial) -> None:
-        self._recorded.end(trial)
 
     def _learn(self, outcome: Outcome) -> None:
         outcome.notes = outcome.notes or self._notes_of_others
@@ -187,9 +189,10 @@ class ModelSearch:
             notes.setdefault("study", {}).update(storage.new_study_attrs)
             self._study_attrs = dict(storage.new_study_attrs)
             parents = {number for numbers in storage.new_study_attrs.values() for number in numbers}
+            # Until one of the new generation is complete, the sampler counts whether the one before it was.
             generation = storage.trial_attrs[GENERATION]
             self._history.keep(
-                lambda one: one.number in parents or one.notes["trial"][GENERATION] >= generation
+                lambda one: one.number in parents or one.notes["trial"][GENERATION] >= generation - 1
             )
         return answer
 
@@ -209,10 +212,12 @@ def _quietly() -> Iterator[None]:
 
 
 class Frozen:
-    """Outcomes as Optuna's trials."""
+    """Outcomes as Optuna's trials. Optuna knows no normal distribution: its models see the share of the value, which is
+    uniform."""
 
     def __init__(self, space: Space, maximize: Sequence[bool]) -> None:
-        self.distributions = distributions(space)
+        self._normal = {name: one for name, one in space.domains.items() if isinstance(one, Normal)}
+        self.distributions = distributions(space) | dict.fromkeys(self._normal, FloatDistribution(0.0, 1.0))
         self._signs = [1.0 if up else -1.0 for up in maximize]
         self.directions = [StudyDirection.MAXIMIZE if up else StudyDirection.MINIMIZE for up in maximize]
         self._when = datetime(2000, 1, 1)
@@ -233,7 +238,10 @@ class Frozen:
             values=values or None,
             datetime_start=self._when,
             datetime_complete=None if outcome.state == "running" else self._when,
-            params=outcome.params,
+            params={
+                name: self._normal[name].share(value) if name in self._normal else value
+                for name, value in outcome.params.items()
+            },
             distributions={name: self.distributions[name] for name in outcome.params},
             user_attrs={},
             system_attrs=outcome.notes.get("trial", {}),
@@ -341,9 +349,9 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
     storage: optuna.storages.BaseStorage
     with contextlib.ExitStack() as stack:
         try:
-            if "://" in place:
+            if is_url(place):
                 url, _, name = place.partition("#")
-                if ":" in url.partition("://")[2].rpartition("@")[0]:
+                if shown(url) != url:
                     raise ConfigError(
                         "warm_start: leave the password out of the address, which is written into the experiment's "
                         "files, and give it in PGPASSWORD or ~/.pgpass"
@@ -368,13 +376,12 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
         except ConfigError:
             raise
         except Exception as error:  # sqlalchemy, psycopg2 and json have no exception in common
-            first_line = str(error).partition("\n")[0]
-            raise ConfigError(f"warm_start: cannot read {place}: {first_line}") from None
+            raise ConfigError(f"warm_start: cannot read {place}: {first_line(str(error))}") from None
 
 
 def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStorage:
     """Read only: no table is made. Closed by the stack."""
-    from rlplat.tune.database import Server
+    from rlplat.tune.postgres import Server
 
     server = Server(url, say=lambda text: None)
     try:

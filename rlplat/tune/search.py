@@ -96,6 +96,10 @@ class Searcher:
             raise ConfigError(
                 f"searcher {self.name} learns nothing, so it has no {key}; {', '.join(_LEARNS)} do"
             )
+        for key, kind, form in (("points", Mapping, "[{alpha: 0.3}]"), ("warm_start", str, "[runs/earlier]")):
+            given = getattr(settings, key)
+            if not isinstance(given, list | tuple) or not all(isinstance(item, kind) for item in given):
+                raise ConfigError(f"searcher {self.name}: {key} is a list, {form}, not {given!r:.80}")
         if settings.max_history is not None and _problem("count", settings.max_history):
             raise ConfigError(
                 f"searcher {self.name}: max_history is {settings.max_history!r}; it must be a count"
@@ -244,6 +248,7 @@ class WithPoints:
         self, searcher: Suggests, space: Space, points: Sequence[Mapping[str, Any]], seed: int
     ) -> None:
         self.num_trials, self.notice = searcher.num_trials, searcher.notice
+        self.add, self.end = searcher.add, searcher.end
         self._searcher, self._space, self._seed = searcher, space, seed
         self._points = [_named(point, space, index) for index, point in enumerate(points)]
 
@@ -257,12 +262,6 @@ class WithPoints:
             return values[name] if name in values else domain.sample(rng)
 
         return self._space.draw(choose, rng)
-
-    def add(self, trial: Trial) -> None:
-        self._searcher.add(trial)
-
-    def end(self, trial: Trial) -> None:
-        self._searcher.end(trial)
 
 
 def trial_rng(seed: int, number: int) -> np.random.Generator:

@@ -16,22 +16,24 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 from rlplat.errors import ConfigError
-from rlplat.tune.database import LOCKS, DatabaseWriter, limited, read_study, read_trials
+from rlplat.tune.database import LOCKS, DatabaseWriter, read_study, read_trials
 from rlplat.tune.journal_writer import StoredTrial
+from rlplat.tune.postgres import ServerError, limited
 from rlplat.tune.study import Direction, Study, restored
 from rlplat.tune.trial import Trial
 
 ORPHAN_S = 5.0
 """A tuner's lock is free for so long before its trials are taken: where the server starts anew, all locks are free
 until their holders have connected again (they try every two seconds)."""
+KEEPALIVE = (10, 5, 3)
+"""Of a machine that vanishes nothing is heard: after 10 s of silence the server asks 3 times, every 5 s; then the lock
+of its tuner is free. Whole seconds."""
 TURN_S = 1.0
 """How long another tuner's turn is waited for, before something else is done."""
 SETTLING_S = 60.0
@@ -130,7 +132,7 @@ class SharedWriter(DatabaseWriter):
         finally:
             turn, self._turn = self._turn, None
             if turn is self._connection and not turn.closed:
-                with suppress(psycopg2.Error), limited(turn):  # it ended: so has the turn
+                with suppress(ServerError), limited(turn):  # it ended: so has the turn
                     self._query("SELECT pg_advisory_unlock(%s, %s)", _TURNS, self._study_id)
 
     def refresh(self) -> None:
@@ -176,9 +178,17 @@ class SharedWriter(DatabaseWriter):
         """Beside other joined tuners, and not beside a lone one; a new connection waits until the old one is gone."""
         self._hold("pg_try_advisory_lock_shared", LOCKS, self._study_id)
         self._hold("pg_try_advisory_lock", _TUNERS, self._id)
-        for setting, value in (("idle", 10), ("interval", 5), ("count", 3)):  # 25 s until the server knows
-            with self._connection.cursor() as cursor:
-                cursor.execute(f"SET tcp_keepalives_{setting} = {value}")
+        idle_s, interval_s, count = KEEPALIVE
+        unanswered_ms = (idle_s + interval_s * count) * 1000
+        for setting, value in (
+            ("tcp_keepalives_idle", idle_s),
+            ("tcp_keepalives_interval", interval_s),
+            ("tcp_keepalives_count", count),
+            ("tcp_user_timeout", unanswered_ms),  # where it vanishes before it has the answer to a query
+        ):
+            self._query(
+                "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", str(value), setting
+            )
 
     def _is_abandoned(self) -> bool:
         holders = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s"
@@ -212,10 +222,10 @@ class SharedStudy(Study):
             self._writer.refresh()
             yield self.settings
 
-    def settle(self, *args: Any, **kwargs: Any) -> None:
+    def settle(self, settings: Mapping[str, Any]) -> None:
         """The first tuner's settings stand."""
         if "experiment" not in self.settings:
-            super().settle(*args, **kwargs)
+            super().settle(settings)
 
     def turn(self) -> Any:
         """Context manager: whether this tuner may make a trial; it is written when the context is left."""

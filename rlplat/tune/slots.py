@@ -8,6 +8,7 @@ ref = slot.waits_for                                             # for `wait`; t
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Demand = dict[str, float]
 """{"CPU": 1.0, "GPU": 0.5}: the cluster's names."""
 
-READY = "ready"
+READY, END = "ready", "end"
 _EPS = 1e-9
 
 
@@ -46,8 +47,8 @@ class Slot:
     """Whose answers are awaited, in their order."""
     since: float = 0.0
     """When the oldest of them was made, or came to be the oldest (monotonic seconds)."""
-    is_dirty: bool = False
-    """A released trial may still run in the host: the next `begin` ends it, or `end` does."""
+    left: int | None = None
+    """A released trial that may still run in the host: the next `begin` ends it, or `end` does."""
 
     @property
     def is_free(self) -> bool:
@@ -58,9 +59,17 @@ class Slot:
         return self.calls[0].ref if self.calls else self.opening
 
     def call(self, method: str, *arguments: Any) -> None:
+        self._send(method, self.trial, arguments)
+
+    def end(self) -> None:
+        """End what runs in the host, of this trial or of the one before."""
+        number, self.left = self.trial if self.left is None else self.left, None
+        self._send(END, number, ())
+
+    def _send(self, method: str, number: int | None, arguments: tuple[Any, ...]) -> None:
         if not self.calls:
             self.since = time.monotonic()
-        self.calls.append(Call(method, self.trial, getattr(self.host, method).remote(*arguments)))
+        self.calls.append(Call(method, number, getattr(self.host, method).remote(*arguments)))
 
     def take(self) -> Call:
         """The oldest call, which has been answered."""
@@ -75,6 +84,7 @@ class Slots:
         self.room = room
         self.all: list[Slot] = []
         self.by_trial: dict[int, Slot] = {}
+        self._looked_at = time.monotonic()
 
     def free(self, demand: Demand) -> Slot | None:
         return next((slot for slot in self.all if slot.is_free and slot.demand == demand), None)
@@ -107,14 +117,14 @@ class Slots:
         self._start(slot)
 
     def assign(self, slot: Slot, number: int) -> None:
-        slot.trial, slot.is_dirty = number, False
+        slot.trial, slot.left = number, None
         self.by_trial[number] = slot
 
     def release(self, number: int) -> None:
         """The trial has ended or waits again; something of it may still run in the host."""
         slot = self.by_trial.pop(number, None)
         if slot is not None:
-            slot.trial, slot.is_dirty = None, True
+            slot.trial, slot.left = None, number
 
     def to_the_back(self, slot: Slot) -> None:
         """Of several slots with answers `wait` takes the first one's."""
@@ -124,9 +134,8 @@ class Slots:
     def clean(self) -> None:
         """End what still runs of released trials whose slots nobody took."""
         for slot in self.all:
-            if slot.is_free and slot.is_dirty:
-                slot.call("end")
-                slot.is_dirty = False
+            if slot.is_free and slot.left is not None:
+                slot.end()
 
     def renew(self, slot: Slot) -> None:
         """Kill the host, with all that it runs, and start another one."""
@@ -134,7 +143,7 @@ class Slots:
             rlplat.kill(slot.host)
         if slot.trial is not None:
             self.by_trial.pop(slot.trial, None)
-        slot.trial, slot.is_dirty = None, False
+        slot.trial = slot.left = None
         slot.calls.clear()
         self._start(slot)
 
@@ -149,14 +158,23 @@ class Slots:
             rlplat.kill(slot.host)
         rlplat.remove_placement_group(slot.group)
 
-    def silent(self, limit_s: float) -> list[Slot]:
-        """Whose hosts have not answered for so long."""
-        now = time.monotonic()
-        return [
-            slot
-            for slot in self.all
-            if slot.calls and slot.calls[0].method != READY and now - slot.since > limit_s
-        ]
+    def silent(self, limit_s: float, end_s: float) -> list[Slot]:
+        """Whose hosts have not answered for so long; end_s: the limit of what ends a trial. To be asked every quarter
+        of the shorter one: where the tuner itself was held up for longer (by its storage, by a machine that stood
+        still), the rest of it is nobody's silence; and who has answered is not silent, although the answer was not
+        taken yet."""
+        now, limits = time.monotonic(), {READY: math.inf, END: end_s}
+        held_up_s = max(0.0, now - self._looked_at - min(limit_s, end_s) / 4)
+        self._looked_at = now
+        late: dict[ObjectRef, Slot] = {}
+        for slot in self.all:
+            slot.since = min(now, slot.since + held_up_s)
+            if slot.calls and now - slot.since > limits.get(slot.calls[0].method, limit_s):
+                late[slot.calls[0].ref] = slot
+        if late:
+            for ref in rlplat.wait(list(late), num_returns=len(late), timeout=0)[0]:
+                del late[ref]
+        return list(late.values())
 
     def close_all(self, within_s: float) -> None:
         """Tell the trials that wait at a report to end, give them `within_s` for it, and kill whatever is left."""
@@ -165,9 +183,9 @@ class Slots:
             answered = set(rlplat.wait(list(answered), num_returns=len(answered), timeout=0)[0])
         for slot in self.all:
             is_at_rest = all(call.ref in answered for call in slot.calls)
-            if slot.host is not None and is_at_rest and (slot.is_dirty or slot.trial is not None):
-                slot.call("end")
-        if ending := [call.ref for slot in self.all for call in slot.calls if call.method == "end"]:
+            if slot.host is not None and is_at_rest and (slot.left is not None or slot.trial is not None):
+                slot.end()
+        if ending := [call.ref for slot in self.all for call in slot.calls if call.method == END]:
             rlplat.wait(ending, num_returns=len(ending), timeout=within_s)
         for slot in list(self.all):
             self.close(slot)

@@ -27,21 +27,16 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError
-from rlplat.tune.domains import (
-    Choice,
-    Domain,
-    Grid,
-    Options,
+from rlplat.tune.domains import Choice, Domain, Grid, Options, SampleFrom, choice, grid, sample_from
+from rlplat.tune.ranges import (
     Range,
-    SampleFrom,
-    choice,
-    grid,
     lograndint,
     loguniform,
+    normal,
     qloguniform,
+    qnormal,
     quniform,
     randint,
-    sample_from,
     uniform,
 )
 from rlplat.tune.space_parser import Parser, Where, as_yaml, is_domain
@@ -62,7 +57,9 @@ __all__ = [
     "is_domain",
     "lograndint",
     "loguniform",
+    "normal",
     "qloguniform",
+    "qnormal",
     "quniform",
     "randint",
     "sample_from",

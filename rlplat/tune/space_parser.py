@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rlplat.errors import ConfigError
-from rlplat.tune.domains import (
-    Choice,
-    Domain,
-    Grid,
+from rlplat.tune.domains import Choice, Domain, Grid, Options, SampleFrom
+from rlplat.tune.ranges import (
     LogRandInt,
     LogUniform,
-    Options,
+    Normal,
     QLogUniform,
+    QNormal,
     QUniform,
     RandInt,
     Range,
-    SampleFrom,
     Uniform,
 )
 from rlplat.tune.space_tree import Computed, Constant, DictNode, Draw, ListNode, Node, plain
@@ -33,10 +31,20 @@ _RANGES: dict[str, type[Range]] = {
     "qloguniform": QLogUniform,
     "randint": RandInt,
     "lograndint": LogRandInt,
+    "normal": Normal,
+    "qnormal": QNormal,
 }
 _OPTIONS: dict[str, type[Options]] = {"choice": Choice, "grid": Grid}
 _NAMES = [*_RANGES, *_OPTIONS, "sample_from"]
-_NAMES_ELSEWHERE = {"grid_search": "grid", "categorical": "choice", "qrandint": "randint", "range": "randint"}
+_NAMES_ELSEWHERE = {
+    "grid_search": "grid",
+    "categorical": "choice",
+    "qrandint": "randint",
+    "range": "randint",
+    "randn": "normal",
+    "qrandn": "qnormal",
+    "gaussian": "normal",
+}
 
 
 def is_domain(value: Any) -> bool:
@@ -143,9 +151,9 @@ class Parser:
             return Constant(None)
         if name in _OPTIONS:
             return self._domain(_OPTIONS[name](tuple(inner)), name, place)
-        takes = "[low, high, step]" if name.startswith("q") else "[low, high]"
-        if len(inner) != takes.count(",") + 1:
-            self.complain(place, f"{text}: {name} takes {takes}")
+        takes = [item.name for item in fields(_RANGES[name])]
+        if len(inner) != len(takes):
+            self.complain(place, f"{text}: {name} takes [{', '.join(takes).replace('quantum', 'step')}]")
             return Constant(None)
         return self._domain(_RANGES[name](*inner), name, place)
 
@@ -222,9 +230,7 @@ def _exclude_each_other(draws: list[Draw]) -> bool:
 
 def _with_plain_numbers(domain: Range) -> Range:
     kind = int if domain.is_integer else float
-    if domain.quantum is not None:
-        return type(domain)(float(domain.low), float(domain.high), float(domain.quantum))
-    return type(domain)(kind(domain.low), kind(domain.high))
+    return type(domain)(*map(kind, domain.arguments))
 
 
 def as_yaml(domain: Domain | SampleFrom) -> dict[str, Any]:
@@ -234,7 +240,7 @@ def as_yaml(domain: Domain | SampleFrom) -> dict[str, Any]:
     if isinstance(domain, Options):
         return {name: list(domain.options)}
     if isinstance(domain, Range):
-        return {name: [domain.low, domain.high, *([] if domain.quantum is None else [domain.quantum])]}
+        return {name: list(domain.arguments)}
     assert isinstance(domain, SampleFrom)
     function = domain.function
     return {"sample_from": f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', '?')}"}

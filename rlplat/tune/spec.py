@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.tune.search import Searcher
+from rlplat.tune.storage_address import problem_of, shown
 
 if TYPE_CHECKING:
     from rlplat.tune.domains import Domain
@@ -163,11 +164,21 @@ class ExperimentSpec:
             value = getattr(self, key)
             if value is not None and not (_is_number(value) and value > 0):
                 raise ConfigError(f"{key}{self.where(key)} is a number of seconds above 0, not {value!r}")
+        if not isinstance(self.stop, Mapping):
+            raise ConfigError(
+                f"stop{self.where('stop')} is a dict of metrics and what is to be reached, {{'step': 100}}, not "
+                f"{self.stop!r:.80}; a trial that is to decide by itself returns"
+            )
         for key, value in self.stop.items():
             if not _is_number(value):
                 raise ConfigError(
                     f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
                 )
+        if self.resources is not None and not any(self.resources.values()):
+            raise ConfigError(
+                f"resources{self.where('resources')}: a trial takes at least a share of a CPU, as in {{cpu: 0.5}}, not "
+                f"{dict(self.resources)!r}"
+            )
         for key, value in (self.resources or {}).items():
             where = self.where(f"resources.{key}")
             if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
@@ -205,7 +216,7 @@ class ExperimentSpec:
             raise ConfigError(
                 f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
             )
-        out = self.out
+        out = self.out.expanduser()
         if out == Path():
             stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
             out, number = Path("runs") / stem, 1
@@ -222,31 +233,38 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
             continue
         ours = name.lower() if name in ("CPU", "GPU") else name
         known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
-        if ours in (spec.resources or {}):
+        if name not in cluster and ours in (spec.resources or {}) and ours != "gpu":
+            near = closest(ours, [key.lower() if key in ("CPU", "GPU") else key for key in cluster])
+            lower = f"there is no '{ours}'{near or f': leave resources.{ours} away'}"
+        elif ours in (spec.resources or {}):
             lower = f"lower resources.{ours}"
         elif name == "CPU":
             lower = "lower config.num_rollout_workers"
         else:
             lower = "lower what the config asks for"
         raise InfeasibleResources(
-            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}"
-            f"{'' if name in cluster else closest(name, cluster)}; {lower}"
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}; "
+            f"{lower}"
+        )
+
+
+def check_silence(spec: ExperimentSpec, is_in_process: bool) -> None:
+    """ConfigError where a limit is asked for that nobody can watch: the trial runs in the thread that would."""
+    if is_in_process and spec.max_silence_s is not None:
+        raise ConfigError(
+            f"max_silence_s{spec.where('max_silence_s')} needs worker processes, because a trial that hangs is ended "
+            "with its process: leave it out, or leave out rlplat.init(backend='inproc')"
         )
 
 
 def _check_storage(storage: str, where: str) -> None:
     if not storage:
         return
-    url = urlsplit(storage)
-    if url.scheme.partition("+")[0] == "sqlite":
+    if problem := problem_of(storage):
+        raise ConfigError(f"storage{where}: {problem}")
+    if not urlsplit(storage).path.strip("/"):
         raise ConfigError(
-            f"storage{where}: SQLite locks up while several processes write; leave storage away for a file in the "
-            "experiment's directory, or take postgresql://user@host/database"
-        )
-    if url.scheme not in ("postgresql", "postgresql+psycopg2") or not url.path.strip("/"):
-        raise ConfigError(
-            f"storage{where}: postgresql://user@host/database, or left away for a file in the experiment's directory, "
-            f"not {storage!r}"
+            f"storage{where}: which database? postgresql://user@host/database, not {shown(storage)!r}"
         )
 
 
@@ -277,7 +295,8 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     """Whether the algorithm accepts what the space gives: its lowest and highest values, and some in between."""
     import numpy as np
 
-    from rlplat.tune.domains import Options, Range
+    from rlplat.tune.domains import Options
+    from rlplat.tune.ranges import Range
     from rlplat.tune.rl_config import check_configs, check_seeds
     from rlplat.tune.trainables import check_trainable
 
@@ -288,10 +307,10 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     algo = check_trainable(spec.trainable).name
 
     def lowest(name: str, domain: Domain) -> Any:
-        return domain.clip(domain.low) if isinstance(domain, Range) else domain.sample(rng)
+        return domain.clip(domain.usual_ends[0]) if isinstance(domain, Range) else domain.sample(rng)
 
     def highest(name: str, domain: Domain) -> Any:
-        return domain.clip(domain.high) if isinstance(domain, Range) else domain.sample(rng)
+        return domain.clip(domain.usual_ends[1]) if isinstance(domain, Range) else domain.sample(rng)
 
     def turn(number: int) -> Callable[[str, Domain], Any]:
         """Of options the next one each time, so that every branch is seen."""

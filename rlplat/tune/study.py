@@ -1,7 +1,7 @@
 """The study: an experiment's trials in one of Optuna's storages, as the truth that a resumed experiment begins from.
 
     study = Study.open(out / "study.journal", "demo", ["max"], resume=resume)
-    study.settle({"space": ..., "seed": 1}, may_change={"num_samples": 20})
+    study.settle({"experiment": {...}})
     trials = study.load()                                      # after a crash: as they were
     study.create(trial, distributions); study.report(trial); study.note(trial); study.end(trial)
     study.sync()                                               # once per turn: what was said is on the disk
@@ -29,14 +29,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune.plain_values import as_json, as_plain, first_difference, key_that_is_no_text
+from rlplat.tune.plain_values import as_json, as_plain, key_that_is_no_text
+from rlplat.tune.storage_address import is_url, shown
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
-
-if TYPE_CHECKING:
-    import optuna
 
 try:
     from optuna.distributions import BaseDistribution, distribution_to_json
@@ -83,8 +81,6 @@ class StudyWriter(Protocol):
     def load_trials(self) -> list[StoredTrial]:
         """By number."""
         ...
-
-    def optuna_study(self) -> optuna.Study: ...
 
     def sync(self, wait: bool = False) -> None: ...
 
@@ -176,27 +172,13 @@ class Study:
         """What `settle` has written; nobody else settles anything meanwhile."""
         yield self.settings
 
-    def settle(self, fixed: Mapping[str, Any], may_change: Mapping[str, Any] | None = None) -> None:
-        """Write the experiment's settings; on resume, ConfigError names a fixed one that is another now."""
+    def settle(self, settings: Mapping[str, Any]) -> None:
+        """Write the experiment's settings, as far as they are not there."""
         known = self.settings
-        for key, value in fixed.items():
-            text = as_json(value, key)
-            if key not in known:
-                self._writer.set_study_attr(key, json.loads(text))
-            elif known[key] != json.loads(text):
-                raise ConfigError(
-                    f"{first_difference(key, known[key], json.loads(text))}; an experiment goes on with what it began "
-                    "with: start a new one with --out"
-                )
-        for key, value in (may_change or {}).items():
-            text = as_json(value, key)
-            if key not in known or known[key] != json.loads(text):
-                self._writer.set_study_attr(key, json.loads(text))
-
-    @property
-    def optuna(self) -> optuna.Study:
-        """For samplers to read: its trials are those of this study up to the last call of any method here."""
-        return self._writer.optuna_study()
+        for key, value in settings.items():
+            plain = as_plain(value, key)
+            if key not in known or known[key] != plain:
+                self._writer.set_study_attr(key, plain)
 
     # ------------------------------------------------------------------------------------------------------- trials
 
@@ -336,19 +318,6 @@ class Study:
         if known is None or known[0] is not distribution:
             known = self._described_by_name[name] = (distribution, distribution_to_json(distribution))
         return known[1]
-
-
-def is_url(storage: str | Path) -> bool:
-    return isinstance(storage, str) and "://" in storage
-
-
-def shown(storage: str | Path) -> str:
-    """For messages and files: without the password."""
-    if not is_url(storage):
-        return str(storage)
-    scheme, _, rest = str(storage).partition("://")
-    login, at, place = rest.rpartition("@")
-    return f"{scheme}://{login.partition(':')[0]}{at}{place}"
 
 
 def _record(trial: Trial) -> dict[str, Any]:

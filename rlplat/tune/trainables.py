@@ -40,6 +40,11 @@ class TrainableKind:
         return self.form == "algorithm"
 
     @property
+    def closes(self) -> bool:
+        """Whether the end of a trial runs user code that the trial's process cannot limit."""
+        return self.form in ("generator", "class", "algorithm")
+
+    @property
     def unit(self) -> str:
         """What the progress of its trials is counted in, unless the trial scheduler says otherwise."""
         return "env_steps" if self.is_algorithm else "step"

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ class TrialCheckpoints:
         self._last = f"step_{number}"
         for old in directory.iterdir():
             if _IS_OURS.match(old.name) and old.name not in (self._last, before):
-                _remove(old)
+                with suppress(OSError):  # the new one is there; the next save tries this again
+                    _remove(old)
         return self._last
 
     def _encoded(self, state: Any, files: list[Path]) -> Any:
@@ -145,6 +147,16 @@ def _copy(source: Path, into: Path) -> dict[str, FileEntry]:
         entries[target.name] = _copy_file(source, target)
     checkpoints.sync_directory(into)
     return entries
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Hard links under a temporary name, then a rename: whole or absent."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".copying-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary, copy_function=os.link)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(temporary, target)
 
 
 def _copy_file(source: Path, target: Path) -> FileEntry:

@@ -1,21 +1,27 @@
 """`TrialHost`: the actor in which trials run, one at a time; it is used again for the next trial.
 
-    turn = get(host.begin.remote(order))          # opens the trial's program and runs it to its first report
-    turn = get(host.advance.remote())             # ... to its next one
+    turn = get(host.begin.remote(order, 1))       # opens the trial's program and runs it to its first report
+    turn = get(host.advance.remote(7))            # ... to its next one, or to one of its next seven
     saved = get(host.save.remote())               # between two reports only: exactly the state of the last one
     get(host.end.remote())
 
 An actor runs its calls in order, so `save` and `advance` may be sent together.
+
+Where nothing is to be decided on the next reports and they come within fractions of a millisecond, a call is dearer
+than a report; so several of them share one. A report never waits for one that is slow to come: after a slow one the
+next three go alone.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rlplat
+from rlplat.errors import CheckpointError
 from rlplat.tune.program import Program, TrialContext
 from rlplat.tune.programs import open_program
 
@@ -32,16 +38,30 @@ class Order(NamedTuple):
 
 
 class Turn(NamedTuple):
-    metrics: dict[str, Any] | None
-    """Of the report; None: the trial came to its own end."""
-    run_s: float
+    reports: list[tuple[dict[str, Any], float]]
+    """(metrics, seconds since the report before), one at least unless the trial has ended."""
     can_save: bool
+    """After the last of them."""
+    has_ended: bool
+    """The trial came to its own end."""
+    end_s: float
+    """Seconds from the last report to that end."""
 
 
 class SavedTurn(NamedTuple):
     name: str | None
     step: int
     seconds: float
+    error: str = ""
+    """Why it failed, where it did: a line with the place, then where it was raised."""
+
+
+QUICK_S = 0.001
+"""A report that comes so soon after the one before may share a turn with the next ones."""
+NUM_QUICK = 3
+"""... if as many before it did, too."""
+TURN_S = 0.01
+"""A turn that lasts so long ends at its next report."""
 
 
 class TrialHost:
@@ -52,13 +72,19 @@ class TrialHost:
         self._metric, self._num_seeds = metric, seeds_per_trial
         self._client_id = rlplat.get_runtime_context().client_id
         self._program: Program | None = None
+        self._raised: BaseException | None = None
+        """By the trial: each further turn raises it until `end` closes the program. Also after reports that were still
+        to be handed over."""
+        self._num_quick = 0
+        """Reports in a row that were quick. Of earlier trials, too: they run the same trainable."""
         self._step = 0
         self._directory = self._trials
 
     def ready(self) -> None:
         """The process is there."""
 
-    def begin(self, order: Order) -> Turn:
+    def begin(self, order: Order, num_reports: int) -> Turn:
+        """num_reports: so many at most; on the last one something may be decided."""
         self.end()
         started = time.monotonic()
         directory = self._directory = self._trials / f"{order.number:05d}"
@@ -69,24 +95,27 @@ class TrialHost:
         self._step = order.step
         if order.checkpoint:
             self._program.load_from(directory / "checkpoints" / order.checkpoint)
-        return self._turn(started)
+        return self._turn(started, num_reports)
 
-    def advance(self) -> Turn:
-        return self._turn(time.monotonic())
+    def advance(self, num_reports: int) -> Turn:
+        return self._turn(time.monotonic(), num_reports)
 
     def save(self) -> SavedTurn:
         assert self._program is not None
         started = time.monotonic()
+        directory, name, problem = self._directory / "checkpoints", None, ""
         try:
-            name = self._program.save_to(self._directory / "checkpoints") if self._program.can_save else None
-        except BaseException:
-            self.end()  # an `advance` that was sent together with this is not to run
-            raise
-        return SavedTurn(name, self._step, time.monotonic() - started)
+            name = self._program.save_to(directory) if self._program.can_save else None
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, CheckpointError):  # no state can be kept
+                self._raised = error  # an `advance` that was sent together with this is not to run
+                raise
+            problem = f"{directory}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return SavedTurn(name, self._step, time.monotonic() - started, problem)
 
     def end(self) -> None:
         """What runs of the trial is told to stop; returns when it has."""
-        program, self._program = self._program, None
+        program, self._program, self._raised = self._program, None, None
         if program is not None:
             program.close()
             self._close_what_it_opened()
@@ -102,13 +131,33 @@ class TrialHost:
             )
             rlplat.shutdown()
 
-    def _turn(self, started: float) -> Turn:
-        assert self._program is not None
+    def _turn(self, began: float, num_reports: int) -> Turn:
+        if self._raised is not None:
+            raise self._raised
         try:
-            metrics = self._program.step()
-        except BaseException:
-            self.end()
+            return self._run(began, num_reports)
+        except BaseException as error:
+            self._raised = error
             raise
-        if metrics is not None:
+
+    def _run(self, began: float, num_reports: int) -> Turn:
+        assert self._program is not None
+        reports: list[tuple[dict[str, Any], float]] = []
+        since = began
+        while True:
+            try:
+                metrics = self._program.step()
+            except Exception as error:
+                if not reports:
+                    raise
+                self._raised = error
+                return Turn(reports, can_save=False, has_ended=False, end_s=0.0)
+            now = time.monotonic()
+            run_s, since = now - since, now
+            if metrics is None:
+                return Turn(reports, can_save=False, has_ended=True, end_s=run_s)
             self._step += 1
-        return Turn(metrics, time.monotonic() - started, self._program.can_save)
+            reports.append((metrics, run_s))
+            self._num_quick = self._num_quick + 1 if run_s < QUICK_S else 0
+            if len(reports) >= num_reports or self._num_quick <= NUM_QUICK or now - began > TURN_S:
+                return Turn(reports, self._program.can_save, has_ended=False, end_s=0.0)

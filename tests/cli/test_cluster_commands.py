@@ -54,7 +54,7 @@ def busy(tmp_path: Path) -> Iterator[Any]:
     rlplat.shutdown()
 
 
-def eventually(is_so: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "it never came true"
@@ -62,8 +62,10 @@ def eventually(is_so: Callable[[], Any], timeout_s: float = 30.0) -> None:
 
 
 def rlplat_command(*arguments: str) -> str:
-    """Its output; run as the user would, in another process."""
-    command = [sys.executable, "-m", "rlplat.cli", *arguments, "--pid", str(os.getpid())]
+    """Its output; run as the user would, in another process, which has the patience of this one."""
+    patient = f"import sys; from rlplat.runtime import observer; observer.ANSWER_S = {observer.ANSWER_S}; "
+    program = patient + "from rlplat.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, *arguments, "--pid", str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -172,7 +174,7 @@ def test_logs_while_it_runs_and_afterwards(
         rlplat.get(speaker.say.remote("last words"))
     finally:
         rlplat.shutdown()
-    rest, _ = follower.communicate(timeout=30)
+    rest, _ = follower.communicate(timeout=60)
     said = [line.split(")")[0] for line in [*heard, *rest.splitlines()]]
     assert rest.splitlines()[-1].endswith("Speaker) last words") and all("Speaker" in who for who in said)
     assert follower.returncode == 0, "it ends with the cluster"
@@ -204,9 +206,10 @@ def test_several_clusters(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cluster_is_chosen_by_folder_name_or_pid(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     session = observer.find_session()
-    monkeypatch.setattr(observer.refs, "_backend", None)
-    for choice in (session, session + "/", os.path.basename(session), os.getpid(), str(os.getpid())):
-        assert observer.find_session(choice) == session
+    with monkeypatch.context() as patch:
+        patch.setattr(observer.refs, "_backend", None)
+        for choice in (session, session + "/", os.path.basename(session), os.getpid(), str(os.getpid())):
+            assert observer.find_session(choice) == session
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,10 @@ def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
     assert len((here / "demo/progress.csv").read_text().splitlines()) == 10
     assert "env_steps: 80" in (here / "demo/config.yaml").read_text()
     assert main(["train", "--resume", "demo"]) == 0
-    assert "already" in capsys.readouterr().out
+    assert (
+        "has already reached its stop, env_steps 80; to train on: --stop.env-steps N"
+        in capsys.readouterr().out
+    )
     assert saved_steps(here / "demo")[-1] == "step_80"
 
 

@@ -171,6 +171,16 @@ def test_runs_are_experiments_of_their_own_one_after_another(here: Path, capsys:
     assert [load_yaml(f"all/high-{n}/experiment.yaml").values["seed"] for n in (1, 2)] == [0, 1]
 
 
+def test_one_of_several_experiments_that_ends_with_an_error_leaves_the_others_their_turn(
+    here: Path, capsys: Any
+) -> None:
+    runs = "runs:\n  bad: {trainable: './my_trial.py:raises', max_failures: 0}\n  good: {config.alpha: 0.1}\n"
+    (here / "two.yaml").write_text(SEED_EXAMPLE + runs)
+    assert tune("two.yaml") == 2
+    said = capsys.readouterr()
+    assert "rlplat: bad: no trial has come to its first report" in said.err and "good: 2 trials" in said.out
+
+
 def test_two_objectives_have_a_front(here: Path, capsys: Any) -> None:
     (here / "my_trial.py").write_text(
         "def train(config, report):\n    report(a=config['x'], b=-config['x'])\n"
@@ -362,6 +372,7 @@ BAD = [
     (["seed.yaml", "--out", "new", "--resume"], "--resume: there is no experiment in new; leave --resume away"),
     (["seed.yaml", "--out", "kept", "--resume", "--set", "alpha=0.2", "beta=7"],
      "this is not the experiment in kept: 'config.beta' was {'grid': [1, 2]}, and is 7 now (from --set beta)"),
+    (["runs/nowhere", "--resume"], "--resume: there is no experiment in runs/nowhere"),
     (["seed.yaml", "--algo", "ppo"], "leave --algo and --env away"),
     (["seed.yaml", "--only", "a"], "--only a: seed.yaml has no `runs`, it is one experiment"),
     (["--algo", "ppo", "--only", "a"], "--only chooses among the `runs` of an experiment file"),
@@ -378,7 +389,9 @@ BAD = [
     (["seed.yaml", "--set", "alpha={grid: []}"], "there is nothing to choose from: the list is empty"),
     (["seed.yaml", "--num-samples", "50_000"], "has 6 points; with num_samples=50,000 there are 300,000 trials, more"),
     (["seed.yaml", "--max-concurrent", "1", "--set", "metric=acuracy"],
-     "no metric 'acuracy' in the first report of trial 0; did you mean 'accuracy'?; reported: accuracy"),
+     "no metric 'acuracy' in the first report of trial 0; did you mean 'accuracy'?\nreported: accuracy"),
+    (["seed.yaml", "--max-concurrent", "1", "--set", "stop.training_iteration=3"],
+     "stop (from --set stop.training_iteration): no metric 'training_iteration' in the first report of trial 0"),
     (["seed.yaml", "--set", "metric=[accuracy, loss]", "mode=max"], "1 mode (max) for 2 metrics (accuracy, loss)"),
     (["seed.yaml", "--set", "searcher=tp"], "no searcher 'tp'; did you mean 'tpe'?"),
     (["seed.yaml", "--set", "searcher={name: random, gamma: 3}"], "searcher random has no option 'gamma'"),
@@ -392,7 +405,7 @@ BAD = [
     (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],
-     "trial 0 returned nothing, and reported nothing: return a dict of metrics, or report them"),
+     "trial 2: it returned nothing, and reported nothing: return a dict of metrics, or report them"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:raises", "max_failures=0"], "ValueError: no such alpha\n  in "),
     (["seed.yaml", "--join"], "add --storage postgresql://user@host/database"),
     (["cyclic.yaml"], "nested deeper than 32 levels"),

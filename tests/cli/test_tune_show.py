@@ -136,3 +136,16 @@ def test_runs_lists_experiments_and_not_their_trials(
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == [
         str(tmp_path / "demo" / "trials" / "00003")
     ]
+
+
+def test_runs_finds_a_metric_with_the_name_of_a_column_and_says_what_is_unfinished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "experiment.yaml").write_text(
+        "trainable: x:y\nmetric: error\nmode: min\nnum_samples: 3\n"
+    )
+    rows = "trial,state,error,metrics/error\n0,complete,,0.5\n1,complete,,0.25\n"
+    (tmp_path / "demo" / "results.csv").write_text(rows)
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[4:8] == ["2/3", "error", "0.25", "unfinished"]

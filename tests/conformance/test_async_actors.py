@@ -260,16 +260,20 @@ def test_the_driver_awaits_refs_in_any_loop(cluster: None) -> None:
     assert not errors
 
 
-def test_an_await_can_be_given_up(cluster: None) -> None:
+def test_an_await_can_be_given_up(cluster: None, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     @rlplat.remote
     def slow() -> int:
-        time.sleep(0.3)
+        while not gate.exists():
+            time.sleep(0.005)
         return 7
 
     async def main() -> None:
         ref = slow.remote()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(ref, 0.05)
+        gate.touch()
         assert await ref == 7
 
     asyncio.run(main())

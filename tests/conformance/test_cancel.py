@@ -37,13 +37,19 @@ def cancelled(*refs: Any) -> None:
             rlplat.get(ref, timeout=60)
 
 
-def test_a_running_task_gets_a_keyboard_interrupt(cluster: None, tmp_path: Path) -> None:
+@pytest.fixture
+def no_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends, ends by the interrupt: the kill that would come later does not come within a test."""
+    monkeypatch.setattr("rlplat.runtime.cancelling.CANCEL_GRACE_S", 1000)
+
+
+def test_a_running_task_gets_a_keyboard_interrupt(cluster: None, no_kill: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     @rlplat.remote
     def sleeper() -> None:
-        write(log, "began")
         try:
+            write(log, "began")  # the interrupt may come from here on
             time.sleep(1000)
         except KeyboardInterrupt:
             write(log, f"interrupted in {os.getpid()}")
@@ -53,17 +59,17 @@ def test_a_running_task_gets_a_keyboard_interrupt(cluster: None, tmp_path: Path)
 
     ref = sleeper.remote()
     assert soon(lambda: lines(log) == ["began"])
-    began = time.monotonic()
     rlplat.cancel(ref)
     with pytest.raises(TaskCancelled, match="sleeper was cancelled"):
         rlplat.get(ref, timeout=60)
-    assert time.monotonic() - began < 4  # by the interrupt: not by the kill after 5 s
     assert [line.split(" in ")[0] for line in lines(log)] == ["began", "interrupted", "cleaned up"]
     assert rlplat.get(one.remote(), timeout=60) == 1
 
 
 @pytest.mark.parametrize("place", ["computing", "in get", "in wait", "in put", "in a lock", "in a generator"])
-def test_the_interrupt_finds_a_task_wherever_it_is(cluster: None, tmp_path: Path, place: str) -> None:
+def test_the_interrupt_finds_a_task_wherever_it_is(
+    cluster: None, no_kill: None, tmp_path: Path, place: str
+) -> None:
     log = tmp_path / "log"
 
     @rlplat.remote(num_cpus=0)
@@ -106,9 +112,7 @@ def test_the_interrupt_finds_a_task_wherever_it_is(cluster: None, tmp_path: Path
         ref = task.remote()
     assert soon(lambda: lines(log) == ["began"])
     rlplat.cancel(ref, recursive=False)  # else it might see its child end, and go on to its own end
-    began = time.monotonic()
     cancelled(ref)
-    assert time.monotonic() - began < 4
     assert rlplat.get([one.remote() for _ in range(20)], timeout=60) == [1] * 20
 
 
@@ -184,9 +188,10 @@ def test_a_task_that_does_not_end_is_killed_and_not_retried(
 
     @rlplat.remote
     def stubborn() -> None:
-        write(log, os.getpid())
         while True:
             try:
+                if not log.exists():
+                    write(log, os.getpid())  # the interrupt may come from here on
                 time.sleep(1000)
             except KeyboardInterrupt:
                 pass
@@ -229,16 +234,19 @@ def test_a_cancel_that_comes_as_the_task_ends_never_strikes_the_next_one(cluster
         return x
 
     outcomes = set()
+    pause_s = 0.001  # comes to be what the first takes here and now, so that they meet
     for i in range(150):
         first, second = short.remote(i), short.remote(-i)
         if i % 3:
-            time.sleep(0.0005 * (i % 5))
+            time.sleep(pause_s)
         rlplat.cancel(first)
         try:
             assert rlplat.get(first, timeout=60) == i
             outcomes.add("ran")
+            pause_s /= 1.2 if i % 3 else 1
         except TaskCancelled:
             outcomes.add("cancelled")
+            pause_s *= 1.2 if i % 3 else 1
         assert rlplat.get(second, timeout=60) == -i
     assert outcomes == {"ran", "cancelled"}
 
@@ -248,8 +256,8 @@ def test_recursive_cancels_what_the_task_has_submitted(cluster: None, tmp_path: 
 
     @rlplat.remote(num_cpus=0)
     def child(name: str) -> None:
-        write(log, f"{name} began")
         try:
+            write(log, f"{name} began")  # the interrupt may come from here on
             time.sleep(1000)
         finally:
             write(log, f"{name} ended")
@@ -431,8 +439,8 @@ def test_a_cancelled_coroutine_cancels_what_it_awaits(cluster: None, tmp_path: P
 
     @rlplat.remote(num_cpus=0)
     def child(x: int) -> None:
-        write(log, f"{x} began")
         try:
+            write(log, f"{x} began")  # the interrupt may come from here on
             time.sleep(1000)
         finally:
             write(log, f"{x} ended")

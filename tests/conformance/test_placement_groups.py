@@ -24,8 +24,8 @@ def where() -> tuple[Any, ...]:
 
 def test_a_group_reserves_its_resources_until_it_is_removed(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 1}, {"CPU": 0.5}], strategy="PACK", name="g")
-    assert rlplat.get(group.ready(), timeout=10) == group
-    assert group.wait(timeout_seconds=10)
+    assert rlplat.get(group.ready(), timeout=60) == group
+    assert group.wait(timeout_seconds=60)
     assert group.bundle_specs == [{"CPU": 1}, {"CPU": 0.5}]
     assert group.bundle_count == 2
     assert free_cpus() == 0.5
@@ -36,9 +36,9 @@ def test_a_group_reserves_its_resources_until_it_is_removed(backend: str) -> Non
 def test_tasks_and_actors_use_what_was_reserved(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 2}])
     in_it = where.options(placement_group=group, placement_group_bundle_index=0)
-    assert rlplat.get(in_it.remote(), timeout=10)[:2] == (group.id, {"CPU": 1})
+    assert rlplat.get(in_it.remote(), timeout=60)[:2] == (group.id, {"CPU": 1})
     strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    assert rlplat.get(where.options(scheduling_strategy=strategy, num_cpus=2).remote(), timeout=10)[1] == {
+    assert rlplat.get(where.options(scheduling_strategy=strategy, num_cpus=2).remote(), timeout=60)[1] == {
         "CPU": 2
     }
 
@@ -52,7 +52,7 @@ def test_tasks_and_actors_use_what_was_reserved(backend: str) -> None:
             )
 
     actor = rlplat.remote(Local).options(num_cpus=1, placement_group=group).remote()
-    assert rlplat.get(actor.where.remote(), timeout=10) == (group.id, actor._actor_id, group)
+    assert rlplat.get(actor.where.remote(), timeout=60) == (group.id, actor._actor_id, group)
     assert free_cpus() == 0
 
 
@@ -63,7 +63,7 @@ def test_a_group_travels_to_tasks(backend: str) -> None:
         rlplat.get(group.ready())
         return rlplat.get(where.options(placement_group=group).remote())[0]
 
-    assert rlplat.get(rlplat.remote(use).remote(group), timeout=10) == group.id
+    assert rlplat.get(rlplat.remote(use).remote(group), timeout=60) == group.id
 
 
 def test_a_demand_that_no_bundle_could_hold_is_refused_at_once(backend: str) -> None:
@@ -82,7 +82,7 @@ def test_a_demand_that_no_bundle_could_hold_is_refused_at_once(backend: str) -> 
 def test_a_group_that_can_never_be_says_so(backend: str, bundles: Any, strategy: str) -> None:
     group = rlplat.placement_group(bundles, strategy=strategy)
     with pytest.raises(InfeasibleResources, match=strategy):
-        rlplat.get(group.ready(), timeout=10)
+        rlplat.get(group.ready(), timeout=60)
     with pytest.raises(InfeasibleResources, match=strategy):
         group.wait(10)
 
@@ -115,17 +115,17 @@ def test_what_was_to_run_in_a_removed_group_fails(backend: str) -> None:
     group.wait(10)
     rlplat.remove_placement_group(group)
     with pytest.raises(RlplatError, match="removed"):
-        rlplat.get(where.options(placement_group=group).remote(), timeout=10)
+        rlplat.get(where.options(placement_group=group).remote(), timeout=60)
     with pytest.raises(RlplatError, match="removed"):
-        rlplat.get(group.ready(), timeout=10)
+        rlplat.get(group.ready(), timeout=60)
 
 
 def test_strategies_without_a_group(backend: str) -> None:
-    assert rlplat.get(where.options(scheduling_strategy="SPREAD").remote(), timeout=10)[0] is None
-    assert rlplat.get(where.options(scheduling_strategy="DEFAULT").remote(), timeout=10)[0] is None
+    assert rlplat.get(where.options(scheduling_strategy="SPREAD").remote(), timeout=60)[0] is None
+    assert rlplat.get(where.options(scheduling_strategy="DEFAULT").remote(), timeout=60)[0] is None
     (node,) = rlplat.nodes()
     here = rlplat.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    assert rlplat.get(where.options(scheduling_strategy=here).remote(), timeout=10)[2] == node["NodeID"]
+    assert rlplat.get(where.options(scheduling_strategy=here).remote(), timeout=60)[2] == node["NodeID"]
     with pytest.raises(ConfigError, match="scheduling_strategy must be"):
         where.options(scheduling_strategy="SIDEWAYS").remote()
 
@@ -158,8 +158,8 @@ def test_a_group_waits_for_what_others_hold(cluster: None) -> None:
     with pytest.raises(GetTimeout):
         rlplat.get(ref, timeout=0.05)
     rlplat.kill(holder)
-    assert group.wait(timeout_seconds=10)
-    assert rlplat.get(ref, timeout=10)[0] == group.id
+    assert group.wait(timeout_seconds=60)
+    assert rlplat.get(ref, timeout=60)[0] == group.id
 
 
 def test_removal_kills_the_actors_and_tasks_that_run_in_it(cluster: None) -> None:
@@ -173,17 +173,17 @@ def test_removal_kills_the_actors_and_tasks_that_run_in_it(cluster: None) -> Non
             time.sleep(1000)
 
     actor = rlplat.remote(Local).options(num_cpus=1, placement_group=group, max_restarts=-1).remote()
-    assert rlplat.get(actor.ping.remote(), timeout=10)
+    assert rlplat.get(actor.ping.remote(), timeout=60)
     call = actor.sleep.remote()
     task = rlplat.remote(lambda: time.sleep(1000)).options(placement_group=group).remote()
     waiting = where.options(placement_group=group).remote()
     assert soon(lambda: len(rlplat.placement_group_table()) == 1 and free_cpus() == 0)
     rlplat.remove_placement_group(group)
     with pytest.raises(ActorDied, match="remove_placement_group was called"):
-        rlplat.get(call, timeout=10)
+        rlplat.get(call, timeout=60)
     for ref in (task, waiting):
         with pytest.raises(RlplatError, match="was removed"):
-            rlplat.get(ref, timeout=10)
+            rlplat.get(ref, timeout=60)
     assert soon(lambda: free_cpus() == 2)
 
 
@@ -238,28 +238,28 @@ class Parent:
 def test_children_and_grandchildren_of_a_task_are_captured(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     in_it = family.options(scheduling_strategy=capturing(group))
-    assert rlplat.get(in_it.remote(2), timeout=20) == [group.id] * 3
+    assert rlplat.get(in_it.remote(2), timeout=60) == [group.id] * 3
     # The same remote functions, in the same worker, submitted by a task that is not captured: nothing stays behind.
-    assert rlplat.get(family.remote(2), timeout=20) == [None] * 3
+    assert rlplat.get(family.remote(2), timeout=60) == [None] * 3
     not_on = rlplat.PlacementGroupSchedulingStrategy(group)
-    assert rlplat.get(family.options(scheduling_strategy=not_on).remote(1), timeout=20) == [group.id, None]
+    assert rlplat.get(family.options(scheduling_strategy=not_on).remote(1), timeout=60) == [group.id, None]
     by_option = family.options(placement_group=group, placement_group_capture_child_tasks=True)
-    assert rlplat.get(by_option.remote(1), timeout=20) == [group.id] * 2
+    assert rlplat.get(by_option.remote(1), timeout=60) == [group.id] * 2
 
 
 def test_what_an_actor_submits_is_captured(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     actor = Parent.options(num_cpus=0, scheduling_strategy=capturing(group)).remote()
-    assert rlplat.get(actor.where.remote(), timeout=20) == group.id
-    assert rlplat.get(actor.children.remote(), timeout=20) == [group.id] * 2
-    assert rlplat.get(actor.grandchildren.remote(), timeout=20) == [group.id] * 2
+    assert rlplat.get(actor.where.remote(), timeout=60) == group.id
+    assert rlplat.get(actor.children.remote(), timeout=60) == [group.id] * 2
+    assert rlplat.get(actor.grandchildren.remote(), timeout=60) == [group.id] * 2
 
 
 def test_explicit_options_lead_out_of_the_group(backend: str) -> None:
     group, other = rlplat.placement_group([{"CPU": 1}]), rlplat.placement_group([{"CPU": 0.5}])
-    rlplat.get([group.ready(), other.ready()], timeout=20)
+    rlplat.get([group.ready(), other.ready()], timeout=60)
     actor = Parent.options(scheduling_strategy=capturing(group)).remote()
-    groups = rlplat.get(actor.elsewhere.remote(other), timeout=20)
+    groups = rlplat.get(actor.elsewhere.remote(other), timeout=60)
     assert groups == [None, None, other.id, other.id, group.id]
 
 
@@ -270,11 +270,11 @@ def test_a_child_that_the_group_could_never_hold_is_refused_by_name(backend: str
         return rlplat.get(where.options(num_cpus=num_cpus).remote())
 
     task = rlplat.remote(submit).options(num_cpus=0, scheduling_strategy=capturing(group))
-    assert rlplat.get(task.remote(1), timeout=20)[:2] == (group.id, {"CPU": 1})
+    assert rlplat.get(task.remote(1), timeout=60)[:2] == (group.id, {"CPU": 1})
     with pytest.raises(
         InfeasibleResources, match=r"task where needs \{'CPU': 2\} of PlacementGroup\(small.*leads out"
     ):
-        rlplat.get(task.remote(2), timeout=20)
+        rlplat.get(task.remote(2), timeout=60)
 
 
 def test_a_task_that_waits_for_its_captured_child_lends_it_its_cpu(cluster: None) -> None:
@@ -284,9 +284,9 @@ def test_a_task_that_waits_for_its_captured_child_lends_it_its_cpu(cluster: None
     def submit() -> Any:
         return rlplat.get(where.remote())
 
-    assert rlplat.get(task.remote(0), timeout=20) == [group.id]
+    assert rlplat.get(task.remote(0), timeout=60) == [group.id]
     nested = rlplat.remote(submit).options(scheduling_strategy=capturing(group))
-    assert rlplat.get(nested.remote(), timeout=20)[:2] == (group.id, {"CPU": 1})
+    assert rlplat.get(nested.remote(), timeout=60)[:2] == (group.id, {"CPU": 1})
 
 
 def test_a_restarted_actor_captures_as_before(cluster: None) -> None:
@@ -294,6 +294,6 @@ def test_a_restarted_actor_captures_as_before(cluster: None) -> None:
     actor = Parent.options(
         num_cpus=0, max_restarts=1, max_task_retries=1, scheduling_strategy=capturing(group)
     ).remote()
-    assert rlplat.get(actor.children.remote(), timeout=20) == [group.id] * 2
+    assert rlplat.get(actor.children.remote(), timeout=60) == [group.id] * 2
     rlplat.kill(actor, no_restart=False)
-    assert rlplat.get(actor.children.remote(), timeout=20) == [group.id] * 2
+    assert rlplat.get(actor.children.remote(), timeout=60) == [group.id] * 2

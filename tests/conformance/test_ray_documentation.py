@@ -690,18 +690,21 @@ def test_cancel_of_an_async_call_cancels_its_coroutine(backend: str) -> None:
     assert soon(lambda: rlplat.get(actor.read.remote()) == "cancelled")
 
 
-def test_force_is_refused_for_actor_calls(cluster: None) -> None:
+def test_force_is_refused_for_actor_calls(cluster: None, tmp_path: Any) -> None:
     """`cancel`: "force=True is not supported for actor tasks": ValueError."""
+    go = tmp_path / "go"
 
     @rlplat.remote
     class Actor:
         def f(self) -> None:
-            time.sleep(0.2)
+            while not go.exists():
+                time.sleep(0.01)
 
     actor = Actor.remote()
     ref = actor.f.remote()
     with pytest.raises(ValueError):
         rlplat.cancel(ref, force=True)
+    go.write_text("")
     rlplat.get(ref)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from tests.leak_meter import MARK, SHM_PREFIX, marked_processes
 
@@ -66,7 +67,15 @@ def session_files(driver_pid: int) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"{SHM_PREFIX}{driver_pid}-")]
 
 
-def eventually(condition: Callable[[], object], within_s: float) -> bool:
+def next_line(stream: IO[str]) -> str:
+    """One line of a pipe and not a byte more: what a buffer takes beyond it, `communicate` would never see."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(stream.fileno(), 1)):
+        line += byte
+    return line.decode()
+
+
+def eventually(condition: Callable[[], object], within_s: float = 60) -> bool:
     """Whether it came true in time; looks every 10 ms, because other processes cannot be awaited."""
     deadline = time.monotonic() + within_s
     while not condition():
@@ -94,7 +103,7 @@ class Program:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
+        words = next_line(self.process.stdout).split()
         assert words[:1] == ["running"], f"the driver did not start: {self.process.communicate()[1]}"
         self.numbers = [int(word) for word in words[1:]]
         self.pid = self.process.pid
@@ -109,7 +118,7 @@ class Program:
             *session_files(self.pid),
         ]
 
-    def is_all_gone(self, within_s: float = 5) -> bool:
+    def is_all_gone(self, within_s: float = 60) -> bool:
         return eventually(lambda: not self.left_behind(), within_s)
 
     def finish(self, said: str | None = None, timeout_s: float = 60) -> tuple[int, str, str]:

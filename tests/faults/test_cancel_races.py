@@ -32,10 +32,10 @@ def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
 
     rlplat.get([task.remote(i) for i in range(1000)], timeout=60)
     refs = [task.remote(i) for i in range(1000, 1010)]  # the first runs, the others are queued behind it
-    assert eventually(lambda: log.exists() and bool(log.read_text()), 20)
+    assert eventually(lambda: log.exists() and bool(log.read_text()), 60)
     client = backend()
     record = client._calls.records[refs[1].id]  # type: ignore[attr-defined]
-    assert eventually(lambda: client._cancels._worker_of(record) is not None, 20)  # type: ignore[attr-defined]
+    assert eventually(lambda: client._cancels._worker_of(record) is not None, 60)  # type: ignore[attr-defined]
     pid = int(log.read_text().split()[1])
     os.kill(pid, signal.SIGSTOP)  # it does not hear of the cancel
     rlplat.cancel(refs[1])

@@ -103,7 +103,7 @@ assert rlplat.get([ledger.add.remote(i) for i in range(100)], **GET) == list(ran
 assert rlplat.get(ledger.array.remote(), **GET)[0] == 100
 del counter, ledger, arrays
 gc.collect()
-end = time.monotonic() + 10
+end = time.monotonic() + 60
 while rlplat.available_resources()["CPU"] < 2 and time.monotonic() < end:
     time.sleep(0.01)
 assert rlplat.available_resources()["CPU"] == 2, rlplat.available_resources()

@@ -8,7 +8,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import Deadlock
-from tests.faults.programs import program
+from tests.faults.programs import next_line, program
 
 
 def narcissus(**options: Any) -> Any:
@@ -43,16 +43,16 @@ def test_an_actor_that_waits_for_itself_is_told_so(cluster: None) -> None:
         with pytest.raises(
             Deadlock, match=r"Narcissus waits in one of its calls for the result of .*self\.method\(\)"
         ):
-            rlplat.get(call.remote(), timeout=10)
-    assert rlplat.get(actor.f.remote(), timeout=10) == 1
-    (ref,) = rlplat.get(actor.glance.remote(), timeout=10)  # to call itself is fine, to wait is not
-    assert rlplat.get(ref, timeout=10) == 1
+            rlplat.get(call.remote(), timeout=60)
+    assert rlplat.get(actor.f.remote(), timeout=60) == 1
+    (ref,) = rlplat.get(actor.glance.remote(), timeout=60)  # to call itself is fine, to wait is not
+    assert rlplat.get(ref, timeout=60) == 1
     rlplat.kill(actor)
 
 
 def test_an_actor_with_room_for_two_calls_may_wait_for_itself(cluster: None) -> None:
     actor = narcissus(max_concurrency=2)
-    assert rlplat.get(actor.look.remote(), timeout=10) == 1
+    assert rlplat.get(actor.look.remote(), timeout=60) == 1
     rlplat.kill(actor)
 
 
@@ -93,14 +93,14 @@ print("running", flush=True)
 input()
 rlplat.kill(right)
 try:
-    rlplat.get(stuck, timeout=10)
+    rlplat.get(stuck, timeout=60)
 except rlplat.errors.ActorDied:
     print("free")
 rlplat.shutdown()
 """
     with program(IMPATIENT_NODE + "import rlplat.errors" + script) as driver:
         assert driver.process.stderr is not None
-        lines = [driver.process.stderr.readline() for _ in range(4)]
+        lines = [next_line(driver.process.stderr) for _ in range(4)]
         code, out, errors = driver.finish("\n")
     assert "these wait for each other" in lines[0]
     assert any("Left (w" in line and "waits for Right.answer" in line for line in lines[1:3]), lines

@@ -36,9 +36,9 @@ def test_a_stopped_worker_is_killed_and_its_task_runs_again(watchful_cluster: No
         return os.getpid()
 
     second = rlplat.get(task.remote(), timeout=30)
-    first, again = map(int, log.read_text().split())
+    first, *_, again = map(int, log.read_text().split())
     assert again == second != first
-    assert not os.path.exists(f"/proc/{first}")
+    assert eventually(lambda: not os.path.exists(f"/proc/{first}"), 60)
 
 
 def test_a_stopped_actor_is_dead_and_says_why(watchful_cluster: None) -> None:
@@ -65,20 +65,30 @@ def test_native_code_that_holds_the_gil_and_waits_is_hung(watchful_cluster: None
         rlplat.get(wait.remote(), timeout=30)
 
 
-def test_native_code_that_holds_the_gil_and_computes_lives(watchful_cluster: None) -> None:
+@pytest.fixture
+def patient_cluster() -> Iterator[None]:
+    """Where one must live that the machine may keep from its CPU for a while."""
+    rlplat.init(num_cpus=2, num_gpus=0, hang_timeout_s=3)
+    yield
+    rlplat.shutdown()
+
+
+def test_native_code_that_holds_the_gil_and_computes_lives(patient_cluster: None) -> None:
     @rlplat.remote(max_retries=0)
-    def compute() -> float:
-        began = time.monotonic()
-        assert sum(range(120_000_000))  # seconds in C, without a look at the GIL
-        return time.monotonic() - began
+    def compute() -> int:
+        end = time.monotonic() + 4
+        assert any(
+            map(end.__lt__, iter(time.monotonic, None))
+        )  # in C alone: the GIL is not given up meanwhile
+        return 1
 
-    assert rlplat.get(compute.remote(), timeout=60) > 1, "too quick to show anything"
+    assert rlplat.get(compute.remote(), timeout=60) == 1
 
 
-def test_one_that_sleeps_answers_and_lives(watchful_cluster: None) -> None:
+def test_one_that_sleeps_answers_and_lives(patient_cluster: None) -> None:
     @rlplat.remote(max_retries=0)
     def sleep() -> int:
-        time.sleep(2.5)
+        time.sleep(4)
         return 1
 
     @rlplat.remote
@@ -92,7 +102,7 @@ def test_one_that_sleeps_answers_and_lives(watchful_cluster: None) -> None:
 def test_a_pause_of_every_process_kills_nobody() -> None:
     script = """
 import os, time, rlplat
-rlplat.init(num_cpus=2, num_gpus=0, hang_timeout_s=1)
+rlplat.init(num_cpus=2, num_gpus=0, hang_timeout_s=2)
 
 @rlplat.remote
 class Actor:
@@ -101,28 +111,30 @@ class Actor:
 
 @rlplat.remote(max_retries=0)
 def task():
-    time.sleep(3)
+    time.sleep(5)
     return os.getpid()
 
 actors = [Actor.remote() for _ in range(2)]
 pids = rlplat.get([actor.pid.remote() for actor in actors])
 ref = task.remote()
-print("running", flush=True)
+print("running", rlplat.runtime.refs.backend()._node.pid, flush=True)
 assert rlplat.get(ref, timeout=60)
 assert rlplat.get([actor.pid.remote() for actor in actors], timeout=60) == pids
 print("alive")
 rlplat.shutdown()
 """
     with program(script) as driver:
-        everybody = marked_processes(os.environ[MARK])
-        for pid in everybody:
+        (node,) = driver.numbers
+        others = [pid for pid in marked_processes(os.environ[MARK]) if pid != node]
+        os.kill(node, signal.SIGSTOP)  # first, and it goes on last: it must not see the others stopped alone
+        for pid in others:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.5)  # the fault itself: longer than twice the limit
-        for pid in everybody:
+        time.sleep(4.2)  # the fault itself: longer than twice the limit
+        for pid in (*others, node):
             os.kill(pid, signal.SIGCONT)
         code, out, errors = driver.finish()
         assert (code, out) == (0, "alive\n"), errors
-        assert eventually(lambda: not driver.left_behind(), 5)
+        assert eventually(lambda: not driver.left_behind(), 60)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", True, None])

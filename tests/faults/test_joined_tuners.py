@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
@@ -58,14 +59,10 @@ class Joined(Life):
         self.tuners.append(super().start(out=out, **orders))
         return self.tuners[-1]
 
-    def hold(self) -> None:
-        """Every trial waits at its fourth step, so that nobody is done before all of them are there."""
-        (self.directory / "hold").touch()
-
     def go_on_with(self, num_tuners: int) -> None:
         """Once so many have trials."""
-        assert soon(lambda: len(self.who_began()) == num_tuners, 60)
-        (self.directory / "hold").unlink()
+        assert soon(lambda: len(self.who_began()) == num_tuners)
+        self.let_go()
 
     def told_by_all(self, *tuners: subprocess.Popen[str]) -> list[list[Any]]:
         """What they all say in the end: every one knows the whole study."""
@@ -144,11 +141,12 @@ def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server:
         joined.hold()
         survivor, victim = joined.start("a"), joined.start("b")
         for steps in (4 * HELD_AT, 60 + random.Random(4).randrange(20)):
-            assert soon(joined.has_come_to(steps), 60)
+            assert soon(joined.has_come_to(steps))
             victim.kill()
             assert joined.told(victim) is None
             victim = joined.start("b")
-            (tmp_path / "hold").unlink(missing_ok=True)
+            joined.hold(8)  # all trials before it go on, and it is not over before the second death
+        joined.let_go()
         trials = joined.told_by_all(survivor, victim)
         assert [trial[3] for trial in trials] == alphas(12)
         assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 12
@@ -158,15 +156,34 @@ def test_trials_of_tuners_that_are_killed_are_taken_over(tmp_path: Path, server:
         assert "of another tuner goes on here, from its report" in told
 
 
+def test_trials_of_a_machine_that_vanishes_are_taken_over(tmp_path: Path, server: PostgresServer) -> None:
+    """Its process stops, and its connection stays open without a sign of life."""
+    with Joined(tmp_path, server) as joined:
+        joined.hold()
+        survivor = joined.start("a")
+        assert soon(lambda: len(joined.who_began()) == 1, 60)
+        lost = joined.start("b", vanish=[str(tmp_path / "vanish"), server.port])
+        assert soon(lambda: len(joined.who_began()) == 2, 60)
+        (tmp_path / "vanish").touch()
+        assert soon(lambda: psutil.Process(lost.pid).status() == psutil.STATUS_STOPPED)
+        (tmp_path / "hold").unlink()
+        joined.deaths = 1
+        trials = joined.told_by_all(survivor)
+        assert [trial[1:4] for trial in trials] == [["complete", NUM_STEPS, alpha] for alpha in alphas(8)]
+        joined.check(trials)
+        joined.check_study()
+        assert "of another tuner goes on here" in (tmp_path / "a" / "log.txt").read_text()
+
+
 def test_without_the_dead_tuners_directory_its_trials_begin_again(
     tmp_path: Path, server: PostgresServer
 ) -> None:
     with Joined(tmp_path, server) as joined:
         joined.hold()
         first = joined.start("a")
-        assert soon(joined.has_come_to(HELD_AT), 60)
+        assert soon(joined.has_come_to(HELD_AT))
         first.kill()
-        (tmp_path / "hold").unlink()
+        joined.let_go()
         assert joined.told(first) is None
         shutil.rmtree(tmp_path / "a")
         trials = joined.told_by_all(joined.start("b"))
@@ -184,7 +201,7 @@ def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
     with Joined(tmp_path, server, step_s=0.06, settings={"num_samples": 12}) as joined:
         joined.hold()
         first = joined.start("a")
-        assert soon(joined.has_come_to(HELD_AT), 60)
+        assert soon(joined.has_come_to(HELD_AT))
         late, other = joined.start("b"), joined.start("c", highest=2)
         assert "'config.alpha" in joined.refusal(other)
         joined.deaths = 0  # it has run nothing
@@ -199,10 +216,14 @@ def test_one_that_comes_late_helps_and_one_with_another_space_is_refused(
 
 def test_a_server_that_starts_anew_costs_nobody_a_trial(tmp_path: Path) -> None:
     with postgres_server() as server, Joined(tmp_path, server, orphan_s=5.0) as joined:
+        joined.hold()
         tuners = [joined.start("a"), joined.start("b")]
-        assert soon(joined.has_come_to(30), 60)
+        assert soon(lambda: len(joined.who_began()) == 2)
+        joined.hold(7)  # so that it is not over before the server is
+        assert soon(joined.has_come_to(30))
         server.stop()
         server.start()
+        joined.let_go()
         trials = joined.told_by_all(*tuners)
         assert [trial[3] for trial in trials] == alphas(8)
         joined.check(trials)

@@ -15,7 +15,7 @@ from rlplat.runtime import log_files
 from rlplat.runtime.log_files import LogFile
 from rlplat.runtime.output import Console, WorkerOutput
 from rlplat.runtime.refs import backend as current_backend
-from tests.faults.programs import eventually, program
+from tests.faults.programs import eventually, next_line, program
 
 TALKER = """
 import sys, time, rlplat
@@ -64,7 +64,7 @@ rlplat.shutdown()
 """
     with program(f"LOGS = {str(tmp_path)!r}\n" + TALKER + rest) as driver:
         assert driver.process.stdout is not None
-        assert driver.process.stdout.readline() == "done\n"
+        assert next_line(driver.process.stdout) == "done\n"
         code, _, errors = driver.finish()
     assert code == 0, errors
     assert text_of(tmp_path).count("x" * 500) == 1_500
@@ -80,7 +80,7 @@ def test_without_log_to_driver_there_are_the_files_alone(
         print("to be kept")
 
     rlplat.get(talk.remote())
-    assert eventually(lambda: "to be kept" in text_of(tmp_path), 10)
+    assert eventually(lambda: "to be kept" in text_of(tmp_path), 60)
     rlplat.shutdown()
     assert "to be kept" not in capfd.readouterr().err
     assert "to be kept" in text_of(tmp_path), "files stay after the end"
@@ -190,7 +190,7 @@ def test_a_log_file_says_whose_it_is(tmp_path: Path) -> None:
 
         talker = Talker.remote()
         pid = rlplat.get(talker.pid.remote())
-        assert eventually(lambda: "hello\n" in text_of(tmp_path), 10)
+        assert eventually(lambda: "hello\n" in text_of(tmp_path), 60)
         head = rf"# w\d+ pid={pid} started=\d+\n# Actor .*Talker\nhello\n"
         assert re.fullmatch(head, text_of(tmp_path)), text_of(tmp_path)
     finally:

@@ -20,7 +20,7 @@ import pytest
 import rlplat
 from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.runtime.refs import backend as current_backend
-from tests.faults.programs import ROOT, eventually
+from tests.faults.programs import ROOT, eventually, session_files
 
 MB = 1 << 20
 
@@ -101,13 +101,15 @@ sys.stdin.readline()
         if victims == "none":
             driver.stdin.write("end\n")
         else:
+            if victims == "driver and node":
+                os.kill(node, signal.SIGSTOP)  # so that it cannot clean up and end in between
             os.kill(driver.pid, signal.SIGKILL)
             if victims == "driver and node":
                 os.kill(node, signal.SIGKILL)
         driver.stdin.close()
-        driver.wait(10)
+        driver.wait(60)
         driver.stdout.close()
-        assert eventually(lambda: not list(tmp_path.iterdir()), 10), victims
+        assert eventually(lambda: not list(tmp_path.iterdir()), 60), victims
 
 
 def test_the_spill_folders_of_dead_sessions_are_removed(start: Any, tmp_path: Path) -> None:
@@ -122,10 +124,9 @@ def test_the_spill_folders_of_dead_sessions_are_removed(start: Any, tmp_path: Pa
 
 
 def test_a_spill_dir_that_cannot_be_used_is_refused(start: Any) -> None:
-    before = set(os.listdir("/dev/shm"))
     with pytest.raises(ConfigError, match=r"spill_dir: no folder can be made in '/proc/nowhere'"):
         start(spill_dir="/proc/nowhere")
-    assert set(os.listdir("/dev/shm")) == before
+    assert session_files(os.getpid()) == []
 
 
 def test_without_a_spill_dir_the_error_says_who_holds_what_and_the_store_lives_on(start: Any) -> None:
@@ -163,7 +164,7 @@ def test_a_writer_waits_until_somebody_frees_something(start: Any) -> None:
 
 
 def test_what_is_looked_at_is_not_spilled_and_stays_true(start: Any) -> None:
-    start(store_full_timeout_s=0.3)
+    start(store_full_timeout_s=60)
     views = [rlplat.get(make.remote(i)) for i in range(3)] + [
         rlplat.get(rlplat.put(array(i))) for i in (3, 4)
     ]
@@ -176,7 +177,7 @@ def test_what_is_looked_at_is_not_spilled_and_stays_true(start: Any) -> None:
 
 
 def test_idle_processes_give_up_spares_and_stale_mappings(start: Any) -> None:
-    start(spill_dir="", store_full_timeout_s=10)
+    start(spill_dir="", store_full_timeout_s=60)
 
     @rlplat.remote
     class Holder:
@@ -248,14 +249,14 @@ def test_an_argument_lives_while_a_task_uses_it_though_the_driver_dropped_it(
         return bool((values == 5).all()), bool((rlplat.get(nested[0]) == 6).all())
 
     result = use.remote(rlplat.put(array(5)), [rlplat.put(array(6))])
-    assert eventually(begun.exists, 30)
+    assert eventually(begun.exists, 60)
     gc.collect()
     for i in range(30):  # would write over a segment that was freed too early
         assert (rlplat.get(rlplat.put(array(i))) == i).all()
     with open(gate, "w"):
         pass
     assert rlplat.get(result, timeout=30) == (True, True)
-    assert eventually(lambda: len(objects().book) <= 1, 10)
+    assert eventually(lambda: len(objects().book) <= 1, 60)
 
 
 @pytest.mark.parametrize("point", ["before_spill", "after_spill"])

@@ -102,7 +102,7 @@ def test_a_consumer_that_dies_closes_the_generator(cluster: None, tmp_path: Path
     consumer = rlplat.remote(Consumer).remote()
     pid = rlplat.get(consumer.start.remote(), timeout=60)
     os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"), 20)
+    assert eventually(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"), 60)
 
 
 def test_an_actor_killed_in_a_stream_ends_it_behind_what_has_come(cluster: None) -> None:

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from algorithms.ppo import PPO, PPOConfig
+from tests.patience import soon
 
 ENV = '''
 import os, signal
@@ -67,20 +67,15 @@ def test_a_killed_driver_leaves_no_process_and_no_shared_memory(tmp_path: Path) 
     ]
     driver = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        assert driver.poll() is None
-        time.sleep(0.05)
+    assert soon(lambda: driver.poll() is not None or (metrics.exists() and metrics.stat().st_size))
+    assert driver.poll() is None
     session = [name for name in os.listdir("/dev/shm") if name.startswith(f"rlplat-{driver.pid}-")]
     assert len(session) == 1, "the run has a session folder while it lives"
     assert _processes_of(session[0])
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    deadline = time.monotonic() + 5
-    while (_processes_of(session[0]) or session[0] in os.listdir("/dev/shm")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert _processes_of(session[0]) == []
-    assert session[0] not in os.listdir("/dev/shm")
+    assert soon(lambda: not _processes_of(session[0]))
+    assert soon(lambda: session[0] not in os.listdir("/dev/shm"))
 
 
 def _processes_of(session: str) -> list[str]:

@@ -17,6 +17,25 @@ from rlplat.metrics import read_records
 from tests.patience import soon
 from tests.tune.test_rl_program import SMALL, Host, living, without_times
 
+ENV = '''
+import time
+from pathlib import Path
+import gymnasium as gym
+
+class GatedCartPole(gym.Wrapper):
+    """Its 200th step waits for a file."""
+
+    def __init__(self, gate):
+        super().__init__(gym.make("CartPole-v1"))
+        self.gate, self.steps = Path(gate), 0
+
+    def step(self, action):
+        self.steps += 1
+        while self.steps == 200 and not self.gate.exists():
+            time.sleep(0.01)
+        return self.env.step(action)
+'''
+
 
 def pid_of(actor_class: str) -> int:
     """Of the youngest living actor of that class."""
@@ -24,7 +43,9 @@ def pid_of(actor_class: str) -> int:
     return next(row["pid"] for row in state.list_workers() if row["worker"] == worker)  # type: ignore[no-any-return]
 
 
-def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(cluster: None, tmp_path: Path) -> None:
+def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(
+    torch_cluster: None, tmp_path: Path
+) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     strategy = rlplat.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
@@ -42,12 +63,15 @@ def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(cluster: None
 
 @pytest.mark.parametrize("num_rollout_workers", [0, 1])
 def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
-    cluster: None, tmp_path: Path, num_rollout_workers: int
+    torch_cluster: None, tmp_path: Path, num_rollout_workers: int
 ) -> None:
     found: list[Any] = []
+    (tmp_path / "gated.py").write_text(ENV)
+    gate = tmp_path / "gate"
+    env = {"env": f"{tmp_path}/gated.py:GatedCartPole", "env_kwargs": {"gate": str(gate)}}
 
     def run(name: str) -> None:
-        space = SMALL | {"num_rollout_workers": num_rollout_workers, "stop": {}}
+        space = SMALL | env | {"num_rollout_workers": num_rollout_workers, "stop": {}}
         analysis = tune.run(
             "ppo",
             space,
@@ -59,12 +83,15 @@ def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
         )
         found.append(analysis.trials[0])
 
+    gate.touch()
     run("whole")
+    gate.unlink()
     thread = threading.Thread(target=run, args=("killed",))
     thread.start()
     trial = tmp_path / "killed" / "trials" / "00000"
-    assert soon(lambda: any((trial / "checkpoints").glob("step_*")) if trial.exists() else False, 60)
+    assert soon(lambda: any((trial / "checkpoints").glob("step_*")) if trial.exists() else False)
     os.kill(pid_of("TrialHost"), signal.SIGKILL)
+    gate.touch()
     thread.join(100)
     assert not thread.is_alive()
     assert soon(lambda: not living()), "the actors of a host end with it"

@@ -24,7 +24,7 @@ from rlplat.tune.directory import take_back
 from rlplat.tune.study import Study
 from rlplat.tune.trial import TrialState
 from tests.faults.programs import ROOT
-from tests.faults.tuner_program import NUM_STEPS
+from tests.faults.tuner_program import HELD_AT, NUM_STEPS
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 
@@ -73,6 +73,24 @@ class Life:
 
     def has_come_to(self, num_steps: int) -> Callable[[], bool]:
         return lambda: sum(word == "step" for word, *_ in self.story()) >= num_steps
+
+    def hold(self, number: int = 0, steps: int = HELD_AT) -> None:
+        """Every trial from that number on waits when it has made so many steps."""
+        draft = self.directory / "hold.draft"
+        draft.write_text(f"{number} {steps}")
+        draft.rename(self.directory / "hold")
+
+    def let_go(self) -> None:
+        (self.directory / "hold").unlink()
+
+    def has_made(self, number: int, steps: int) -> Callable[[], bool]:
+        return lambda: any(
+            word == "step" and rest == [str(number), rest[1], str(steps)] for word, *rest in self.story()
+        )
+
+    def begins(self, number: int) -> list[int]:
+        """The processes in which a trial began."""
+        return [int(line[2]) for line in self.story() if line[:2] == ["begin", str(number)]]
 
     @property
     def journal(self) -> Path:
@@ -135,12 +153,7 @@ def deaths_at_random(directory: Path, num_deaths: int, seed: int, **orders: Any)
 def test_a_tuner_that_is_killed_again_and_again_runs_every_trial_once(
     tmp_path: Path, uninterrupted: list[list[Any]]
 ) -> None:
-    assert deaths_at_random(tmp_path, 6, seed=1, step_s=0.1) == uninterrupted
-
-
-@pytest.mark.slow
-def test_twenty_five_deaths(tmp_path: Path, uninterrupted: list[list[Any]]) -> None:
-    assert deaths_at_random(tmp_path, 25, seed=2, step_s=0.2) == uninterrupted
+    assert deaths_at_random(tmp_path, 10, seed=1, step_s=0.1) == uninterrupted
 
 
 POINTS = [
@@ -215,18 +228,21 @@ def test_searchers_and_trial_schedulers_go_on_where_they_were(
 def test_hosts_that_are_killed_are_replaced_and_others_go_on(
     tmp_path: Path, uninterrupted: list[list[Any]]
 ) -> None:
-    life = Life(tmp_path, step_s=0.1, settings={"max_failures": 6})
+    life = Life(tmp_path, settings={"max_failures": 6})
+    life.hold(0, 2)
     tuner = life.start()
-    for steps in (3, 12, 25, 40):
-        assert soon(life.has_come_to(steps), 60)
-        pids = [int(line[2]) for line in life.story() if line[0] == "begin"]
-        _kill_if_alive(pids[-1])
+    for number, steps in ((0, 2), (2, 5), (4, 7), (7, 3)):
+        life.hold(number, steps)
+        assert soon(life.has_made(number, steps))
+        begun = life.begins(number)
+        os.kill(begun[-1], signal.SIGKILL)
+        assert soon(lambda number=number, begun=begun: len(life.begins(number)) > len(begun))  # type: ignore[misc]
+    life.let_go()
     life.deaths = 4  # of hosts: what was under way there is done again
     trials = life.told(tuner)
     assert trials == uninterrupted
     life.check(trials)
-    failures = [trial.failures for trial in Study.read(life.journal)]
-    assert sum(failures) >= 3, "one may have been between two trials"
+    assert [trial.failures for trial in Study.read(life.journal)] == [1, 0, 1, 0, 1, 0, 0, 1]
 
 
 def test_a_full_disk_ends_it_with_one_message_and_it_goes_on_later(
@@ -244,10 +260,12 @@ def test_a_full_disk_ends_it_with_one_message_and_it_goes_on_later(
 
 
 def test_a_directory_that_is_removed_ends_it_with_one_message(tmp_path: Path) -> None:
-    life = Life(tmp_path, step_s=0.1)
+    life = Life(tmp_path)
+    life.hold()
     tuner = life.start()
-    assert soon(life.has_come_to(5), 60)
+    assert soon(life.has_come_to(2 * HELD_AT))
     shutil.rmtree(tmp_path / "experiment", ignore_errors=True)
+    life.let_go()
     assert f"{life.journal} was removed while the experiment was going" in life.refusal(tuner)
 
 
@@ -289,16 +307,19 @@ def server() -> Iterator[PostgresServer]:
 def test_a_tuner_with_a_database_is_killed_and_its_server_starts_anew(
     server: PostgresServer, tmp_path: Path, uninterrupted: list[list[Any]]
 ) -> None:
-    life = Life(tmp_path, step_s=0.1, settings={"storage": server.url, "name": "demo"})
-    for steps in (8, 24):
+    life = Life(tmp_path, step_s=0.05, settings={"storage": server.url, "name": "demo"})
+    for number, steps in ((0, 4), (2, 6)):
+        life.hold(number, steps)
         tuner = life.start()
-        assert soon(life.has_come_to(steps), 60)
+        assert soon(life.has_made(number, steps))
         tuner.kill()
         assert life.told(tuner) is None
+    life.hold(7)  # so that it is not over before the server is
     tuner = life.start()
-    assert soon(life.has_come_to(45), 60)
+    assert soon(life.has_come_to(45))
     server.stop()
     server.start()
+    life.let_go()
     trials = life.told(tuner)
     assert trials == uninterrupted
     life.check(trials)
@@ -314,10 +335,3 @@ def test_a_tuner_with_a_database_is_killed_and_its_server_starts_anew(
         "there is an experiment 'demo' in postgresql://tuner@127.0.0.1" in message
         and "another name" in message
     )
-
-
-def _kill_if_alive(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -33,7 +34,7 @@ def test_a_task_whose_worker_is_killed_runs_again(cluster: None, tmp_path: Path)
         return x * 2
 
     ref = task.remote(21)
-    assert eventually(lambda: attempts(log) == 1, 30)
+    assert eventually(lambda: attempts(log) == 1, 60)
     os.kill(int(log.read_text()), signal.SIGKILL)
     assert rlplat.get(ref, timeout=60) == 42
     pids = log.read_text().split()
@@ -182,7 +183,7 @@ def test_the_resources_of_the_dead_are_free(cluster: None) -> None:
     for _ in range(3):
         actor = rlplat.remote(num_cpus=2)(Actor).remote()
         os.kill(rlplat.get(actor.pid.remote(), timeout=60), signal.SIGKILL)
-    assert eventually(lambda: rlplat.available_resources() == {"CPU": 2.0, "GPU": 0.0}, 10)
+    assert eventually(lambda: rlplat.available_resources() == {"CPU": 2.0, "GPU": 0.0}, 60)
 
 
 def test_a_large_result_outlives_the_worker_that_made_it() -> None:
@@ -269,7 +270,7 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
         return [rlplat.put("small"), rlplat.put(np.ones(200_000))]
 
     small, large = rlplat.get(make.remote())
-    assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 10)
+    assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 60)
 
     @rlplat.remote
     def other() -> int:
@@ -277,7 +278,7 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
 
     for _ in range(3):  # let leases come and go
         rlplat.get([other.remote(), other.remote()])
-        assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 10)
+        assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 60)
     assert rlplat.get(small) == "small"
     assert rlplat.get(large).sum() == 200_000
 
@@ -340,7 +341,8 @@ def test_every_worker_at_once(cluster: None) -> None:
 
     for _ in range(5):
         for each in set(rlplat.get([pid.remote() for _ in range(10)], timeout=60)):
-            os.kill(each, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # one that nobody needed may have ended
+                os.kill(each, signal.SIGKILL)
         assert rlplat.get(pid.remote(), timeout=60)
 
 

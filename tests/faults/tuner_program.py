@@ -23,13 +23,23 @@ from rlplat import tune
 DIRECTORY = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 NUM_STEPS = 9
 HELD_AT = 4
-"""As long as there is a file DIRECTORY/hold, no trial makes more steps."""
+"""As long as there is a file DIRECTORY/hold, no trial makes more steps; with "3 7" in it, trials from number 3 on make
+no more than 7. So what a test does to an experiment, it does before its end, however long that takes."""
 
 
 def tell(story: str, text: str) -> None:
     descriptor = os.open(story, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(descriptor, f"{text}\n".encode())
     os.close(descriptor)
+
+
+def is_held(hold: Path, number: int, steps: int) -> bool:
+    try:
+        words = hold.read_text().split()
+    except FileNotFoundError:
+        return False
+    first, most = map(int, words) if words else (0, HELD_AT)
+    return number >= first and steps >= most
 
 
 class Climb:
@@ -43,7 +53,7 @@ class Climb:
             self.has_begun = True
             tell(self.config["story"], f"begin {self.number} {os.getpid()} {self.steps}")
         time.sleep(self.config["step_s"])
-        while self.steps >= HELD_AT and Path(self.config["story"]).with_name("hold").exists():
+        while is_held(Path(self.config["story"]).with_name("hold"), self.number, self.steps):
             time.sleep(0.01)
         while self.steps == 4 and self.config["gate"] and not os.path.exists(self.config["gate"]):
             time.sleep(0.01)
@@ -88,6 +98,15 @@ def die_at(place: str, count: int) -> None:
     setattr(owner, last, deadly)
 
 
+def vanish_when_told(file: str, port: int) -> None:
+    """As soon as there is this file. port: of the database, which will hear nothing more."""
+    from tests.vanishing import vanish
+
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    vanish(port)
+
+
 def main(directory: Path, orders: dict[str, Any]) -> None:
     rlplat.init(num_cpus=2, num_gpus=0, backend=orders.get("backend", "zmq"))
     if "kill_at" in orders:
@@ -105,7 +124,9 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
     if "orphan_s" in orders:
         from rlplat.tune import shared_study
 
-        shared_study.ORPHAN_S = orders["orphan_s"]
+        shared_study.ORPHAN_S, shared_study.KEEPALIVE = orders["orphan_s"], (1, 1, 1)
+    if "vanish" in orders:
+        threading.Thread(target=vanish_when_told, args=orders["vanish"], daemon=True).start()
     if "largest_file" in orders:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders["largest_file"], resource.RLIM_INFINITY))

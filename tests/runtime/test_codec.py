@@ -35,7 +35,6 @@ class Point:
         (True, True),
         (Point, False),
     ],
-    ids=repr,
 )
 def test_only_plain_data_takes_the_short_way(value: Any, is_plain: bool) -> None:
     assert codec._is_plain(value) is is_plain

@@ -74,7 +74,7 @@ class Host:
         there = outside.add.remote(1)
         mine = Counter.remote(there)  # a ref from outside as an argument
         both = rlplat.get([ref, mine.add.remote(1), there])
-        ready, _ = rlplat.wait([there], timeout=10)
+        ready, _ = rlplat.wait([there], timeout=60)
         kept = rlplat.get(rlplat.put({"inside": ref}))[
             "inside"
         ]  # travels through the nested cluster's pickles
@@ -112,7 +112,7 @@ async def _awaited(ref: Any) -> Any:
 
 def test_what_is_made_in_between_lives_in_this_process_and_then_the_connection_is_back(cluster: None) -> None:
     host = Host.remote()
-    outside = rlplat.get(host.here.remote(), timeout=20)
+    outside = rlplat.get(host.here.remote(), timeout=60)
     assert outside["pid"] not in (outside["task"], outside["actor"]) and outside["client"] != "inproc"
     rlplat.get(host.open.remote())
     inside = rlplat.get(host.here.remote())
@@ -120,17 +120,17 @@ def test_what_is_made_in_between_lives_in_this_process_and_then_the_connection_i
     assert inside["client"] == "inproc" and inside["initialized"]
     assert rlplat.get([host.add.remote(1), host.add.remote(2)]) == [11, 13]
     rlplat.get(host.close.remote())
-    again = rlplat.get(host.here.remote(), timeout=20)
+    again = rlplat.get(host.here.remote(), timeout=60)
     assert again["client"] == outside["client"] and again["actor"] != outside["pid"]
 
 
 def test_refs_and_handles_from_outside_work_in_between(cluster: None) -> None:
     host, counter = Host.remote(), Counter.remote()
     array = rlplat.put(np.ones(100_000))  # in shared memory
-    rlplat.get(host.open.remote(), timeout=20)
+    rlplat.get(host.open.remote(), timeout=60)
     for n in (1, 2):
         expected = ([100_000, n + 1, n], 1, 100_000, n, n)
-        assert rlplat.get(host.use.remote(counter, {"ref": array}), timeout=20) == expected
+        assert rlplat.get(host.use.remote(counter, {"ref": array}), timeout=60) == expected
     rlplat.get(host.close.remote())
     assert rlplat.get(counter.add.remote(0)) == 2
     assert rlplat.get(array).sum() == 100_000
@@ -149,10 +149,10 @@ def test_refs_and_handles_from_outside_work_in_between(cluster: None) -> None:
 )
 def test_what_is_wrong_in_between(cluster: None, what: str, error: type[Exception], words: str) -> None:
     host, counter = Host.remote(), Counter.remote()
-    rlplat.get(host.open.remote(), timeout=20)
+    rlplat.get(host.open.remote(), timeout=60)
     with pytest.raises(error, match=words):
-        rlplat.get(host.wrong.remote(counter, what), timeout=20)
-    assert rlplat.get(host.add.remote(0), timeout=20) == 10  # nothing is broken by it
+        rlplat.get(host.wrong.remote(counter, what), timeout=60)
+    assert rlplat.get(host.add.remote(0), timeout=60) == 10  # nothing is broken by it
 
 
 @pytest.mark.parametrize(("what", "error", "words"), [("processes", ConfigError, "has a cluster"),
@@ -160,8 +160,8 @@ def test_what_is_wrong_in_between(cluster: None, what: str, error: type[Exceptio
 def test_what_is_wrong_outside_of_it(cluster: None, what: str, error: type[Exception], words: str) -> None:
     host = Host.remote()
     with pytest.raises(error, match=words):
-        rlplat.get(host.wrong.remote(None, what), timeout=20)
-    assert rlplat.get(host.here.remote(), timeout=20)["client"] != "inproc"
+        rlplat.get(host.wrong.remote(None, what), timeout=60)
+    assert rlplat.get(host.here.remote(), timeout=60)["client"] != "inproc"
 
 
 def test_the_next_task_does_not_see_what_a_task_forgot_to_close(one_worker: Path) -> None:
@@ -174,16 +174,16 @@ def test_the_next_task_does_not_see_what_a_task_forgot_to_close(one_worker: Path
     def careful() -> tuple[int, str]:
         return os.getpid(), rlplat.get_runtime_context().client_id
 
-    first = rlplat.get(forgetful.remote(), timeout=20)
-    process, client = rlplat.get(careful.remote(), timeout=20)
+    first = rlplat.get(forgetful.remote(), timeout=60)
+    process, client = rlplat.get(careful.remote(), timeout=60)
     assert process == first and client != "inproc"
     logs = lambda: "".join(path.read_text() for path in one_worker.glob("*/logs/*.log"))  # noqa: E731
     assert soon(lambda: "has not closed the cluster" in logs())
 
     group = rlplat.placement_group([{"CPU": 1}])
     strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    rlplat.get(forgetful.options(scheduling_strategy=strategy).remote(), timeout=20)
-    assert rlplat.get(careful.options(placement_group=group).remote(), timeout=20)[1] != "inproc"
+    rlplat.get(forgetful.options(scheduling_strategy=strategy).remote(), timeout=60)
+    assert rlplat.get(careful.options(placement_group=group).remote(), timeout=60)[1] != "inproc"
     assert soon(lambda: logs().count("has not closed the cluster") == 2)
     rlplat.remove_placement_group(group)
 
@@ -205,7 +205,7 @@ def test_a_nested_cluster_in_a_captured_actor_and_what_it_submits_afterwards(clu
             return [before, inside, rlplat.get(current.remote())]
 
     actor = rlplat.remote(Both).options(num_cpus=0, scheduling_strategy=strategy).remote()
-    assert rlplat.get(actor.run.remote(), timeout=20) == [group.id, None, group.id]
+    assert rlplat.get(actor.run.remote(), timeout=60) == [group.id, None, group.id]
 
 
 def test_another_thread_may_hold_it_while_the_actor_answers(cluster: None) -> None:
@@ -235,13 +235,13 @@ def test_another_thread_may_hold_it_while_the_actor_answers(cluster: None) -> No
             return rlplat.get_runtime_context().client_id
 
     actor = rlplat.remote(Threaded).remote()
-    rlplat.get(actor.begin.remote(), timeout=20)
-    assert [rlplat.get(actor.step.remote([rlplat.put(n)]), timeout=20) for n in range(3)] == [
+    rlplat.get(actor.begin.remote(), timeout=60)
+    assert [rlplat.get(actor.step.remote([rlplat.put(n)]), timeout=60) for n in range(3)] == [
         (0, 0),
         (1, 1),
         (3, 2),
     ]
-    assert rlplat.get(actor.end.remote(), timeout=20) != "inproc"
+    assert rlplat.get(actor.end.remote(), timeout=60) != "inproc"
 
 
 def test_an_actor_that_ends_with_one_open_ends_in_order(cluster: None, tmp_path: Path) -> None:
@@ -259,6 +259,6 @@ def test_an_actor_that_ends_with_one_open_ends_in_order(cluster: None, tmp_path:
 
     mark = tmp_path / "ended"
     actor = rlplat.remote(Ends).remote()
-    rlplat.get(actor.begin.remote(str(mark)), timeout=20)
+    rlplat.get(actor.begin.remote(str(mark)), timeout=60)
     actor.leave.remote()
     assert soon(lambda: mark.exists() and mark.read_text() == "6")

@@ -44,11 +44,13 @@ class Population:
         seed: int = 0,
         order: int | None = None,
         crash: Callable[[int, int], bool] = lambda number, step: False,
+        refuse: Callable[[int, int], bool] = lambda number, step: False,
         **settings: Any,
     ) -> None:
-        """model(config, seed of the trial). order: seed of the order in which the hosts answer; None: by turns."""
+        """model(config, seed of the trial). order: seed of the order in which the hosts answer; None: by turns.
+        crash, refuse: whether a trial (by number) dies over this step, whether the disk refuses its checkpoint."""
         self.model, self.space, self.make_scheduler = model, Space.parse(space), scheduler
-        self.slots, self.seed, self.crash = slots, seed, crash
+        self.slots, self.seed, self.crash, self.refuse = slots, seed, crash, refuse
         self.rng = random.Random(order) if order is not None else None
         self.spec = ExperimentSpec(
             trainable=None,
@@ -135,6 +137,9 @@ class Population:
             self._step(action.number)
         elif isinstance(action, ex.Save):
             number, step = action.number, self.steps[action.number]
+            if self.refuse(number, step):
+                self.events.append(ex.Saved(number, None, step, error="x/checkpoints: OSError: no space"))
+                return
             self.files[number, f"step_{step}"] = copy.deepcopy(self.running[number].__dict__)
             self.events.append(ex.Saved(number, f"step_{step}", step))
         elif isinstance(action, ex.Release):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -40,13 +41,21 @@ def _user() -> str | None:
     return next((name for name in ("postgres", "nobody") if name in names), None)
 
 
+def _free_port() -> int:
+    """Below those that the kernel gives to outgoing connections: nobody takes it while the server is stopped, not even
+    a client that tries to reach it."""
+    for port in random.sample(range(15_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port between 15000 and 32000")
+
+
 class PostgresServer:
     def __init__(self, directory: Path, binaries: Path, user: str) -> None:
         self.data, self._binaries, self._user = directory / "data", binaries, user
         self._sockets = directory / "s"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = directory
         self._sockets.mkdir()
@@ -89,11 +98,15 @@ class PostgresServer:
         if self._process is not None:
             self._process.send_signal(how)
             try:
-                self._process.wait(20)
+                self._process.wait(60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._process is None
 
     def signal_all(self, number: signal.Signals) -> None:
         """To every process of it."""

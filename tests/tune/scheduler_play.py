@@ -5,7 +5,7 @@ play.add(4)                                             # trials 0 ... 3
 assert play.report(0, 1, 0.5) == Continue()             # trial 0 at progress 1: what is to become of it
 """
 
-from rlplat.tune.schedulers import Pause, Resume, Stop
+from rlplat.tune.schedulers import Continue, Pause, Resume, Stop
 from rlplat.tune.trial import Trial, TrialState
 
 
@@ -31,8 +31,10 @@ class Play:
 
     def report(self, number, progress, score):
         """The verdict, carried out; `due` is carried out as well."""
+        until = self.scheduler.judges_at(self.trials[number])
         trial = self.record(number, progress, score)
         verdict = self.scheduler.judge(trial)
+        assert progress >= until or verdict == Continue(), f"judged at {progress}, and said {until} before"
         if isinstance(verdict, Pause):
             trial.state = TrialState.PAUSED
         elif isinstance(verdict, Stop):
@@ -43,7 +45,7 @@ class Play:
         trial = self.trials[number]
         assert trial.state is TrialState.RUNNING, f"{number} is {trial.state}"
         trial.history.append((progress, score))
-        trial.values = (score,)
+        trial.values, trial.progress = (score,), progress
         trial.step += 1
         self.scheduler.record(trial, progress, score)
         return trial

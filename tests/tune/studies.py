@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import optuna
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.pool import NullPool
 
+from rlplat.tune.storage_address import is_url
 from rlplat.tune.study import Study
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 
@@ -13,6 +17,19 @@ DISTRIBUTIONS = {
     "alpha": optuna.distributions.FloatDistribution(0, 1),
     "layers": optuna.distributions.CategoricalDistribution((1, 2, 4)),
 }
+
+
+def as_optuna_sees(study: Study) -> optuna.Study:
+    """By Optuna's own reader, as it is now."""
+    study.sync()
+    storage: JournalStorage | RDBStorage
+    if is_url(study._storage):
+        address = str(study._storage).partition("://")[2]
+        storage = RDBStorage(f"postgresql+psycopg2://{address}", engine_kwargs={"poolclass": NullPool})
+    else:
+        storage = JournalStorage(JournalFileBackend(str(study._storage)))
+    names = [one.study_name for one in storage.get_all_studies()]
+    return optuna.load_study(study_name=study._name if len(names) > 1 else names[0], storage=storage)
 
 
 def new_trial(number: int) -> Trial:

@@ -199,6 +199,7 @@ def test_promotion_a_pause_that_a_crash_prevented_is_said_again():
     play.add(2)
     assert play.report(0, 1, 0.5) == Pause()
     play.trials[0].state = TrialState.RUNNING  # it died before its checkpoint was written, and began again
+    play.trials[0].progress = 0.0
     assert play.report(0, 0.5, 0.1) == Pause()
     assert play.report(1, 1, 0.6) == Pause()
     assert play.close() == {1: Resume()}

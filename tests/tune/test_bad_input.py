@@ -57,6 +57,7 @@ def test_what_is_right_is_settled() -> None:
     assert spec.checked() == spec
     spec = replace(SPEC, name="", out=Path()).checked()
     assert spec.name == "train" and str(spec.out).startswith("runs/train-20")
+    assert replace(SPEC, out=Path("~/exp")).checked().out == Path.home() / "exp"
     assert replace(SPEC, metric=("a", "b")).checked().mode == ("max", "max")
 
 
@@ -104,6 +105,8 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"searcher": Searcher("bayes")}, "no searcher 'bayes'"),
         ({"searcher": Searcher("tp")}, "did you mean 'tpe'?"),
         ({"searcher": Searcher("random", {"gamma": 1})}, "searcher random has no option 'gamma'"),
+        ({"searcher": Searcher("tpe", points={"alpha": 0.3})}, "points is a list, [{alpha: 0.3}], not {'alpha': 0.3}"),
+        ({"searcher": Searcher("tpe", warm_start=[3])}, "warm_start is a list, [runs/earlier], not [3]"),
         ({"scheduler": "ahsa"}, "did you mean 'asha'?"),
         ({"scheduler": {"max_progress": 3}}, "scheduler has no 'name'"),
         ({"scheduler": {"name": "fifo", "units": "step"}}, "setting 'units' of trial scheduler 'fifo'; did you mean"),
@@ -114,6 +117,8 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"trainable": "os:nothing"}, "'os' has no 'nothing'"),
         ({"trainable": 3}, "3"),
         ({"trainable": lambda: None}, "config"),
+        ({"stop": lambda trial, result: True}, "stop is a dict of metrics and what is to be reached, {'step': 100}"),
+        ({"resources": {"cpu": 0}}, "a trial takes at least a share of a CPU, as in {cpu: 0.5}, not {'cpu': 0}"),
         ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; leave storage away"),
         ({"storage": "mysql://host/x"}, "postgresql://"),
         ({"storage": "postgresql://host"}, "postgresql://user@host/database"),
@@ -121,6 +126,20 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
 )  # fmt: skip
 def test_what_is_wrong_is_one_message(changes: dict[str, Any], said: str) -> None:
     assert said in complaint(**changes)
+
+
+def test_a_searcher_of_another_kind_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"searcher is a name, a dict with a name, or a tune\.Searcher, not"
+    ):
+        tune.run(train, SPEC.space, metric="accuracy", searcher=Searcher)  # type: ignore[arg-type]
+
+
+def test_names_of_ray_say_what_they_are_here() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'grid_search'; here it is tune\.grid"):
+        tune.grid_search([1, 2])
+    with pytest.raises(AttributeError, match=r"no attribute 'gird'$"):
+        tune.gird([1, 2])
 
 
 def test_complaints_about_a_file_say_where() -> None:
@@ -164,6 +183,9 @@ def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
     assert "unknown key 'learning_rte' in exp.yaml:7; did you mean 'learning_rate'?" in said
     said = complaint(trainable="ppo", origins=origins, space={**base, "discount": tune.uniform(0.9, 1.5)})
     assert "bad value for 'discount' in exp.yaml:8: 1.5" in said or "1.4999" in said
+    said = complaint(trainable="ppo", space={**base, "discount": tune.normal(0.95, 0.05)})
+    assert "bad value for 'discount'" in said and "1.1" in said, "what is drawn now and then"
+    ExperimentSpec("ppo", {**base, "discount": tune.normal(0.95, 0.01)}).checked()
     assert "'env' is not set" in complaint(trainable="ppo", space={})
 
 
@@ -175,7 +197,7 @@ def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
         ({"CPU": 3.0}, {}, "one trial needs cpu 3, and the whole cluster has CPU 2; lower config.num_rollout_workers"),
         ({"GPU": 1.0}, {"resources": {"gpu": 1}}, "needs gpu 1, and the whole cluster has CPU 2; lower resources.gpu"),
         ({"tpu": 1.0}, {"resources": {"tpu": 1}},
-         "needs tpu 1, and the whole cluster has CPU 2, tpus 4; did you mean 'tpus'?; lower"),
+         "needs tpu 1, and the whole cluster has CPU 2, tpus 4; there is no 'tpu'; did you mean 'tpus'?"),
     ],
 )  # fmt: skip
 def test_a_demand_larger_than_the_cluster_names_what_to_lower(

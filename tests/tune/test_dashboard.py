@@ -38,12 +38,12 @@ def dashboard(storage: Path) -> Iterator[str]:
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        assert soon(lambda: process.poll() is not None or answers(url), 40)
+        assert soon(lambda: process.poll() is not None or answers(url))
         assert process.poll() is None, log.read_text()
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def answers(url: str) -> bool:
@@ -55,7 +55,7 @@ def answers(url: str) -> bool:
 
 
 def ask(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=20) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return json.load(reply)
 
 

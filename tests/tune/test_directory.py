@@ -234,6 +234,10 @@ def test_a_disk_that_is_full_from_the_first_report_on_stops_nothing(tmp_path: Pa
     assert len(said) == 2 and "No space left" in said[0]
 
 
+def test_a_config_is_kept_as_it_is_read() -> None:
+    assert directory_module.config_text({"größe": "大"}) == "größe: 大\n"
+
+
 def test_best_yaml_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     directory = open_directory(tmp_path)
     trial = a_trial(3, alpha=0.5)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from rlplat import tune
-from rlplat.tune.domains import Domain, Range
+from rlplat.tune.domains import Domain
+from rlplat.tune.ranges import Range
 
 SHARES = st.floats(0, 1, exclude_max=True)
 ENDS = st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -92,6 +94,53 @@ def test_qloguniform_has_steps_and_prefers_small_ones():
     assert values.count(1.0) > 10 * values.count(30.0)
 
 
+def test_a_normal_has_its_distribution():
+    values = np.array(draws(tune.normal(3, 0.5), 20_000))
+    assert stats.kstest(values, stats.norm(3, 0.5).cdf).pvalue > 0.05
+    assert np.mean(values) == pytest.approx(3, abs=0.015)  # its standard error is 0.0035
+    assert np.std(values) == pytest.approx(0.5, abs=0.01)
+    assert len(set(values)) == 20_000
+
+
+def test_a_qnormal_is_a_normal_rounded_to_multiples_of_its_step():
+    values = np.array(draws(tune.qnormal(3, 10, 5), 20_000))
+    assert np.array_equal(values % 5, np.zeros(20_000))
+    for value in (-5, 0, 5, 10):  # mean and phase of the steps have nothing to do with each other
+        wanted = stats.norm(3, 10).cdf(value + 2.5) - stats.norm(3, 10).cdf(value - 2.5)
+        assert np.mean(values == value) == pytest.approx(wanted, abs=0.012)
+    assert 0.3 in draws(tune.qnormal(0, 1, 0.1)), "not 0.30000000000000004"
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3), st.floats(1e-9, 1 - 1e-9))
+def test_a_normals_share_finds_its_value(mean, deviation, share):
+    domain = tune.normal(mean, deviation)
+    value = domain.at(share)
+    assert domain.contains(value)
+    assert domain.share(value) == pytest.approx(share, abs=1e-6)
+    assert value == pytest.approx(mean + deviation * stats.norm.ppf(share), abs=1e-4 * deviation)
+
+
+@given(st.floats(-100, 100), st.floats(0.1, 100), st.floats(0.05, 50), SHARES)
+def test_a_qnormals_values_are_found_again(mean, deviation, quantum, share):
+    domain = tune.qnormal(mean, deviation, quantum)
+    value = domain.at(share)
+    assert domain.contains(value)
+    assert abs(value - mean) <= 8 * deviation + quantum
+    if abs(value - mean) < 5 * deviation:
+        assert domain.at(domain.share(value)) == value
+
+
+@pytest.mark.parametrize("domain", [tune.normal(-1, 2), tune.qnormal(-1, 2, 0.5)])
+def test_a_normal_has_ends_far_out_and_every_share_a_value(domain):
+    shares = (0.0, 5e-324, 2**-53, 0.5, math.nextafter(1, 0), 1.0)
+    values = [domain.at(share) for share in shares]
+    assert values == sorted(values)
+    assert all(math.isfinite(value) and domain.contains(value) for value in values)
+    assert domain.clip(math.inf) == domain.top
+    assert 0 < domain.share(domain.at(2**-53)) < 1e-15
+    assert not domain.contains(100)
+
+
 def test_a_choice_is_even():
     values = draws(tune.choice(["a", "b"]))
     assert values.count("a") / len(values) == pytest.approx(0.5, abs=0.03)
@@ -110,6 +159,9 @@ def test_a_choice_is_even():
         (tune.lograndint(2, 9), 1, 2),
         (tune.quniform(0, 1, 0.25), 0.4, 0.5),
         (tune.quniform(0, 1, 0.4), 5, 0.8),
+        (tune.normal(0, 1), 1.5, 1.5),
+        (tune.normal(0, 1), -1000, -8.0),
+        (tune.qnormal(1, 1, 0.5), 0.3, 0.5),
         (tune.choice([1, 2]), 2, 2),
         (tune.choice([[1], [2]]), "[2]", "[2]"),
     ],
@@ -128,6 +180,8 @@ def test_clip_gives_the_nearest_value_inside(domain, value, clipped):
         (tune.uniform(0, 1), True),
         (tune.uniform(0, 1), math.nan),
         (tune.randint(0, 3), [1]),
+        (tune.normal(0, 1), math.nan),
+        (tune.normal(0, 1), "0"),
         (tune.choice(["a"]), "b"),
         (tune.choice(["a"]), ["a"]),
     ],
@@ -161,6 +215,7 @@ def test_labels_are_scalars_that_tell_the_options_apart():
 def test_a_range_tells_its_text_and_its_kind():
     assert tune.uniform(0, 1).text == "uniform(0, 1)"
     assert tune.quniform(0, 1, 0.1).text == "quniform(0, 1, 0.1)"
+    assert tune.normal(0, 0.5).text == "normal(0, 0.5)" and tune.qnormal(0, 10, 5).text == "qnormal(0, 10, 5)"
     assert tune.choice(["a"]).text == "choice(['a'])"
     assert isinstance(tune.randint(0, 2), Range)
     assert tune.lograndint(1, 2).is_log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,8 +32,9 @@ from rlplat.tune.events import (
     Saved,
     Say,
 )
-from rlplat.tune.experiment import Experiment
+from rlplat.tune.experiment import MAX_FREE_REPORTS, Experiment
 from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
+from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.search import Suggestion
 from rlplat.tune.spec import ExperimentSpec
@@ -64,6 +66,9 @@ class Scripted(FIFO):
     ) -> None:
         super().__init__()
         self.verdicts, self._due = verdicts, due or []
+
+    def judges_at(self, trial: Trial) -> float:
+        return trial.progress
 
     def judge(self, trial: Trial) -> Verdict:
         return self.verdicts.get((trial.number, trial.step), Continue())
@@ -109,7 +114,7 @@ def test_a_trial_is_recorded_then_begun_and_each_report_is_recorded_before_it_go
     assert not experiment.is_done
     assert kinds(experiment.handle(Returned(0))) == [RecordEnd, Release]
     assert experiment.is_done
-    assert experiment.counts[TrialState.COMPLETE] == 1
+    assert experiment.roster.counts[TrialState.COMPLETE] == 1
 
 
 def test_a_lower_metric_is_a_higher_score_and_stops_from_above() -> None:
@@ -209,6 +214,42 @@ def test_a_verdict_may_ask_for_a_checkpoint() -> None:
     assert trial.checkpoint == CheckpointMark(2, "step_2", 2.0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps", "expected"),
+    [
+        ({}, 0, MAX_FREE_REPORTS),
+        ({"stop": {"step": 5}}, 0, 5),  # on the fifth
+        ({"stop": {"step": 5}}, 3, 2),
+        ({"stop": {"step": 2.5}}, 0, 3),
+        ({"stop": {"acc": 0.9}}, 0, 1),  # who knows when
+        ({"stop": {"step": 5, "wall_s": 60}}, 0, 1),
+        ({"checkpoint_period": 3}, 0, 3),
+        ({"checkpoint_period": 3}, 4, 2),
+        ({"scheduler": ASHA(max_progress=9, reduction_factor=3)}, 0, 1),
+        ({"scheduler": ASHA(max_progress=9, reduction_factor=3)}, 1, 2),
+        ({"scheduler": ASHA(max_progress=9, reduction_factor=3)}, 3, 6),
+        ({"scheduler": ASHA(min_progress=0.1 * 3 * 10, unit="step")}, 0, 3),  # 3 but for rounding
+        ({"scheduler": ASHA(max_progress=9, min_progress=1, unit="acc")}, 0, 1),
+    ],
+)
+def test_reports_that_need_no_answer(settings: dict[str, Any], steps: int, expected: int) -> None:
+    experiment = make(1, **settings)
+    begun(experiment)
+    for step in range(steps):
+        report(experiment, 0, 0.5 + step / 100)
+    assert experiment.num_free_reports(0) == expected
+
+
+def test_a_report_that_needs_no_answer_gets_none() -> None:
+    experiment = make(1, checkpoint_period=2)
+    trial = begun(experiment)
+    assert kinds(experiment.handle(Reported(0, {"acc": 0.5}, 1.0, goes_on=True))) == [RecordReport]
+    assert kinds(report(experiment, 0, 0.7)) == [RecordReport, Save, Advance]
+    assert trial.history == [(1, 0.5), (2, 0.7)] and trial.run_s == 2
+    actions = experiment.handle(Reported(0, {"acc": math.nan}, 1.0, goes_on=True))
+    assert kinds(actions)[:3] == [RecordReport, RecordEnd, Say] and Release in kinds(actions)
+
+
 def test_checkpoints_by_period_and_by_their_price() -> None:
     every_third = make(1, checkpoint_period=3)
     begun(every_third)
@@ -267,7 +308,7 @@ def test_nan_fails_the_trial_and_no_other() -> None:
     assert trial.error == "it reported acc = nan in its report 1"
     report(experiment, 1, 0.5)
     experiment.handle(Returned(1))
-    assert [best.number for best in experiment.best()] == [other.number]
+    assert [best.number for best in experiment.roster.best()] == [other.number]
 
 
 def test_an_unknown_metric_names_what_was_reported() -> None:
@@ -277,6 +318,35 @@ def test_an_unknown_metric_names_what_was_reported() -> None:
     assert isinstance(actions[-1], Abort) and isinstance(actions[-1].error, ConfigError)
     text = str(actions[-1].error)
     assert "no metric 'acc'" in text and "did you mean 'accc'?" in text and "accc, loss" in text
+
+
+def test_a_stop_rule_on_what_nobody_reports_is_refused_at_the_first_report() -> None:
+    experiment = make(1, stop={"step": 9, "wall_s": 9, "training_iteration": 3})
+    begun(experiment)
+    actions = experiment.handle(Reported(0, {"acc": 1.0, "iteration": 1}, 1.0))
+    assert isinstance(actions[-1], Abort)
+    text = str(actions[-1].error)
+    assert "stop: no metric 'training_iteration'" in text and "reported: acc, iteration (one" in text
+    experiment = make(1, stop={"step": 2, "late": 3})  # None until it is known, and later left out
+    begun(experiment)
+    assert isinstance(experiment.handle(Reported(0, {"acc": 1.0, "late": None}, 1.0))[-1], Advance)
+    actions = experiment.handle(Reported(0, {"acc": 1.0}, 1.0))
+    assert isinstance(actions[-1], Release) and experiment.roster.best()[0].state is TrialState.COMPLETE
+
+
+def test_only_grouped_metrics_of_an_algorithm_may_be_missing_at_first() -> None:
+    reported = {"episode_return_mean": None, "learner/entropy": 1.0}
+    for metric, is_known in (("episode_reward_mean", False), ("eval/return_mean", True)):
+        spec = ExperimentSpec("ppo", {}, metric=(metric,), mode=("max",), num_samples=1, stop={"step": 2})
+        experiment = Experiment(spec, Numbered(1), FIFO(), trial_seed=lambda n: n, is_algorithm=True)
+        begun(experiment)
+        last = experiment.handle(Reported(0, reported, 1.0))[-1]
+        assert isinstance(last, Advance) is is_known
+        assert is_known or "did you mean 'episode_return_mean'?" in str(last.error)
+    # it is never reported: the trial that its stop rule ends has no result
+    actions = experiment.handle(Reported(0, reported, 1.0))
+    assert isinstance(actions[-1], Abort) and "it never reported 'eval/return_mean'" in str(actions[-1].error)
+    assert experiment.roster.counts[TrialState.FAILED] == 1
 
 
 def test_a_metric_may_come_later_as_none_and_without_any_value_the_trial_fails() -> None:
@@ -394,7 +464,7 @@ def test_the_front_of_two_objectives() -> None:
         begun(experiment)
         experiment.handle(Reported(number, {"acc": acc, "cost": cost}, 1.0))
         experiment.handle(Returned(number))
-    assert [trial.number for trial in experiment.best()] == [3, 0, 1, 2]
+    assert [trial.number for trial in experiment.roster.best()] == [3, 0, 1, 2]
 
 
 # ---------------------------------------------------------------- whole experiments
@@ -441,15 +511,17 @@ class World:
                 self.events = deque(event for event in self.events if event.number != action.number)
 
     def compute(self, number: int) -> None:
-        if self.running[number] >= self.length:
-            self.events.append(Returned(number, 0.1))
-            return
-        self.running[number] += 1
-        if self.rng.random() < 0.05:
-            self.events.append(Crashed(number, "bad luck"))
-        else:
+        """To the next report, or over some that need no answer."""
+        for left in reversed(range(self.rng.randint(1, self.experiment.num_free_reports(number)))):
+            if self.running[number] >= self.length:
+                self.events.append(Returned(number, 0.1))
+                return
+            self.running[number] += 1
+            if self.rng.random() < 0.05:
+                self.events.append(Crashed(number, "bad luck"))
+                return
             acc = number / 100 + self.running[number] / 10
-            self.events.append(Reported(number, {"acc": acc}, 1.0, True))
+            self.events.append(Reported(number, {"acc": acc}, 1.0, not left, goes_on=left > 0))
 
     def go(self, num_events: int) -> bool:
         """Whether the experiment came to its end within so many events."""
@@ -476,6 +548,9 @@ class PauseHalf(FIFO):
         super().__init__()
         self._paused: list[int] = []
         self._all_there = False
+
+    def judges_at(self, trial: Trial) -> float:
+        return min(step for step in (2, 3, 4, math.inf) if step > trial.step)
 
     def judge(self, trial: Trial) -> Verdict:
         if trial.step == 2 and trial.number % 2 == 0 and not trial.notes.get("went_on"):
@@ -546,10 +621,10 @@ def test_trials_of_others_are_learnt_from_and_waited_for() -> None:
     scheduler = Listening()
     experiment = make(3, scheduler)
     experiment.learn([of_another(0, 0.5), of_another(1, 0.1, 0.2, state=TrialState.COMPLETE)])
-    assert experiment.others == [0] and experiment.num_trials == 2
+    assert list(experiment.roster.others) == [0] and experiment.num_trials == 2
     assert begun(experiment).number == 2
     experiment.learn([of_another(0, 0.5, 0.9)])
-    assert [trial.number for trial in experiment.best()] == [0, 1]
+    assert [trial.number for trial in experiment.roster.best()] == [0, 1]
     report(experiment, 2, 0.3)
     experiment.handle(Returned(2))
     assert experiment.next_trial() == [] and not experiment.is_done
@@ -575,11 +650,11 @@ def test_an_adopted_trial_goes_on_from_its_checkpoint() -> None:
     left = of_another(0, 0.5, 0.6, 0.7)
     left.checkpoint = CheckpointMark(2, "step_2", 2.0)
     assert kinds(experiment.adopt([left])) == [RecordChange]
-    assert experiment.others == [] and experiment.has_waiting
+    assert not experiment.roster.others and experiment.roster.has_waiting
     assert begun(experiment) is left and left.history == [(1, 0.5), (2, 0.6)]
     report(experiment, 0, 0.9)
     experiment.handle(Returned(0))
-    assert experiment.is_done and experiment.counts[TrialState.COMPLETE] == 1
+    assert experiment.is_done and experiment.roster.counts[TrialState.COMPLETE] == 1
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -590,10 +665,10 @@ def test_a_trial_that_another_took_is_the_others(has_ended: bool) -> None:
     if has_ended:
         experiment.handle(Returned(0))
     experiment.lose(trial)
-    assert experiment.others == [0] and experiment.handle(Reported(0, {"acc": 1.0}, 1.0)) == []
-    assert not experiment.is_done and not any(experiment.counts.values())
+    assert list(experiment.roster.others) == [0] and experiment.handle(Reported(0, {"acc": 1.0}, 1.0)) == []
+    assert not experiment.is_done and not any(experiment.roster.counts.values())
     experiment.learn([of_another(0, 0.5, 0.6, state=TrialState.COMPLETE)])
-    assert experiment.is_done and [best.values for best in experiment.best()] == [(0.6,)]
+    assert experiment.is_done and [best.values for best in experiment.roster.best()] == [(0.6,)]
 
 
 def test_the_number_of_a_trial_that_was_never_written_is_free_again() -> None:
@@ -602,5 +677,5 @@ def test_the_number_of_a_trial_that_was_never_written_is_free_again() -> None:
     experiment.lose(begun(experiment))
     assert not experiment.suggests
     experiment.learn([of_another(0)])
-    assert experiment.others == [0] and experiment.num_trials == 1
+    assert list(experiment.roster.others) == [0] and experiment.num_trials == 1
     assert begun(experiment).number == 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlplat.config import Layer, load_yaml, parse_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune import experiment_file, space
-from rlplat.tune.experiment_file import dump_experiment, experiment_of, load_experiments, refuse_changes
+from rlplat.tune.experiment_file import experiment_of, load_experiments
+from rlplat.tune.saved_experiment import dump_experiment, refuse_changes
 from rlplat.tune.search import Searcher
 from rlplat.tune.spec import ExperimentSpec
 
@@ -236,6 +238,22 @@ def test_python_domains_are_kept_as_yaml() -> None:
     }
     assert kept["trainable"] == f"{__name__}:compute" and kept["metric"] == "m"
     assert experiment_of(Layer(kept)).space == kept["config"]
+
+
+def test_numbers_of_numpy_are_kept_as_numbers() -> None:
+    tree = {
+        "a": space.uniform(np.float32(0.5), np.float64(1)),
+        "b": space.grid(np.linspace(0, 1, 3)),
+        "c": space.randint(np.int64(1), np.int32(4)),
+        "d": {"e": np.arange(2), "f": np.float32(2)},
+    }
+    spec = ExperimentSpec(compute, tree, metric=("m",), stop={"m": np.float64(3)}, name="x").checked()
+    assert parse_yaml(dump_experiment(spec), "kept").values["config"] == {
+        "a": {"uniform": [0.5, 1.0]},
+        "b": {"grid": [0.0, 0.5, 1.0]},
+        "c": {"randint": [1, 4]},
+        "d": {"e": [0, 1], "f": 2.0},
+    }
 
 
 def test_a_resumed_experiment_is_the_one_that_was_begun() -> None:

@@ -150,19 +150,19 @@ def server(experiment: Path) -> Iterator[str]:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )
     try:
-        assert soon(lambda: "http://127.0.0.1:" in log.read_text() or process.poll() is not None, 50)
+        assert soon(lambda: "http://127.0.0.1:" in log.read_text() or process.poll() is not None)
         text = log.read_text()
         assert process.poll() is None, text
         yield "http://127.0.0.1:" + text.split("http://127.0.0.1:")[1].split("/")[0]
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def ask(url: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)
 
 
@@ -173,7 +173,7 @@ def test_the_hparams_page_of_tensorboard_shows_the_experiment(server: str) -> No
         "sliceSize": 100,
         "allowedStatuses": ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"],
     }
-    assert soon(lambda: len(ask(f"{server}/data/runs")) == 4, 30), "the experiment and its trials"
+    assert soon(lambda: len(ask(f"{server}/data/runs")) == 4), "the experiment and its trials"
 
     experiment = ask(f"{plugin}/experiment", {"experimentName": ""})
     assert experiment["name"] == "an-experiment"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.tune.domains import choice, loguniform, randint, uniform
 from rlplat.tune.importance import MIN_TRIALS, Axis, axis_of, importances
+from rlplat.tune.space import choice, loguniform, normal, randint, uniform
 
 DOMAINS = {"much": uniform(-1, 1), "little": uniform(-1, 1), "nothing": uniform(-1, 1)}
 
@@ -122,6 +122,8 @@ def test_axes() -> None:
     assert not axis_of(choice([10, 20, 30]), []).is_log and not axis_of(choice([0, 1, 1000]), []).is_log
     assert axis_of(loguniform(1e-4, 1), [2.0]) == Axis(low=1e-4, high=2.0, is_log=True), "PBT left the range"
     assert axis_of(randint(1, 9), [3]) == Axis(low=1, high=8, is_integer=True)
+    assert axis_of(normal(1, 0.5), [1.2]) == Axis(low=-0.5, high=2.5), "three deviations"
+    assert axis_of(normal(1, 0.5), [1.2, 3.0]) == Axis(low=-0.5, high=3.0)
     assert axis_of(None, [1e-4, 0.5]) == Axis(low=1e-4, high=0.5, is_log=True)
     assert axis_of(None, ["b", 1, "a"]).options == (1, "a", "b")
     assert axis_of(loguniform(0.01, 1), []).position(0.1) == pytest.approx(0.5)

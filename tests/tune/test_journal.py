@@ -134,7 +134,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         path.write_bytes(b"".join([*lines[:3], damaged, *lines[4:]]))
         journal = Journal(path)
         with pytest.raises(ConfigError, match=r"study\.journal is damaged in line 4 \(at byte \d+\)"):
-            list(journal.read_logs(0))
+            list(journal.read_logs())
         journal.close()
 
 
@@ -171,16 +171,13 @@ def test_a_journal_that_was_removed_is_noticed(journal: Journal) -> None:
         journal.sync()
 
 
-def test_reading_goes_on_where_it_was_and_sees_the_lines_of_others(journal: Journal) -> None:
+def test_reading_sees_the_lines_of_others_and_those_in_memory(journal: Journal) -> None:
     journal.append(log(1))
-    journal.append(log(2))
-    assert [entry["user_attr"]["n"] for entry in journal.read_logs(0)] == [1, 2]
-    assert list(journal.read_logs(2)) == []
+    assert [entry["user_attr"]["n"] for entry in journal.read_logs()] == [1]
     with open(journal.path, "ab") as other:  # optuna-dashboard saves a note
-        other.write(json.dumps(log(3)).encode() + b"\n")
-    journal.append(log(4))
-    assert [entry["user_attr"]["n"] for entry in journal.read_logs(2)] == [3, 4]
-    assert [entry["user_attr"]["n"] for entry in journal.read_logs(1)] == [2, 3, 4]
+        other.write(json.dumps(log(2)).encode() + b"\n")
+    journal.append(log(3))
+    assert [entry["user_attr"]["n"] for entry in journal.read_logs()] == [1, 2, 3]
 
 
 def test_what_is_not_json_is_refused_and_leaves_no_line(journal: Journal) -> None:
@@ -197,7 +194,7 @@ from pathlib import Path
 from rlplat.tune.journal import Journal
 
 journal = Journal(Path(sys.argv[1]))
-number = sum(1 for _ in journal.read_logs(0))
+number = sum(1 for _ in journal.read_logs())
 while True:
     for _ in range(number % 7 + 1):
         journal.append({"op_code": 2, "study_id": 0, "user_attr": {"n": number}, "text": "x" * (number % 5 * 3000)})

@@ -11,6 +11,7 @@ from scipy import stats
 from scipy.optimize import check_grad
 
 from rlplat.errors import ConfigError
+from rlplat.tune.exploits import lineage
 from rlplat.tune.schedulers.pb2 import (
     JITTER,
     PB2,
@@ -22,7 +23,6 @@ from rlplat.tune.schedulers.pb2 import (
     periods_of,
     upper_bound_choice,
 )
-from rlplat.tune.schedulers.pbt import lineage
 from rlplat.tune.space import Space, choice, loguniform, uniform
 from rlplat.tune.trial import Trial, TrialState
 from tests.tune.population import Population
@@ -173,7 +173,7 @@ def test_it_follows_a_moving_optimum_and_mixes_with_choices() -> None:
         Moving, space, lambda: PB2(1, synch=True), num_samples=8, slots=8, stop={"step": 20}
     ).run()
     assert all(trial.state is TrialState.COMPLETE for trial in population.trials)
-    best = population.experiment.best()[0]
+    best = population.experiment.roster.best()[0]
     best_fixed = 20 - sum((0.5 - (0.2 + 0.6 * step / 20)) ** 2 for step in range(20))
     assert best.values[0] > best_fixed
     late = [params["x"] for progress, params in lineage(best) if progress >= 12]

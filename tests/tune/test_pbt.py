@@ -10,11 +10,23 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError
+from rlplat.tune.exploits import lineage
 from rlplat.tune.schedulers import Continue, Exploit, Pause, Resume
 from rlplat.tune.schedulers.fifo import FIFO
-from rlplat.tune.schedulers.pbt import PBT, lineage, mutated, mutations_of
+from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.space import Space, choice, grid, loguniform, quniform, randint, sample_from, uniform
+from rlplat.tune.space import (
+    Space,
+    choice,
+    grid,
+    loguniform,
+    normal,
+    qnormal,
+    quniform,
+    randint,
+    sample_from,
+    uniform,
+)
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 from tests.tune.population import Killed, Population
 
@@ -209,6 +221,8 @@ def test_numbers_are_multiplied_with_a_factor_within_their_bounds() -> None:
     assert min(seen.values()) > 150
     assert set(changes(0.9, uniform(0.8, 1.0))) == {0.8, math.nextafter(1.0, 0.0)}
     assert set(changes(-0.5, uniform(-1.0, 1.0))) == {-0.4, -0.6}
+    assert set(changes(5.0, normal(4.0, 1.0))) == {4.0, 6.0}
+    assert set(changes(-11.0, normal(0.0, 1.5))) == {-8.8, -12.0}
     assert len(changes(0.0, uniform(-1.0, 1.0))) == 400  # no factor moves a zero: it is drawn
 
 
@@ -218,6 +232,7 @@ def test_integers_and_steps_move_by_one_at_least() -> None:
     assert set(changes(1, randint(1, 100))) == {1, 2}
     assert all(type(value) is int for value in changes(10, randint(1, 100)))
     assert set(changes(0.1, quniform(0.0, 1.0, 0.1))) == {0.0, 0.2}
+    assert set(changes(-5, qnormal(0.0, 20.0, 5.0))) == {-10.0, 0.0}
 
 
 def test_numbers_to_choose_from_have_neighbours_and_others_are_drawn() -> None:
@@ -369,7 +384,7 @@ def test_with_few_slots_nobody_gets_more_than_one_period_ahead_of_who_waits() ->
 
     def watched(actions: Any) -> None:
         perform(actions)
-        trials = population.experiment.live_trials()
+        trials = population.experiment.roster.live_trials()
         if len(trials) == 6 and population.experiment.num_trials == 6:
             spread.append(max(t.progress for t in trials) - min(t.progress for t in trials))
 
@@ -440,12 +455,12 @@ class Toy:
 def test_the_papers_toy_needs_both_values_in_turns() -> None:
     space = {"h": grid(["(1, 0)", "(0, 1)"])}
     settings: dict[str, Any] = {"num_samples": 2, "slots": 4, "stop": {"step": 200}}
-    fixed = Population(Toy, space, FIFO, **settings).run().experiment.best()[0]
+    fixed = Population(Toy, space, FIFO, **settings).run().experiment.roster.best()[0]
     assert fixed.values[0] == pytest.approx(1.2 - 0.9**2, abs=1e-4)  # 0.39: one of the two never moves
     pbt = (
         Population(Toy, space, lambda: PBT(4, resample_probability=0.5, synch=True), **settings)
         .run()
-        .experiment.best()[0]
+        .experiment.roster.best()[0]
     )
     assert pbt.values[0] > 1.15
     assert {params["h"] for _, params in lineage(pbt)} == {"(1, 0)", "(0, 1)"}

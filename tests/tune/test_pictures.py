@@ -12,6 +12,7 @@ import pytest
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.picture_axes import without_outliers
 from rlplat.tune.pictures import draw_all
+from rlplat.tune.space import normal, qnormal
 from rlplat.tune.trial import Trial, TrialState
 from tests.tune.experiments import write_experiment
 
@@ -52,6 +53,16 @@ def test_the_scales_are_those_of_the_domains(tmp_path: Path) -> None:
     assert [text.get_text() for text in slices["num_envs"].get_xticklabels()] == ["4", "8", "16", "32"]
     has_size = slices["size"].collections[0].get_offsets()
     assert 0 < len(has_size) < len(slices["discount"].collections[0].get_offsets()), "those that have it"
+
+
+def test_a_normal_parameter_has_an_axis_of_three_deviations_to_each_side(tmp_path: Path) -> None:
+    space = {"learning_rate": normal(1e-3, 2e-4), "horizon": qnormal(100, 50, 25)}
+    analysis = an_analysis(tmp_path / "exp", 40, space=space)
+    assert {one.name for one in analysis.importances} == {"learning_rate", "horizon"}
+    figures = draw(analysis)
+    texts = [text.get_text() for text in figures["parallel_coordinates"].axes[0].texts]
+    assert {"0.0004", "0.0016"} <= set(texts), "the ends of its axis"
+    assert axes_by_label(figures["slices"])["learning_rate"].get_xscale() == "linear"
 
 
 def test_the_important_parameter_stands_next_to_the_metric(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def living() -> list[Any]:
     return [actor for actor in state.list_actors() if actor["state"] == "alive"]
 
 
-def test_without_rollout_workers_nothing_runs_outside_the_host(cluster: None, tmp_path: Path) -> None:
+def test_without_rollout_workers_nothing_runs_outside_the_host(torch_cluster: None, tmp_path: Path) -> None:
     _, host = booked(1)
     report = rlplat.get(host.begin.remote(str(tmp_path / "00003"), SMALL), timeout=60)
     assert report["env_steps"] > 0
@@ -280,7 +280,7 @@ def test_without_rollout_workers_nothing_runs_outside_the_host(cluster: None, tm
 
 
 def test_rollout_workers_live_in_the_trials_booking_and_end_with_the_trial(
-    cluster: None, tmp_path: Path
+    torch_cluster: None, tmp_path: Path
 ) -> None:
     group, host = booked(2)
     for number in range(2):
@@ -304,7 +304,7 @@ def test_rollout_workers_live_in_the_trials_booking_and_end_with_the_trial(
 def test_tune_ppo_and_train_with_the_best(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from rlplat import tune
 
-    rlplat.init(num_cpus=2, num_gpus=0)
+    rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])
     space = SMALL | {"learning_rate": tune.grid([1e-2, 1e-3, 1e-9]), "stop": {}}
     analysis = tune.run(
         "ppo", space, stop={"env_steps": 1024}, max_concurrent=2, out=tmp_path / "exp", seed=4
@@ -354,7 +354,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(cluster: None, tmp_path: Path) -> None:
+def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(
+    torch_cluster: None, tmp_path: Path
+) -> None:
     host = Host.remote()
     for number, (algo, settings) in enumerate(OTHERS.items()):
         config = settings | {"env": "CartPole-v1", "policy": {"hidden_sizes": [16]}, "num_rollout_workers": 0}
@@ -368,7 +370,7 @@ def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(cluster: Non
 
 
 def test_a_trial_does_not_see_the_cluster_that_the_one_before_forgot_to_close(
-    cluster: None, tmp_path: Path
+    torch_cluster: None, tmp_path: Path
 ) -> None:
     from rlplat import tune
 
@@ -395,7 +397,7 @@ def test_gpus_are_the_learners_in_an_algorithm_and_the_hosts_in_a_function(tmp_p
     def gpus(config: dict[str, Any]) -> dict[str, Any]:
         return {"value": config["n"], "gpus": len(rlplat.get_runtime_context().gpu_ids)}
 
-    rlplat.init(num_cpus=2, num_gpus=2)
+    rlplat.init(num_cpus=2, num_gpus=2, preload=["torch"])
     try:
         space: dict[str, Any] = {"n": tune.grid([1, 2])}
         resources = {"cpu": 1, "gpu": 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -21,6 +23,7 @@ from rlplat.tune.trial import Trial, TrialState
 from tests.patience import soon
 from tests.tune.postgres import PostgresServer, postgres_server
 from tests.tune.studies import DISTRIBUTIONS, begin, checkpoint, new_trial, report
+from tests.vanishing import deafen
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,7 @@ def pair(
 ) -> Iterator[tuple[SharedStudy, SharedStudy]]:
     """Two tuners; who loses its connection loses its trials at once."""
     monkeypatch.setattr(shared_study, "ORPHAN_S", 0.0)
+    monkeypatch.setattr(shared_study, "KEEPALIVE", (1, 1, 1))
     name = request.node.name
     one, two = (SharedStudy.open(server.url, name, ["max"], resume=False) for _ in range(2))
     for study in (one, two):
@@ -111,6 +115,22 @@ def test_what_was_taken_over_is_not_written_by_the_tuner_that_comes_back(
         two.end(trial)
     two.sync()
     assert [trial.state.has_ended for trial in one.load()] == [True, False, True]
+
+
+@pytest.mark.parametrize("has_asked", [False, True], ids=["silent", "before an answer"])
+def test_trials_of_a_machine_that_vanishes_are_orphans(
+    pair: tuple[SharedStudy, SharedStudy], has_asked: bool
+) -> None:
+    """Its connection is never closed: the server must find out by itself."""
+    one, two = pair
+    created(one, 0)
+    connection = one._writer._connection
+    deafen(connection.fileno())
+    if has_asked:
+        text = b"SELECT 1\0"
+        os.write(connection.fileno(), b"Q" + struct.pack("!I", 4 + len(text)) + text)
+    assert soon(lambda: orphans(two, 0) == [0])
+    assert two.take(0) is not None
 
 
 def test_of_two_that_want_a_trial_one_gets_it(

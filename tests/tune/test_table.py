@@ -167,7 +167,7 @@ def test_what_child_processes_print_goes_above_the_table() -> None:
     view.close(a_snapshot(0, 1))
     print("last", end="", file=process.stdin)
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     view.finish()
     assert stream.getvalue().rstrip().endswith("last")
 

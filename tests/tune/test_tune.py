@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,15 +133,26 @@ def test_max_concurrent(cluster: None, tmp_path: Path) -> None:
     assert states(analysis) == ["complete"] * 4
 
 
-def test_the_time_budget_ends_what_runs_at_its_next_report(cluster: None, tmp_path: Path) -> None:
+def test_the_time_budget_ends_what_runs_at_its_next_report(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by a second every 20 reports, so that some come in time."""
+    notes = tmp_path / "notes"
+    notes.touch()
+
     def endless(config: dict[str, Any], report: Any) -> None:
         while True:
             report(x=config["a"], checkpoint=0)
+            with notes.open("a") as file:
+                file.write("x")
 
-    analysis = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=100, time_budget_s=1.0)
+    clock = SimpleNamespace(monotonic=lambda: notes.stat().st_size / 20, sleep=time.sleep)
+    monkeypatch.setattr("rlplat.tune.tuner.time", clock)
+    budget: dict[str, Any] = {"num_samples": 100, "max_concurrent": 1, "time_budget_s": 1.0}
+    analysis = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, **budget)
     assert analysis.trials and len(analysis.trials) < 100
-    assert analysis.best_trial.step > 0
-    again = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, num_samples=100, time_budget_s=1.0, resume=True)
+    assert analysis.best_trial.step >= 20
+    again = run(endless, {"a": tune.uniform(0, 1)}, tmp_path, **budget, resume=True)
     assert again.trials[0].step > analysis.trials[0].step  # from its checkpoint
 
 
@@ -167,7 +180,9 @@ def test_a_finished_experiment_has_nothing_to_go_on_with(backend: str, tmp_path:
 
 SCRIPT = """
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from rlplat import tune
 
 def endless(config, report):
@@ -180,7 +195,7 @@ def endless(config, report):
         report(x=step, checkpoint=step)
         if not Path(config["gate"]).exists():
             import time
-            time.sleep(0.01)
+            time.sleep(0.05)
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
@@ -211,7 +226,7 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
     try:
         assert soon(lambda: len(lines(tmp_path / "notes")) > 20)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        text, _ = process.communicate(timeout=30)
+        text, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130, text
@@ -219,7 +234,7 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
     (tmp_path / "gate").touch()
     second = start(script, str(tmp_path), "resume")
     try:
-        text, _ = second.communicate(timeout=40)
+        text, _ = second.communicate(timeout=100)
     finally:
         second.kill()
     assert second.returncode == 0, text
@@ -246,7 +261,7 @@ def test_ctrl_c_twice_leaves_at_once_and_nothing_runs_on(tmp_path: Path) -> None
         assert any("once more: leave at once" in line for line in process.stdout)  # it waits for a report
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130, process.stdout.read()
+        assert process.wait(60) == 130, process.stdout.read()
     finally:
         process.kill()
         process.communicate()

@@ -52,7 +52,7 @@ class Resume:
 class Exploit:
     """Go on from the newest checkpoint of trial `source`, with `config` (and its flat `params`).
 
-    The experiment writes it into `trial.notes["exploits"]` and `trial.notes["schedule"]` (see `schedulers/pbt.py`).
+    The experiment writes it into `trial.notes["exploits"]` and `trial.notes["schedule"]` (see `exploits.py`).
     """
 
     source: int
@@ -88,6 +88,11 @@ class TrialScheduler(Protocol):
 
     def judge(self, trial: Trial) -> Verdict:
         """On its last record. Where levels lie between two reports, the first report beyond a level counts for it."""
+        ...
+
+    def judges_at(self, trial: Trial) -> float:
+        """The progress before which `judge` says nothing but Continue(), whatever is reported; `trial.progress` where
+        each report is judged."""
         ...
 
     def end(self, trial: Trial) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rlplat.tune.schedulers import Continue, Due, Verdict
@@ -26,6 +27,9 @@ class FIFO:
 
     def judge(self, trial: Trial) -> Verdict:
         return Continue()
+
+    def judges_at(self, trial: Trial) -> float:
+        return math.inf
 
     def end(self, trial: Trial) -> None:
         pass

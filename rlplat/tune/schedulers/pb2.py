@@ -33,7 +33,7 @@ from rlplat.tune.schedulers.pbt import PBT
 from rlplat.tune.trial import Trial
 
 if TYPE_CHECKING:
-    from rlplat.tune.domains import Range
+    pass
 
 MAX_OBSERVATIONS = 200
 """The latest ones: older ones have little weight, and the fit costs their third power."""
@@ -204,7 +204,7 @@ class PB2(PBT):
     name: ClassVar[str] = "pb2"
 
     def open(self, seed: int, space: Any) -> None:
-        from rlplat.tune.domains import Range
+        from rlplat.tune.ranges import Range
 
         try:
             import scipy.optimize  # noqa: F401  before anything runs, not at the first choice
@@ -239,7 +239,7 @@ class PB2(PBT):
         def point(at_score: float, params: dict[str, Any]) -> list[float]:
             return [
                 (at_score - low) / spread,
-                *(_to_unit(self._numbers[name], params[name]) for name in numbers),
+                *(self._numbers[name].share(params[name]) for name in numbers),
             ]
 
         x = np.array([point(p.score, p.params) for p in periods])
@@ -266,20 +266,5 @@ class PB2(PBT):
             len(periods),
             rng,
         )
-        explored |= {
-            name: _from_unit(self._numbers[name], u) for name, u in zip(numbers, chosen, strict=True)
-        }
+        explored |= {name: self._numbers[name].at(float(u)) for name, u in zip(numbers, chosen, strict=True)}
         return explored
-
-
-def _to_unit(domain: Range, value: float) -> float:
-    """Where in its range a number is: 0 to 1."""
-    if domain.is_log:
-        return math.log(value / domain.low) / math.log(domain.high / domain.low)
-    return (value - domain.low) / (domain.high - domain.low)
-
-
-def _from_unit(domain: Range, unit: float) -> float:
-    if domain.is_log:
-        return domain.clip(domain.low * (domain.high / domain.low) ** float(unit))
-    return domain.clip(domain.low + (domain.high - domain.low) * float(unit))

@@ -19,9 +19,7 @@ when all have come as far, all by their scores at that boundary: no result depen
 In `trial.notes` (JSON):
     boundary   [step, progress, score] at which the trial was ranked last
     resumed    the step of the boundary after whose pause it went on as it was
-    exploits   [{step, reports, source, progress, score, before, params}, ...]: what it copied, by its own reports
-    schedule   [[progress, params], ...]: how the weights that it has now came to be, across all whose copy they are
-The latter two are written by the experiment when the copy is made, the others here; `lineage` reads the schedule.
+and what the experiment writes when a copy is made (exploits.py).
 """
 
 from __future__ import annotations
@@ -35,6 +33,7 @@ import numpy as np
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.tune.exploits import reports_before_copy, step_of_copy
 from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Verdict
 from rlplat.tune.schedulers.settings import checked_number
 from rlplat.tune.trial import Trial, TrialState
@@ -143,6 +142,9 @@ class PBT:
         member.is_at_boundary = self._level(progress) > self._level(before)
         member.progress, member.score = progress, score
 
+    def judges_at(self, trial: Trial) -> float:
+        return trial.progress
+
     def end(self, trial: Trial) -> None:
         self._members[trial.number].is_at_boundary = False
 
@@ -153,7 +155,7 @@ class PBT:
 
     def judge(self, trial: Trial) -> Verdict:
         member = self._members[trial.number]
-        if not member.is_at_boundary or trial.step in (_copied_at(trial), trial.notes.get("resumed")):
+        if not member.is_at_boundary or trial.step in (step_of_copy(trial), trial.notes.get("resumed")):
             return Continue()
         trial.notes["boundary"] = [trial.step, member.progress, member.score]
         if self.synch or not self._is_complete or self._others_wait(trial):
@@ -236,13 +238,12 @@ class PBT:
         together, nobody is ranked between the two."""
         step, _, score = trial.notes["boundary"]
         return float(
-            trial.notes["exploits"][-1]["score"] if _copied_at(trial) == step and not self.synch else score
+            trial.notes["exploits"][-1]["score"] if step_of_copy(trial) == step and not self.synch else score
         )
 
     def _score_at(self, trial: Trial, progress: float) -> float:
         """At this progress, where it is further: who began late is not among the lowest for that. Else the newest."""
-        exploits = trial.notes.get("exploits")
-        reports = trial.history[exploits[-1]["reports"] if exploits else 0 :]
+        reports = trial.history[reports_before_copy(trial) :]
         return next((score for at, score in reports if at >= progress), self._score(trial))
 
     def _living(self) -> list[_Member]:
@@ -253,12 +254,16 @@ class PBT:
         return any(m.trial.state in waiting for m in self._living() if m.trial is not trial)
 
     def _all_are_as_far_as(self, trial: Trial) -> bool:
-        """Whether every other one has a checkpoint of this boundary or a later one; then all scores are in, too."""
+        """Whether every other one has a checkpoint of this boundary or a later one; then all scores are in, too. Or
+        waits there though it could not be saved."""
+
+        def safe(other: Trial) -> float:
+            if other.state is TrialState.PAUSED:
+                return other.progress
+            return other.checkpoint.progress if other.checkpoint else -1.0
+
         level = self._level(trial.progress)
-        return all(
-            other.trial.checkpoint is not None and self._level(other.trial.checkpoint.progress) >= level
-            for other in self._living()
-        )
+        return all(self._level(safe(member.trial)) >= level for member in self._living())
 
     def _level(self, progress: float) -> int:
         return math.floor(progress / self.perturbation_period + 1e-9)
@@ -332,7 +337,8 @@ def mutated(
 ) -> Any:
     """`value` times one of the factors, within the bounds; a neighbour of it; or, with `resample_probability`, drawn
     anew. own: the parameter's domain in the space, in which what a function returns must be."""
-    from rlplat.tune.domains import Options, Range
+    from rlplat.tune.domains import Options
+    from rlplat.tune.ranges import Range
 
     if isinstance(mutation, _Neighbours):
         labels = mutation.labels
@@ -360,12 +366,6 @@ def mutated(
         ) from error
 
 
-def lineage(trial: Trial) -> list[tuple[float, dict[str, Any]]]:
-    """(progress from which on, params) of the weights that the trial has now: a schedule to look at and to replay."""
-    schedule = trial.notes.get("schedule", [[0.0, trial.params]])
-    return [(float(progress), dict(params)) for progress, params in schedule]
-
-
 def _is_plain(domain: Domain) -> bool:
     options = getattr(domain, "options", ())
     return not any(isinstance(option, Mapping | list | tuple) for option in options)
@@ -375,7 +375,7 @@ def _is_copyable(trial: Trial) -> bool:
     """Whether its checkpoint is of its last boundary or later, and its params are tried."""
     step, progress, _ = trial.notes["boundary"]
     mark = trial.checkpoint
-    return mark is not None and mark.progress >= progress and _copied_at(trial) != step
+    return mark is not None and mark.progress >= progress and step_of_copy(trial) != step
 
 
 def _is_saving(trial: Trial) -> bool:
@@ -383,12 +383,6 @@ def _is_saving(trial: Trial) -> bool:
     step, progress, _ = trial.notes["boundary"]
     is_older = trial.checkpoint is None or trial.checkpoint.progress < progress
     return trial.state is TrialState.RUNNING and trial.step == step and is_older
-
-
-def _copied_at(trial: Trial) -> int:
-    """Its report after which it went on as a copy; -1: never."""
-    exploits = trial.notes.get("exploits")
-    return int(exploits[-1]["step"]) if exploits else -1
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,209 @@
+"""`tune.run`: from settings to an analysis: everything is checked, opened, handed to a tuner, and closed again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import rlplat
+from rlplat.errors import ConfigError, UsageError
+from rlplat.tune.analysis import Analysis
+from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
+from rlplat.tune.experiment import Experiment
+from rlplat.tune.experiment_file import searcher_of
+from rlplat.tune.samplers import distributions
+from rlplat.tune.saved_experiment import refuse_changes, settings_of
+from rlplat.tune.schedulers.registry import make_scheduler
+from rlplat.tune.search import Searcher, make_searcher
+from rlplat.tune.snapshot import View
+from rlplat.tune.space import Space
+from rlplat.tune.spec import ExperimentSpec, check_demand, check_silence
+from rlplat.tune.storage_address import shown
+from rlplat.tune.study import Study
+from rlplat.tune.table import open_view
+from rlplat.tune.trainables import TrainableKind, check_trainable
+from rlplat.tune.tuner import Tuner
+
+if TYPE_CHECKING:
+    pass
+
+
+def run(
+    trainable: Any,
+    space: Mapping[str, Any],
+    *,
+    metric: str | Sequence[str] | None = None,
+    mode: str | Sequence[str] = "max",
+    num_samples: int = 1,
+    stop: Mapping[str, float] | None = None,
+    resources: Mapping[str, float] | None = None,
+    searcher: str | Mapping[str, Any] | Searcher = "random",
+    scheduler: Any = "fifo",
+    max_concurrent: int | None = None,
+    seed: int = 0,
+    seeds_per_trial: int = 1,
+    max_failures: int = 2,
+    max_silence_s: float | None = None,
+    checkpoint_period: int | None = None,
+    time_budget_s: float | None = None,
+    name: str = "",
+    out: str | os.PathLike[str] | None = None,
+    storage: str = "",
+    resume: bool = False,
+    join: bool = False,
+    progress: bool = True,
+) -> Analysis:
+    """Run trials of `trainable` with configs from `space`; returns when all have ended. Settings: `ExperimentSpec`.
+
+    trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
+    algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
+    resume: go on with the experiment in `out`. join: share its trials with other tuners that are given the same
+    experiment and `storage` (postgresql://...), each with an `out` of its own; the first one begins it.
+    progress: show a table (on a terminal) or lines.
+    Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
+    """
+    spec = ExperimentSpec(
+        trainable=trainable,
+        space=space,
+        metric=_names(metric),
+        mode=_names(mode),  # type: ignore[arg-type]
+        num_samples=num_samples,
+        stop={} if stop is None else stop,
+        resources=resources,
+        searcher=searcher_of(searcher),
+        scheduler=scheduler,
+        max_concurrent=max_concurrent,
+        seed=seed,
+        seeds_per_trial=seeds_per_trial,
+        max_failures=max_failures,
+        max_silence_s=max_silence_s,
+        checkpoint_period=checkpoint_period,
+        time_budget_s=time_budget_s,
+        name=name,
+        out=Path(out) if out is not None else Path(),
+        storage=storage,
+    )
+    return run_experiment(spec, resume=resume, join=join, progress=progress)
+
+
+def run_experiment(
+    spec: ExperimentSpec, *, resume: bool = False, join: bool = False, progress: bool = True
+) -> Analysis:
+    """`run` on settings that are put together already."""
+    spec = spec.checked()
+    if join:
+        from rlplat.tune.joined_tuner import check_join
+
+        check_join(spec)
+    if not resume:
+        refuse_existing(spec.out)
+    kind = check_trainable(spec.trainable)
+    owns_runtime = not rlplat.is_initialized()
+    view = open_view(progress)
+    if owns_runtime:
+        with view.taking_output():
+            rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+    try:
+        check_silence(spec, rlplat.get_runtime_context().client_id == "inproc")
+        check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
+        return _run_on_cluster(spec, kind, resume, join, view)
+    except UsageError:
+        if not resume:
+            take_back(spec.out)
+        raise
+    finally:
+        if owns_runtime:
+            rlplat.shutdown()
+        view.finish()
+
+
+def _run_on_cluster(
+    spec: ExperimentSpec, kind: TrainableKind, resume: bool, join: bool, view: View
+) -> Analysis:
+    space = Space.parse(spec.space)
+    scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
+    scheduler.open(spec.seed, space)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
+        study = _open_study(spec, directory, resume, join, view)
+        stack.callback(study.close)
+        in_optunas_terms = distributions(space)
+        study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
+        searcher = make_searcher(
+            spec.searcher,
+            space,
+            seed=spec.seed,
+            num_samples=spec.num_samples,
+            modes=spec.mode,
+        )
+        for note in [*kind.notes(spec.sample_config()), *([searcher.notice] if searcher.notice else [])]:
+            view.say(note)
+            directory.log(note)
+        experiment = Experiment(
+            spec,
+            searcher,
+            scheduler,
+            trial_seed=lambda number: trial_seed(spec.seed, number),
+            is_algorithm=kind.is_algorithm,
+        )
+        tuner: type[Tuner] = Tuner
+        if join:
+            from rlplat.tune.joined_tuner import JoinedTuner
+
+            tuner = JoinedTuner
+        return tuner(spec, kind, experiment, study, directory, view).run(resume=resume or join)
+
+
+def _open_study(
+    spec: ExperimentSpec, directory: ExperimentDirectory, resume: bool, join: bool, view: View
+) -> Study:
+    """The study, new or with the same settings as before."""
+    kind: type[Study] = Study
+    storage = directory.storage
+    if join:
+        from rlplat.tune.shared_study import SharedStudy
+
+        kind = SharedStudy
+    study = kind.open(storage, spec.name, list(spec.mode), resume=resume, say=view.say)
+    try:
+        with study.settling() as known:
+            if "experiment" in known:
+                refuse_changes(spec, known["experiment"], shown(storage))
+                if join is not bool(known.get("is_shared")):
+                    raise ConfigError(
+                        f"the experiment {spec.name!r} in {shown(storage)} "
+                        + (
+                            "has one tuner only: go on with --resume and without --join, or give the new one another "
+                            "name (--set name=...)"
+                            if join
+                            else "is shared by several tuners: add --join"
+                        )
+                    )
+            elif directory.has_results:  # they follow from the study: without it they would be dropped
+                raise ConfigError(
+                    f"{directory.path} has results of an experiment, and {shown(storage)} holds no {spec.name!r}: "
+                    "resume it with the storage and the name that it had, or begin a new one with --out"
+                )
+            settings = {"experiment": settings_of(spec)}
+            study.settle({**settings, "is_shared": True} if join else settings)
+            study.sync()  # before there can be results of it
+    except BaseException:
+        study.close()
+        raise
+    return study
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """32 bits for trial `number` of an experiment with this seed."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else tuple(given)
