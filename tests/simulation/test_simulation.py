@@ -32,6 +32,8 @@ def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -
     with get_context("fork").Pool(2) as pool:
         texts = pool.imap_unordered(failure, range(first, first + num_seeds), chunksize=20)
         failures = [text for text in texts if text]
+        pool.close()
+        pool.join()
     command = f"python -m tests.simulation{flag} --seed N --trace"
     assert not failures, f"replay one with {command}\n" + "\n".join(failures[:10])
 
