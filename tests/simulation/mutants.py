@@ -50,8 +50,9 @@ def _forgets_the_queue_of_the_freed() -> Any:
     return mock.patch.object(Placing, "freed", lambda self, pool: None)
 
 
-def _commits_late_results() -> Any:
-    """Results of attempts that were given up count (R1)."""
+@contextlib.contextmanager
+def _commits_late_results() -> Iterator[None]:
+    """Results of attempts that were given up count (R1), those of the dead among them."""
     finish = Calls.finish
 
     def commit(self: Any, sender: str, id: int, values: Any) -> None:
@@ -60,7 +61,21 @@ def _commits_late_results() -> Any:
             sender = record.target
         finish(self, sender, id, values)
 
-    return mock.patch.object(Calls, "finish", commit)
+    with mock.patch.object(Calls, "finish", commit), _late_frames():
+        yield
+
+
+@contextlib.contextmanager
+def _late_frames() -> Iterator[None]:
+    """What the dead had sent is read when it comes late."""
+    forget = Transport.forget
+
+    def remember(self: Any, peer: str) -> None:
+        forget(self, peer)
+        self._forgotten.discard(peer)
+
+    with mock.patch.object(Transport, "forget", remember):
+        yield
 
 
 def _drops_a_borrow() -> Any:
@@ -202,11 +217,7 @@ def _settles_at_once() -> Any:
 @contextlib.contextmanager
 def _listens_to_the_dead() -> Iterator[None]:
     """Late frames of the dead are read, and calls among them are run."""
-    forget, open_argument = Transport.forget, Objects.open_argument
-
-    def remember(self: Any, peer: str) -> None:
-        forget(self, peer)
-        self._forgotten.discard(peer)
+    open_argument = Objects.open_argument
 
     def run_on(self: Any, value: Any, caller: str) -> Any:
         reason = self.dead.pop(caller, None)
@@ -216,10 +227,7 @@ def _listens_to_the_dead() -> Iterator[None]:
             if reason is not None:
                 self.dead[caller] = reason
 
-    with (
-        mock.patch.object(Transport, "forget", remember),
-        mock.patch.object(Objects, "open_argument", run_on),
-    ):
+    with mock.patch.object(Objects, "open_argument", run_on), _late_frames():
         yield
 
 
