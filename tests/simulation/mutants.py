@@ -73,6 +73,7 @@ def _late_frames() -> Iterator[None]:
     def remember(self: Any, peer: str) -> None:
         forget(self, peer)
         self._forgotten.discard(peer)
+        self._senders[peer.encode()] = peer  # on the connection that we have made
 
     with mock.patch.object(Transport, "forget", remember):
         yield
