@@ -11,6 +11,7 @@ A process is found by the mark in `/proc/*/environ`, so neither a double fork no
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -161,7 +162,7 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
-    """Sessions on /dev/shm, but for those of other tests and of living drivers that are not this process's children."""
+    """Sessions on /dev/shm of this process, of its children, and of drivers of its tests that are dead."""
     found = set()
     for name in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ():
         if name.startswith(SHM_PREFIX):
@@ -175,18 +176,12 @@ def _is_foreign(driver: int, session: str) -> bool:
     needle = f"{MARK}={os.environ.get(MARK, '?')}".encode()
     try:
         return needle not in Path(f"/proc/{driver}/environ").read_bytes()
-    except OSError:  # dead: then its session must be gone, unless the tests of another process answer for it
-        return _is_neighbours(session)
-
-
-def _is_neighbours(session: str) -> bool:
-    """Whether another process of this `pytest -n` has that session's logs (pytest-xdist: a folder gw<N> for each)."""
-    if log_root is None:
+    except OSError:  # dead: its session must be gone, if it was of these tests, whose logs are here
+        if log_root is not None and not (log_root / session).exists():
+            return True
+        with contextlib.suppress(OSError):
+            os.utime(f"/dev/shm/{session}")  # kept young: a start elsewhere removes what is 10 s old
         return False
-    own = log_root.parent
-    return any(
-        (other / log_root.name / session).exists() for other in own.parent.glob("popen-gw*") if other != own
-    )
 
 
 def _files() -> dict[tuple[int, str], str]:

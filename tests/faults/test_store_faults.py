@@ -71,7 +71,7 @@ def test_500_mib_of_objects_in_a_store_of_64_are_all_read_back(start: Any) -> No
     dead = objects().dead
     assert eventually(
         lambda: gc.collect() is not None and {name.split("-")[1] for name in os.listdir(folder)} <= set(dead),
-        10,
+        60,
     )
     living = [holding for holding in objects().usage()["owners"] if holding["client"] not in dead]
     assert [holding["spilled"] for holding in living] == [0] * len(living)
