@@ -3,9 +3,10 @@
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.schedulers import registry
+from rlplat.tune.schedulers import Continue, Stop, registry
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.registry import make_scheduler
+from tests.tune.scheduler_play import Play
 
 
 class Made:
@@ -62,3 +63,18 @@ def test_a_scheduler_of_your_own_is_taken_as_it_is():
 def test_what_is_wrong_is_named_with_the_fix(settings, message):
     with pytest.raises(ConfigError, match=message.replace("?", "\\?")):
         make_scheduler(settings, "step")
+
+
+@pytest.mark.parametrize("name", ["asha", "median", "hyperband"])
+def test_a_trial_that_was_through_and_repeats_its_reports_is_through_at_the_last_one(name: str) -> None:
+    """The tuner died before the end was recorded, and there was no checkpoint to go on from."""
+    play = Play(lambda: make_scheduler({"name": name, "max_progress": 2, "min_progress": 2}, "step"))
+    play.add()
+    play.close()
+    play.record(0, 1, 0.5), play.record(0, 2, 0.6)
+    play.restore()
+    trial = play.trials[0]
+    trial.history.clear()
+    assert play.report(0, 1, 0.5) == Continue()
+    verdict = play.report(0, 2, 0.6)
+    assert isinstance(verdict, Stop) and verdict.is_complete

@@ -106,7 +106,7 @@ class ASHA:
 
     def judge(self, trial: Trial) -> Verdict:
         run = self._runs[trial.number]
-        if self._last is not None and is_reached(self._last, run.progress):
+        if self._last is not None and is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
         for index in range(run.passed_before, run.passed):
             if not self._goes_on(index, trial.number, run.score):

@@ -210,7 +210,7 @@ class HyperBand:
     def judge(self, trial: Trial) -> Verdict:
         bracket = self._brackets[trial.number]
         run = bracket.runs[trial.number]
-        if is_reached(self._last, run.progress):
+        if is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
         for index in range(run.passed_before, run.passed):
             if bracket.goes_on(index, trial.number):

@@ -110,7 +110,7 @@ class MedianStopping:
 
     def judge(self, trial: Trial) -> Verdict:
         run = self._runs[trial.number]
-        if self._last is not None and is_reached(self._last, run.progress):
+        if self._last is not None and is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
         if not run.is_new:
             return Continue()
