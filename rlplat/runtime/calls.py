@@ -271,7 +271,7 @@ class Calls:
             for value in values:
                 if value.segment is not None:
                     self._objects.free_segment(value.segment)
-                self._objects.hand_over(value.refs, self._client.client_id, -1)
+                self._objects.receive(value.refs, sender)
             return
         if record.history is not None and values[0].error is not None and record.lane is not None:
             if runs_again_after_error(record, values[0].error):
@@ -288,19 +288,25 @@ class Calls:
             self._client._tasks.touched[record.lane] = True
         else:
             values = self._client._actors.on_replied(record, values)
-        self.fill(record, values, inner)
+        self.fill(record, values, inner, sender)
         if values and (len(values) > 1 or values[0].segment is not None):
             self._rebuilder.remember(record, values)
 
-    def fill(self, record: TaskRecord, values: Sequence[Value], inner: list[ObjectRef] | None = None) -> None:
-        """The values of a call that has ended, for whoever waits (`inner`: see `Objects.fill`)."""
+    def fill(
+        self,
+        record: TaskRecord,
+        values: Sequence[Value],
+        inner: list[ObjectRef] | None = None,
+        sender: str = "",
+    ) -> None:
+        """The values of a call that has ended, for whoever waits (`inner`, `sender`: see `Objects.fill`)."""
         record.refs = None
         if values and values[0].error is not None:
             self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
         if record.id in self._running_again:
             values = self._rebuilder.finished(record, values)
         for id, value in zip(record.ids, values, strict=True):
-            self._objects.fill(id, value, inner)
+            self._objects.fill(id, value, inner, sender)
 
     def fail(self, record: TaskRecord, error: ErrorInfo) -> None:
         """The call has no result."""

@@ -115,8 +115,7 @@ class Client:
     def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
         self._total.update(message.total)
         self.namespace = message.namespace
-        for worker, reason in message.dead.items():
-            self._objects.dead.setdefault(worker, reason)
+        self._objects.heard_of_dead(message.dead)
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         worker, reason = message.worker, message.reason

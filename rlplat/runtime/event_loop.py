@@ -99,7 +99,7 @@ class LoopRunner:
                 if (call[0], call[1].task) == key:
                     waiting.remove(call)
                     with self._worker._lock:
-                        self._worker.drop_arguments(call[1])
+                        self._worker.drop_arguments(key[0], call[1])
                         self._worker.reply_cancelled(key)
                         self._worker._loop.send_now()
                     return

@@ -278,7 +278,7 @@ def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> 
         "where": "pending" if value is None else _where(objects, value),
         "creator": "" if value is None or value.segment is None else value.segment.creator,
         "refs": entry.num_refs,
-        "borrowers": dict(entry.borrowers or {}),
+        "borrowers": entry.num_lent(),
         "made_by": made_by,
         "call_site": site,
     }

@@ -226,6 +226,26 @@ class Returned(Message, tag=23):
     count: int
 
 
+class ReturnedTo(Message, tag=25):
+    """`Returned`, of copies that others than the owner had handed to the sender: by the lender's name."""
+
+    id: int
+    counts: dict[str, int]
+
+
+class Held(Message, tag=26):
+    """`lender` is dead. (id, count): what it had handed to the sender, who has that of "lender!" from now on."""
+
+    lender: str
+    held: list[tuple[int, int]]
+
+
+class HeldHeard(Message, tag=27):
+    """The answer to `Held`: it is in the book, and so is all that the sender of `Held` had said before."""
+
+    lender: str
+
+
 class FreeSegments(Message, tag=24):
     """The owner is done with these: their creator may reuse them."""
 
@@ -349,6 +369,18 @@ class WorkerDied(Message, tag=45):
     reason: str
     kind: str = "WorkerCrashed"
     """The class of the error that a lost task fails with: also "OutOfMemory", whose retries are counted apart."""
+
+
+class DeathHeard(Message, tag=56):
+    """To `WorkerDied`: the owners know what the sender has from the dead process; it takes nothing more from it."""
+
+    worker: str
+
+
+class Settled(Message, tag=57):
+    """All have sent `DeathHeard` for these: nobody can have anything from them that its owner has not been told of."""
+
+    workers: list[str]
 
 
 class Exit(Message, tag=46):
@@ -602,6 +634,7 @@ AnyMessage = (
     | AskNames | WhoMakes | Makes
     | Item | ItemsTaken | CancelTask | CancelObject | Farewell | FarewellHeard
     | MakeRoom | RoomMade | BytesLost
+    | ReturnedTo | Held | HeldHeard | DeathHeard | Settled
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -27,6 +27,7 @@ from rlplat.runtime.resources import visible_gpus
 from rlplat.runtime.scheduler import Scheduler
 from rlplat.runtime.scheduling import events
 from rlplat.runtime.session import MARK, kill_marked, remove_session
+from rlplat.runtime.settling import Settling
 from rlplat.runtime.watch import Watch
 
 _KEEP_FILES_S = 10.0
@@ -55,6 +56,7 @@ class Node:
         self._clients: set[str] = set()
         self._dead: dict[str, str] = {}
         """Who comes later must know of them: what they owned may still be referred to."""
+        self._settling = Settling()
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
         for descriptor in (0, self._transport.fd):
@@ -114,7 +116,7 @@ class Node:
         if kind is messages.Hello:
             self._clients.add(sender)
             self._processes.on_ready(sender)
-            self._post(sender, messages.Welcome(self._total, self._namespace, dead=self._dead))
+            self._post(sender, messages.Welcome(self._total, self._namespace, dead=dict(self._dead)))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             self._event(events.LeasesRequested(sender, message.shape, message.count))
@@ -160,6 +162,8 @@ class Node:
             inspection.answer_as_node(self, sender, message)
         elif kind is messages.KillWorker:
             self._processes.kill(message.worker, message.reason)
+        elif kind is messages.DeathHeard:
+            self._tell_settled(self._settling.heard(sender, message.worker))
         elif kind is messages.Pong:
             self._worker_watch.answered(sender, time.monotonic())
         elif kind is messages.DefineEnv:
@@ -232,12 +236,18 @@ class Node:
                     self._dead[worker] = reason.partition(";")[0]
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason, kind))
+                    self._tell_settled(self._settling.died(worker, self._clients))
                 case events.TellGroup(client, group, error):
                     self._post(client, messages.GroupNews(group, error))
                 case events.WakeAt(at):
                     self._wake_at = at
                 case events.Warn(text):
                     self._processes.console.write(f"rlplat: {text}\n")
+
+    def _tell_settled(self, workers: list[str]) -> None:
+        if workers:
+            for client in self._clients:
+                self._post(client, messages.Settled(workers))
 
     # -- detached actors: no client may be there to create their next incarnation
 

@@ -14,16 +14,17 @@ from typing import Any
 
 import msgspec
 
-from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull, UsageError
+from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull, OwnerDied, UsageError
 from rlplat.runtime import codec, messages
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.io_loop import IoLoop
 from rlplat.runtime.messages import Key, Segment, Value
-from rlplat.runtime.ownership import Book, Entry
+from rlplat.runtime.ownership import Book, Entry, after_death
 from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.spilling import Room
 from rlplat.runtime.store import BytesMissing, Store
 
+NODE = "node"
 _READS = 8
 """How often a value that was made again may be lost again before its reader gives up."""
 _ids = itertools.count(1)
@@ -35,7 +36,9 @@ class Borrow(msgspec.Struct, eq=False):
 
     num_refs: int = 0
     handed: int = 0
-    """How often the ref was handed to us."""
+    """How often its owner handed the ref to us, or we did ourselves."""
+    handed_by: dict[str, int] | None = None
+    """How often others did."""
     value: Value | None = None
     was_asked: bool = False
     inner: Any = None
@@ -60,6 +63,12 @@ class Objects:
         self.on_lost: Callable[[int, str], None] = lambda id, segment: None
         """The segment of an object of ours is missing."""
         self._borrows: dict[Key, Borrow] = {}
+        self._settled: set[str] = set()
+        """The dead of whom nothing new can be heard."""
+        self._told: dict[str, None] = {}
+        """Owners that were told of loans and returns."""
+        self._confirming: dict[str, dict[str, None]] = {}
+        """For each death: owners that have not answered our `Held`."""
         self.dropped: deque[int | Key] = deque()
         """Refs that were garbage-collected (ids of ours, or keys); `collect` acts on them."""
         self.drop = self.dropped.append
@@ -68,6 +77,10 @@ class Objects:
             messages.Fetched: self._on_fetched,
             messages.Lent: self._on_lent,
             messages.Returned: self._on_returned,
+            messages.ReturnedTo: self._on_returned_to,
+            messages.Held: self._on_held,
+            messages.HeldHeard: lambda sender, m: self._confirmed(m.lender, sender),
+            messages.Settled: self._on_settled,
             messages.BytesLost: self._on_bytes_lost,
             messages.FreeSegments: lambda _, m: (self._store.lose if m.are_lost else self._store.free)(
                 *m.names
@@ -98,32 +111,40 @@ class Objects:
         borrow.num_refs += 1
         return ObjectRef(owner, id, self.drop, (owner, id))
 
-    def receive(self, keys: Sequence[Key]) -> list[ObjectRef] | None:
-        """Refs that were handed over inside a value: account for the hand-over, hold them."""
+    def receive(self, keys: Sequence[Key], lender: str) -> list[ObjectRef] | None:
+        """Refs that `lender` handed over inside a value: account for the hand-over, hold them."""
         if not keys:
             return None
         refs = []
+        is_mine = lender == self.client_id  # (an actor calls itself)
         for owner, id in keys:
             refs.append(self.add_ref(owner, id))
             if owner == self.client_id:
-                self.book.returned(id, self.client_id, 1)
-            else:
+                self.book.returned(id, self.client_id, 1, "" if is_mine else lender)
+            elif owner == lender or is_mine:
                 self._borrows[(owner, id)].handed += 1
+            else:
+                borrow = self._borrows[(owner, id)]
+                if borrow.handed_by is None:
+                    borrow.handed_by = {}
+                borrow.handed_by[lender] = borrow.handed_by.get(lender, 0) + 1
         return refs
 
     def hand_over(self, keys: Sequence[Key], peer: str, count: int = 1) -> None:
-        """Refs are about to travel to `peer` inside a value (-1: they came back unopened)."""
+        """Refs are about to travel to `peer` inside a value (-1: they came back unopened, from a peer that lives)."""
         if peer in self.dead:
             return  # it has no copy to give back any more
         for owner, id in keys:
             if owner == self.client_id:
                 self.book.lend(id, peer, count)
             elif owner not in self.dead:
+                self._told[owner] = None
                 self._transport.post(owner, messages.Lent(id, peer, count))
 
     def borrow_from(self, owner: str, id: int) -> ObjectRef:
         """A ref that nobody handed over (a named actor's): the owner is told of it now."""
         if owner != self.client_id:
+            self._told[owner] = None
             self._transport.post(owner, messages.Lent(id, self.client_id, 1))
         ref = self.add_ref(owner, id)
         if owner != self.client_id:
@@ -146,8 +167,12 @@ class Objects:
                 if not borrow.num_refs:
                     del self._borrows[key]
                     owner, id = key
-                    if borrow.handed and owner not in self.dead:
-                        self._transport.post(owner, messages.Returned(id, borrow.handed))
+                    if owner not in self.dead:
+                        self._told[owner] = None
+                        if borrow.handed:
+                            self._transport.post(owner, messages.Returned(id, borrow.handed))
+                        if borrow.handed_by:
+                            self._transport.post(owner, messages.ReturnedTo(id, borrow.handed_by))
         while book.freed:
             entry = book.freed.popleft()
             entry.inner = None
@@ -187,10 +212,14 @@ class Objects:
             return codec.unpack(value.data)
         return self._read(value, ref.owner, ref.id, self.adopt(ref.owner, ref.id), deadline)
 
-    def open_argument(self, value: Value) -> Any:
+    def open_argument(self, value: Value, caller: str) -> Any:
         """A value that came with a call; views of shared memory borrow the object that holds it."""
         with self._loop.lock:
-            lent = self.receive(value.keys())
+            keys = value.keys()
+            if caller in self.dead and any(owner != caller for owner, _ in keys):
+                # What it lent to us is settled without this: the owners may have freed it.
+                raise OwnerDied(f"{caller}, which made the call, died before its arguments were opened")
+            lent = self.receive(keys, caller)
         if value.segment is None:
             return codec.unpack(value.data)
         assert lent is not None
@@ -273,9 +302,10 @@ class Objects:
         value.holder = (self.client_id, entry.id)
         return self.new_ref(entry.id)
 
-    def fill(self, id: int, value: Value, inner: list[ObjectRef] | None = None) -> None:
-        """The value of one of our entries has come. `inner`: refs in it, when this process has made it itself."""
-        entry = self.book.fill(id, value, self.receive(value.refs) if inner is None else inner)
+    def fill(self, id: int, value: Value, inner: list[ObjectRef] | None = None, sender: str = "") -> None:
+        """The value of one of our entries has come, from `sender`. `inner`: refs in it, when this process has made it
+        itself."""
+        entry = self.book.fill(id, value, self.receive(value.refs, sender) if inner is None else inner)
         if value.segment is not None:
             if (
                 entry is None
@@ -322,12 +352,52 @@ class Objects:
                 self._transport.post(owner, messages.Fetch(id))
 
     def _on_lent(self, sender: str, message: messages.Lent) -> None:
-        if message.borrower not in self.dead:
-            self.book.lend(message.id, message.borrower, message.count)
+        if message.borrower not in self._settled:
+            lender = "" if sender == message.borrower else sender
+            self.book.lend(message.id, message.borrower, message.count, lender)
 
     def _on_returned(self, sender: str, message: messages.Returned) -> None:
-        if sender not in self.dead:
-            self.book.returned(message.id, sender, message.count)
+        self.book.returned(message.id, sender, message.count)
+
+    def _on_returned_to(self, sender: str, message: messages.ReturnedTo) -> None:
+        for lender, count in message.counts.items():
+            self.book.returned(message.id, sender, count, lender)
+
+    # ---------------------------------------------------------------- loans of the dead (decision 0011)
+
+    def _tell_held(self, lender: str) -> None:
+        """A process died: the owners hear from us what we have from it."""
+        held: dict[str, list[tuple[int, int]]] = {owner: [] for owner in self._told}
+        for (owner, id), borrow in self._borrows.items():
+            if borrow.handed_by and lender in borrow.handed_by:
+                count = borrow.handed_by[after_death(lender)] = borrow.handed_by.pop(lender)
+                held.setdefault(owner, []).append((id, count))
+        owners = [owner for owner in held if owner not in self.dead]
+        self._confirming[lender] = dict.fromkeys(owners)
+        for owner in owners:
+            self._transport.post(owner, messages.Held(lender, held[owner]))
+        for death in list(self._confirming):
+            self._confirmed(death, lender)
+
+    def _confirmed(self, death: str, owner: str) -> None:
+        """An owner has our `Held`, or needs it no more."""
+        waits_for = self._confirming.get(death)
+        if waits_for is not None:
+            waits_for.pop(owner, None)
+            if not waits_for:
+                del self._confirming[death]
+                self._transport.post(NODE, messages.DeathHeard(death))
+
+    def _on_held(self, sender: str, message: messages.Held) -> None:
+        for id, count in message.held:
+            self.book.lend(id, sender, count, after_death(message.lender))
+        self._transport.post(sender, messages.HeldHeard(message.lender))
+
+    def _on_settled(self, sender: str, message: messages.Settled) -> None:
+        for peer in message.workers:
+            self._settled.add(peer)
+            self._told.pop(peer, None)
+            self.book.settled(peer)
 
     def _on_fetch(self, sender: str, message: messages.Fetch) -> None:
         id = message.id
@@ -348,7 +418,7 @@ class Objects:
         self._on_fetch(sender, messages.Fetch(message.id))
 
     def _on_fetched(self, sender: str, message: messages.Fetched) -> None:
-        inner = self.receive(message.value.refs)
+        inner = self.receive(message.value.refs, sender)
         borrow = self._borrows.get((sender, message.id))
         if borrow is not None:
             self._settle(borrow, message.value, inner)
@@ -361,8 +431,14 @@ class Objects:
                 callback(value)
         self._loop.notify()
 
+    def heard_of_dead(self, dead: dict[str, str]) -> None:
+        """They died before this process came: they never had anything of it."""
+        for peer, reason in dead.items():
+            self.dead.setdefault(peer, reason)
+            self._settled.add(peer)
+
     def peer_died(self, peer: str, reason: str) -> None:
-        """Its borrows are over, what it owned is lost, and bytes that it made for us become ours."""
+        """What it owned is lost, bytes that it made for us become ours; its borrows are over when that is settled."""
         self.dead[peer] = reason
         for entry in self.book.values():
             value = entry.value
@@ -370,7 +446,7 @@ class Objects:
                 value.segment = self._store.take_over(value.segment)
         self._transport.forget(peer)
         self._store.forget(peer)
-        self.book.peer_died(peer)
+        self._tell_held(peer)
         self._store.owner_died(peer)
         for (owner, id), borrow in list(self._borrows.items()):
             if owner == peer and borrow.value is None:
@@ -384,7 +460,7 @@ class Objects:
         for entry in self.book.values():
             out.append(
                 self._describe(self.client_id, entry.id, "owner", entry.value)
-                | {"refs": entry.num_refs, "borrowers": dict(entry.borrowers or {}), "made_by": entry.made_by}
+                | {"refs": entry.num_refs, "borrowers": entry.num_lent(), "made_by": entry.made_by}
             )
         for (owner, id), borrow in self._borrows.items():
             out.append(

@@ -5,8 +5,11 @@ Rules
    (`borrowers`), or the task that is to produce it.
 2. Handing a ref to a peer, inside whatever value, lends it once (`lend`). The peer says once, when it has no copy
    left, how many it had been handed (`returned`). The news may come in any order; only the sums count.
-3. A dead peer has returned everything (`peer_died`).
-4. What nobody needs any more is in `freed`, for the shell to act on.
+3. There is a sum for each borrower and lender: "" stands for this process (and for borrowers that helped themselves).
+   Sums are never added up: one below zero, a return that came ahead of its loan, must not hide another.
+4. A dead peer may have passed on what it had: its lines stand until its death is settled (`settled`; decision 0011). By
+   then what others have from it stands in lines of the lender `after_death(peer)`.
+5. What nobody needs any more is in `freed`, for the shell to act on.
 """
 
 from __future__ import annotations
@@ -24,13 +27,27 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     num_refs: int = 1
     value: Any = None
     """`messages.Value`, or None while the task runs."""
-    borrowers: dict[str, int] | None = None
+    borrowers: dict[str | tuple[str, str], int] | None = None
+    """Copies by borrower (lent by this process) or (borrower, lender)."""
     inner: Any = None
     """Refs inside the value: they live as long as it does."""
     callbacks: list[Any] | None = None
     """Called with the value once it is here (by Fetch, futures)."""
     made_by: str = ""
     """"put", or what made it is called (large results only)."""
+
+    def num_lent(self) -> dict[str, int]:
+        """Copies by borrower, whoever lent them."""
+        counts: dict[str, int] = {}
+        for line, count in (self.borrowers or {}).items():
+            borrower = line if isinstance(line, str) else line[0]
+            counts[borrower] = counts.get(borrower, 0) + count
+        return counts
+
+
+def after_death(lender: str) -> str:
+    """The lender under which loans of a dead process are booked once more, as their borrowers count them."""
+    return f"{lender}!"
 
 
 class Book:
@@ -69,30 +86,39 @@ class Book:
             self._settle(entry)
         return entry
 
-    def lend(self, id: int, peer: str, count: int = 1) -> bool:
-        """False when the object is gone: then there is nothing to lend."""
+    def lend(self, id: int, peer: str, count: int = 1, lender: str = "") -> bool:
+        """`lender`: who has handed it over, when that was another process.
+
+        False when the object is gone: then there is nothing to lend.
+        """
         entry = self.entries.get(id)
         if entry is None:
             return False
         if entry.borrowers is None:
             entry.borrowers = {}
-        left = entry.borrowers.get(peer, 0) + count
+        line = (peer, lender) if lender else peer
+        left = entry.borrowers.get(line, 0) + count
         if left:
-            entry.borrowers[peer] = left
+            entry.borrowers[line] = left
         else:
-            del entry.borrowers[peer]
+            del entry.borrowers[line]
         if not entry.num_refs:
             self._settle(entry)
         return True
 
-    def returned(self, id: int, peer: str, count: int) -> None:
-        self.lend(id, peer, -count)
+    def returned(self, id: int, peer: str, count: int, lender: str = "") -> None:
+        self.lend(id, peer, -count, lender)
 
-    def peer_died(self, peer: str) -> None:
-        for entry in [e for e in self.entries.values() if e.borrowers and peer in e.borrowers]:
+    def settled(self, peer: str) -> None:
+        """Nobody has anything from a dead peer but what is booked of `after_death(peer)`."""
+        for entry in [each for each in self.entries.values() if each.borrowers]:
             assert entry.borrowers is not None
-            del entry.borrowers[peer]
-            if not entry.num_refs:
+            lines = [
+                line for line in entry.borrowers if line == peer or (type(line) is tuple and peer in line)
+            ]
+            for line in lines:
+                del entry.borrowers[line]
+            if lines and not entry.num_refs:
                 self._settle(entry)
 
     def _settle(self, entry: Entry) -> None:

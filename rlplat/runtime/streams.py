@@ -191,14 +191,14 @@ class Streams:
             or sender != client._calls.worker_of(record)
             or not stream.arrived(message.index)
         ):
-            objects.receive(message.value.refs)
+            objects.receive(message.value.refs, sender)
             if message.value.segment is not None:
                 objects.free_segment(message.value.segment)
             return
         record.message.have = stream.num_have
         id = next(objects.ids)
         objects.book.add(id)
-        objects.fill(id, message.value)
+        objects.fill(id, message.value, sender=sender)
         stream.ready.append(objects.new_ref(id))
         self._wake(stream)
 

@@ -143,6 +143,9 @@ class Transport:
             label = receive(_NOBLOCK)
             sender = senders.get(label)
             if sender is None:
+                if label.decode(errors="replace").rstrip(">") in self._forgotten:
+                    self._drop_parts()
+                    continue
                 if not label.endswith(b">") and label not in self._labels.values():
                     continue  # the tail of something: nobody's message
                 sender = self._new_sender(label)
@@ -151,10 +154,14 @@ class Transport:
                 decoded = messages.decode(frame)
             except msgspec.MsgspecError:
                 # Nothing that one of us has sent. Its further parts, if any, must not pass for labels.
-                while self._socket.getsockopt(_RCVMORE):
-                    receive(_NOBLOCK)
+                self._drop_parts()
                 continue
             yield sender, decoded
+
+    def _drop_parts(self) -> None:
+        """The rest of the frame that is being read."""
+        while self._socket.getsockopt(_RCVMORE):
+            self._socket.recv(_NOBLOCK)
 
     def _new_sender(self, label: bytes) -> str:
         """The client id behind a label that is seen for the first time."""
@@ -165,7 +172,7 @@ class Transport:
         return sender
 
     def forget(self, peer: str) -> None:
-        """The peer is dead: stop trying to reconnect. What is posted to it from now on is dropped."""
+        """The peer is dead: stop trying to reconnect, drop what is posted to it or comes from it from now on."""
         self._forgotten.add(peer)
         label = self._labels.pop(peer, None)
         if label is not None:
@@ -174,6 +181,7 @@ class Transport:
                 self._socket.disconnect(self._endpoint(peer))
         self._callers.discard(f"{peer}>".encode())
         self._senders.pop(f"{peer}>".encode(), None)
+        self._senders.pop(peer.encode(), None)
 
     def close(self, linger_s: float = 0) -> None:
         self.flush()

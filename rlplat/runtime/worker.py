@@ -107,7 +107,7 @@ class Worker(Client):
         self._code.setdefault(message.key, message.blob)
         self._code_name[message.key] = message.name
         if message.refs:
-            held = self._objects.receive(message.refs)
+            held = self._objects.receive(message.refs, sender)
             self._calls.code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
@@ -280,13 +280,13 @@ class Worker(Client):
     def _open_args(self, owner: str, message: Any) -> tuple[tuple, dict]:
         """Arguments of a full call, refs among them replaced by their values."""
         read = self._objects.open_argument
-        args, kwargs = read(message.args)
+        args, kwargs = read(message.args, owner)
         args = list(args)
         for place, value in message.deps:
             if isinstance(place, int):
-                args[place] = read(value)
+                args[place] = read(value, owner)
             else:
-                kwargs[place] = read(value)
+                kwargs[place] = read(value, owner)
         return tuple(args), kwargs
 
     def _call(self, owner: str, message: Any) -> None:
@@ -523,7 +523,7 @@ class Worker(Client):
                         queue.remove(call)
                     except ValueError:  # the main thread has taken it just now
                         break
-                    self.drop_arguments(call[1])
+                    self.drop_arguments(sender, call[1])
                     self.reply_cancelled(key, getattr(call[1], "num_returns", 1))
                     self._transport.flush()
                     return
@@ -537,10 +537,11 @@ class Worker(Client):
                 for record in [each for each in self._calls.records.values() if each.id > self._first_child]:
                     self._cancels.stop(record, force=False, recursive=True)
 
-    def drop_arguments(self, message: Any) -> None:
+    def drop_arguments(self, owner: str, message: Any) -> None:
         """A call that will not be executed: give back what came with it (lock held)."""
-        for value in values_of(message):
-            self._objects.receive(value.keys())
+        if owner not in self._objects.dead:
+            for value in values_of(message):
+                self._objects.receive(value.keys(), owner)
 
     def reply_cancelled(self, task: tuple[str, int], num_returns: int = 1, what: str = "the call") -> None:
         """(Lock held.)"""

@@ -12,6 +12,7 @@ import zmq
 
 from rlplat.runtime import messages
 from rlplat.runtime.transport import Transport
+from tests.patience import soon
 
 
 @pytest.fixture
@@ -107,6 +108,29 @@ def test_a_dead_peer_is_forgotten_with_what_was_meant_for_it(make: Callable[[str
     a.forget("w1")
     assert a.num_unsent == 0
     a.flush()
+
+
+@pytest.mark.parametrize("connects", ["driver", "w1"])
+def test_late_frames_of_the_dead_are_dropped(make: Callable[[str], Transport], connects: str) -> None:
+    """Whoever of the two has connected; and what others say behind them is heard."""
+    a, b = make("driver"), make("w1")
+    if connects == "driver":
+        a.post("w1", done(1))
+        a.flush()
+        receive(b, 1)
+    b.post("driver", done(2))
+    b.flush()
+    receive(a, 1)
+    b.post("driver", done(3))
+    b.flush()
+    assert soon(a.has_input)
+    a.forget("w1")
+    assert list(a.receive()) == []
+    assert not a.has_input()
+    c = make("w2")
+    c.post("driver", done(4))
+    c.flush()
+    assert receive(a, 1) == [("w2", done(4))]
 
 
 def test_garbage_is_dropped_and_the_honest_are_heard(

@@ -28,23 +28,6 @@ class Invariants:
         self._active: dict[str, str] = {}
         """Worker -> the actor in it."""
         cluster.watch_client = self._watch
-        world.on_cut = self._note_lost_lends
-        world.on_last_words = self._note_late_lends
-
-    def _note_late_lends(self, owner: str, frame: bytes) -> None:
-        """The news of its sender's death may overtake them."""
-        for message in messages.decode(frame):
-            if type(message) is messages.Lent:
-                self.history.unlent.add((owner, message.id))
-
-    def _note_lost_lends(self, receiver: str, frame: bytes) -> None:
-        for message in messages.decode(frame):
-            if type(message) is messages.Lent:
-                self.history.unlent.add((receiver, message.id))
-            for value in _values_in(
-                message
-            ):  # lent to somebody who never gets it, and so never gives it back
-                self.history.unlent.update((owner, id) for owner, id in value.keys())
 
     # -- in the way of messages
 
@@ -97,9 +80,7 @@ class Invariants:
 
         def watched(entry: Any) -> None:
             key = (client.client_id, entry.id)
-            is_excused = (
-                f"{client.client_id}:{entry.id}" in self.history.found_by_name or key in self.history.unlent
-            )
+            is_excused = f"{client.client_id}:{entry.id}" in self.history.found_by_name
             if self.world.processes[client.client_id].is_alive and not is_excused:
                 for other in self.cluster.clients():
                     borrow = other._objects._borrows.get(key)
@@ -113,10 +94,12 @@ class Invariants:
         return watched
 
     def _is_under_way(self, key: tuple[str, int]) -> bool:
-        for _, receiver, frame in self.world.frames_in_flight():
+        for sender, receiver, frame in self.world.frames_in_flight():
             process = self.world.processes.get(receiver)
-            if process is None or not process.is_alive:
+            if process is None or not process.is_alive or process.client is None:
                 continue
+            if sender in process.client._objects.dead:
+                continue  # it takes nothing from the dead any more
             for message in messages.decode(frame):
                 if any(tuple(each) == key for value in _values_in(message) for each in value.keys()):
                     return True
@@ -191,13 +174,10 @@ class Invariants:
             entries = [
                 f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
                 for entry in client._objects.book.values()
-                if (client.client_id, entry.id) not in self.history.unlent
             ]
             if entries:
                 raise Violation(f"{client.client_id} still has objects: {entries[:5]}")
-            if client._objects._borrows and not len(
-                client._objects.book
-            ):  # an excused object keeps what is in it
+            if client._objects._borrows:
                 raise Violation(f"{client.client_id} still borrows {client._objects._borrows}")
             leases = {worker for lane in client._tasks.lanes.values() for worker in lane.leases}
             if leases:

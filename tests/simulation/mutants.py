@@ -18,6 +18,8 @@ from rlplat.runtime.node import Node
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Book
 from rlplat.runtime.scheduling.placing import Placing
+from rlplat.runtime.settling import Settling
+from rlplat.runtime.transport import Transport
 from rlplat.runtime.worker import Worker
 
 Mutant = Callable[[], Any]
@@ -48,8 +50,9 @@ def _forgets_the_queue_of_the_freed() -> Any:
     return mock.patch.object(Placing, "freed", lambda self, pool: None)
 
 
-def _commits_late_results() -> Any:
-    """Results of attempts that were given up count (R1)."""
+@contextlib.contextmanager
+def _commits_late_results() -> Iterator[None]:
+    """Results of attempts that were given up count (R1), those of the dead among them."""
     finish = Calls.finish
 
     def commit(self: Any, sender: str, id: int, values: Any) -> None:
@@ -58,24 +61,39 @@ def _commits_late_results() -> Any:
             sender = record.target
         finish(self, sender, id, values)
 
-    return mock.patch.object(Calls, "finish", commit)
+    with mock.patch.object(Calls, "finish", commit), _late_frames():
+        yield
+
+
+@contextlib.contextmanager
+def _late_frames() -> Iterator[None]:
+    """What the dead had sent is read when it comes late."""
+    forget = Transport.forget
+
+    def remember(self: Any, peer: str) -> None:
+        forget(self, peer)
+        self._forgotten.discard(peer)
+        self._senders[peer.encode()] = peer  # on the connection that we have made
+
+    with mock.patch.object(Transport, "forget", remember):
+        yield
 
 
 def _drops_a_borrow() -> Any:
     """Only the first of several borrows of a peer is written down."""
     lend = Book.lend
 
-    def forget(self: Any, id: int, peer: str, count: int = 1) -> bool:
+    def forget(self: Any, id: int, peer: str, count: int = 1, lender: str = "") -> bool:
         entry = self.find(id)
         if count > 0 and entry is not None and entry.borrowers and peer in entry.borrowers:
             return True
-        return lend(self, id, peer, count)
+        return lend(self, id, peer, count, lender)
 
     return mock.patch.object(Book, "lend", forget)
 
 
 def _keeps_the_borrows_of_the_dead() -> Any:
-    return mock.patch.object(Book, "peer_died", lambda self, peer: None)
+    return mock.patch.object(Book, "settled", lambda self, peer: None)
 
 
 def _never_lends() -> Any:
@@ -180,6 +198,46 @@ def _keeps_leases() -> Any:
     return mock.patch.object(Lane, "idle_leases", lambda self, now, idle_s: [])
 
 
+def _says_nothing_of_the_dead() -> Any:
+    """Borrowers do not tell the owners what they have from a dead process."""
+    tell = Objects._tell_held
+
+    def silent(self: Any, lender: str) -> None:
+        borrows, self._borrows = self._borrows, {}
+        tell(self, lender)
+        self._borrows = borrows
+
+    return mock.patch.object(Objects, "_tell_held", silent)
+
+
+def _settles_at_once() -> Any:
+    """The node waits for nobody before it says that a death is settled."""
+    return mock.patch.object(Settling, "died", lambda self, process, witnesses: [process])
+
+
+@contextlib.contextmanager
+def _listens_to_the_dead() -> Iterator[None]:
+    """Late frames of the dead are read, and calls among them are run."""
+    open_argument = Objects.open_argument
+
+    def run_on(self: Any, value: Any, caller: str) -> Any:
+        reason = self.dead.pop(caller, None)
+        try:
+            return open_argument(self, value, caller)
+        finally:
+            if reason is not None:
+                self.dead[caller] = reason
+
+    with mock.patch.object(Objects, "open_argument", run_on), _late_frames():
+        yield
+
+
+MUTANTS_OF_LOANS: dict[str, Mutant] = {
+    "borrowers that say nothing of the dead": _says_nothing_of_the_dead,
+    "a node that settles deaths at once": _settles_at_once,
+    "a process that listens to the dead": _listens_to_the_dead,
+}
+"""Found by programs about loans."""
 MUTANTS: dict[str, Mutant] = {
     "a scheduler that forgets to release": _forgets_to_release,
     "a scheduler that grants a worker twice": _grants_without_taking,
@@ -202,5 +260,5 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    with MUTANTS[name]():
+    with (MUTANTS | MUTANTS_OF_LOANS)[name]():
         yield

@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass, field
 from random import Random
 
+from rlplat.runtime import messages
 from tests.simulation.cluster import Cluster, simulated
 from tests.simulation.invariants import Invariants
 from tests.simulation.workload import Driver, History
@@ -23,13 +24,12 @@ class Outcome:
     num_crashes: int = 0
     num_results: int = 0
     num_errors: int = 0
-    num_unlent: int = 0
-    """Objects for which a lender died before the owner heard of the borrow: not held to the rules of freeing."""
     virtual_s: float = 0.0
     trace: list[str] = field(default_factory=list)
 
 
-def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
+def run_seed(seed: int, *, keep_trace: bool = False, about_loans: bool = False) -> Outcome:
+    """`about_loans`: a program that passes refs on all the time, and processes that die doing it."""
     world = World(seed, keep_trace=keep_trace)
     history = world.history = History()  # type: ignore[attr-defined]
     outcome = Outcome(seed)
@@ -37,7 +37,7 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
     try:
         with simulated(world):
             try:
-                _run(world, history, outcome)
+                _run(world, history, outcome, about_loans)
             except BaseException as error:
                 outcome.failure = f"{type(error).__name__}: {error}"
                 outcome.details = traceback.format_exc()
@@ -51,7 +51,7 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Outcome:
     return outcome
 
 
-def _run(world: World, history: History, outcome: Outcome) -> None:
+def _run(world: World, history: History, outcome: Outcome, about_loans: bool) -> None:
     random = Random(seed_of(world.seed, "shape"))
     world.delay_s = random.choice((0.0001, 0.0005, 0.005))
     totals = {"node": {"CPU": float(random.randint(1, 4)), "GPU": 0.0}}
@@ -60,10 +60,11 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
     cluster = Cluster(world, totals, num_spares=random.randint(1, 3))
     num_cpus = int(totals["node"]["CPU"])
     invariants = Invariants(world, cluster, history)
-    with_faults = random.random() < 0.7
-    driver = Driver(Random(seed_of(world.seed, "program")), num_cpus, random.randint(4, 20), with_faults)
+    with_faults = random.random() < 0.7 or about_loans
+    num_steps = random.randint(4, 20) + 10 * about_loans
+    driver = Driver(Random(seed_of(world.seed, "program")), num_cpus, num_steps, with_faults, about_loans)
     if with_faults:
-        _plan_faults(world, cluster, Random(seed_of(world.seed, "faults")))
+        _plan_faults(world, cluster, Random(seed_of(world.seed, "faults")), about_loans)
     world.after_event = invariants.check
     cluster.begin()
     cluster.start_driver(driver)
@@ -74,11 +75,10 @@ def _run(world: World, history: History, outcome: Outcome) -> None:
     world.run()
     invariants.check_clean()
     outcome.num_crashes = cluster.num_crashes + history.crashes_asked
-    outcome.num_unlent = len(history.unlent)
     outcome.num_results, outcome.num_errors = driver.num_results, driver.num_errors
 
 
-def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
+def _plan_faults(world: World, cluster: Cluster, random: Random, about_loans: bool) -> None:
     """At random moments, most of them while the program is young."""
 
     def crash() -> None:
@@ -88,8 +88,12 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
 
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         world.after(random.expovariate(1 / 0.06), crash, what="a crash")
-    if random.random() < 0.6:
-        _crash_after_sending(world, cluster, {random.randint(1, 60) for _ in range(random.randint(1, 3))})
+    if random.random() < 0.6 or about_loans:
+        numbers = {random.randint(1, 60) for _ in range(random.randint(1, 3))}
+        loans = {random.randint(1, 12) for _ in range(random.randint(1, 4))}
+        if random.random() < 0.4 and not about_loans:
+            loans.clear()
+        _crash_after_sending(world, cluster, numbers, loans)
     others = [name for name in cluster.totals if name != "node"]
     for node in others:
         kind, at = random.random(), random.expovariate(1 / 0.1)
@@ -100,16 +104,22 @@ def _plan_faults(world: World, cluster: Cluster, random: Random) -> None:
             world.after(at, lambda node=node, s=seconds: cluster.cut_off(node, s), what="a cut")  # type: ignore[misc]
 
 
-def _crash_after_sending(world: World, cluster: Cluster, numbers: set[int]) -> None:
-    """Workers die when they have just sent a frame to another client, the n-th of all. It may arrive or be lost."""
-    num_sent = 0
+def _crash_after_sending(world: World, cluster: Cluster, numbers: set[int], loans: set[int]) -> None:
+    """Workers die when they have just sent a frame to another client, the n-th of all, or the n-th with news of a ref
+    that is passed on. It may arrive or be lost, and so may what they have sent to others before."""
+    num_sent = num_loans = 0
 
-    def sent(sender: str, receiver: str) -> None:
-        nonlocal num_sent
-        if sender.startswith("w") and receiver != "node":
-            num_sent += 1
-            if num_sent in numbers:
-                world.after(0.0, lambda: cluster.crash(sender), what=f"{sender} crashes after sending")
+    def sent(sender: str, receiver: str, frame: bytes) -> None:
+        nonlocal num_sent, num_loans
+        if not sender.startswith("w") or receiver == "node":
+            return
+        num_sent += 1
+        is_last = num_sent in numbers
+        if loans and any(type(message) is messages.Lent for message in messages.decode(frame)):
+            num_loans += 1
+            is_last = is_last or num_loans in loans
+        if is_last:
+            world.after(0.0, lambda: cluster.crash(sender), what=f"{sender} crashes after sending")
 
     world.on_sent = sent
 

@@ -5,40 +5,44 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.mutants import MUTANTS, MUTANTS_OF_LOANS, planted
 from tests.simulation.run import run_seed
 
-NUM_SEEDS, AT_A_TIME = 2_000, 500
+NUM_SEEDS, NUM_LOANS, AT_A_TIME = 1_500, 300, 500
 _MOST_MUTANT_SEEDS = 400
 
 
-def _failure(seed: int) -> str:
-    outcome = run_seed(seed)
+def _failure(seed: int, about_loans: bool) -> str:
+    outcome = run_seed(seed, about_loans=about_loans)
     return f"seed {seed}: {outcome.failure}" if outcome.failure else ""
 
 
-@pytest.mark.parametrize("first", range(1, NUM_SEEDS, AT_A_TIME))
-def test_invariants_hold_for_every_seed(first: int) -> None:
-    seeds = range(first, first + AT_A_TIME)
+_LOTS = [("", first, AT_A_TIME) for first in range(1, NUM_SEEDS, AT_A_TIME)] + [(" --loans", 1, NUM_LOANS)]
+
+
+@pytest.mark.parametrize(("flag", "first", "num_seeds"), _LOTS)
+def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -> None:
+    failure = partial(_failure, about_loans=bool(flag))
     with get_context("fork").Pool(2) as pool:
-        failures = [text for text in pool.imap_unordered(_failure, seeds, chunksize=20) if text]
+        texts = pool.imap_unordered(failure, range(first, first + num_seeds), chunksize=20)
+        failures = [text for text in texts if text]
         pool.close()
         pool.join()
-    assert not failures, "replay one with python -m tests.simulation --seed N --trace\n" + "\n".join(
-        failures[:10]
-    )
+    command = f"python -m tests.simulation{flag} --seed N --trace"
+    assert not failures, f"replay one with {command}\n" + "\n".join(failures[:10])
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LOANS])
 def test_each_planted_defect_is_found(mutant: str) -> None:
     with planted(mutant):
         for seed in range(1, _MOST_MUTANT_SEEDS + 1):
-            failure = run_seed(seed).failure
+            failure = run_seed(seed, about_loans=mutant in MUTANTS_OF_LOANS).failure
             if failure:
                 assert failure.startswith(("Violation", "AssertionError")), (
                     f"the plant itself fails: {failure}"

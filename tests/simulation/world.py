@@ -145,10 +145,7 @@ class World:
         self.watch_frame: Callable[[str, str, bytes], None] | None = None
         """Sees every frame that arrives, before it is handled."""
         self.on_death: Callable[[str, str], None] = lambda name, how: None
-        self.on_cut: Callable[[str, bytes], None] = lambda receiver, frame: None
-        self.on_last_words: Callable[[str, bytes], None] = lambda receiver, frame: None
-        """A frame is lost with its sender, which had sent others before."""
-        self.on_sent: Callable[[str, str], None] = lambda sender, receiver: None
+        self.on_sent: Callable[[str, str, bytes], None] = lambda sender, receiver, frame: None
         self.delay_s = 0.0005
         self._events: list[tuple[float, int, Callable[[], None], bool, str]] = []
         self._num_scheduled = 0
@@ -224,12 +221,8 @@ class World:
             for numbers in links.values():
                 first_cut = self.random.randint(0, len(numbers))
                 for index, number in enumerate(numbers):
-                    _, receiver, _, frame = self._in_flight[number]
                     if index >= first_cut:
                         self._cut_frames.add(number)
-                        self.on_cut(receiver, frame)
-                    else:
-                        self.on_last_words(receiver, frame)
         self.on_death(name, how)
         if process is not self.running and process.thread is not None and process.state != "ended":
             process.resume()  # it unwinds
@@ -267,7 +260,7 @@ class World:
         number = self._num_scheduled
         self._in_flight[number] = (sender, receiver, label, frame)
         self.after(at - self.now, lambda: self._arrive(number), what="")
-        self.on_sent(sender, receiver)
+        self.on_sent(sender, receiver, frame)
 
     def frames_in_flight(self) -> list[tuple[str, str, bytes]]:
         """(sender, receiver, frame) that may yet arrive, those in inboxes too."""
@@ -444,6 +437,8 @@ class SimSocket:
     def getsockopt(self, option: int) -> int:
         if option == zmq.EVENTS:
             return zmq.POLLOUT | (zmq.POLLIN if self.inbox else 0)
+        if option == zmq.RCVMORE:
+            return int(self._frame is not None)
         return 0
 
     get = getsockopt
