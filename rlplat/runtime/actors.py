@@ -58,6 +58,11 @@ class Actors:
         key = self._calls.code_key(code)
         shape = client._shape(options, 0, f"actor {code.name}")
         is_detached = options.lifetime == "detached"
+        if is_detached and code.refs:
+            raise ConfigError(
+                f"detached actor {code.name}: its class closes over {code.refs[0]!r}, and objects end with the process "
+                "that made them: pass the value, or the ref itself as an argument of the constructor"
+            )
         deps: Deps = []
         refs: list[ObjectRef] = []
         if is_detached:

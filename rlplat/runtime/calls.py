@@ -268,11 +268,14 @@ class Calls:
         record = self.records.get(id)
         if record is None or sender != self.worker_of(record):
             # A late result of an attempt that was given up (R1): refused.
-            for value in values:
-                if value.segment is not None:
-                    self._objects.free_segment(value.segment)
-                self._objects.receive(value.refs, sender)
+            self._refuse(sender, values)
             return
+        if len(values) != len(
+            record.ids
+        ):  # a fault of that worker: it must not end this process's I/O thread
+            self._refuse(sender, values)
+            text = f"{record.name}: worker {sender} replied with {len(values)} values instead of {len(record.ids)}"
+            values = [Value(error=ErrorInfo("RuntimeFault", text)) for _ in record.ids]
         if record.history is not None and values[0].error is not None and record.lane is not None:
             if runs_again_after_error(record, values[0].error):
                 record.lane.again(record)
@@ -291,6 +294,13 @@ class Calls:
         self.fill(record, values, inner, sender)
         if values and (len(values) > 1 or values[0].segment is not None):
             self._rebuilder.remember(record, values)
+
+    def _refuse(self, sender: str, values: Sequence[Value]) -> None:
+        """Give back what came with values that nobody gets."""
+        for value in values:
+            if value.segment is not None:
+                self._objects.free_segment(value.segment)
+            self._objects.receive(value.refs, sender)
 
     def fill(
         self,

@@ -100,7 +100,7 @@ class LoopRunner:
                     waiting.remove(call)
                     with self._worker._lock:
                         self._worker.drop_arguments(key[0], call[1])
-                        self._worker.reply_cancelled(key)
+                        self._worker.reply_cancelled(key, getattr(call[1], "num_returns", 1))
                         self._worker._loop.send_now()
                     return
         task = self._tasks.get(key)
@@ -123,6 +123,8 @@ class LoopRunner:
         what, began = f"{worker._actor_name}.{method}", time.perf_counter()
         try:
             if key in self._cancelled:
+                with worker._lock:
+                    worker.drop_arguments(owner, message)
                 raise asyncio.CancelledError
             args, kwargs = worker._open_call(owner, message)
             result = getattr(worker._instance, method)(*args, **kwargs)

@@ -115,7 +115,8 @@ class ThreadRunner:
             group: ThreadPoolExecutor(size, thread_name_prefix=group or "calls")
             for group, size in sizes.items()
         }
-        self._futures: dict[Key, Future[None]] = {}
+        self._futures: dict[Key, tuple[Future[None], Any]] = {}
+        """With the messages of their calls."""
 
     def submit(self, owner: str, message: Any) -> None:
         if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
@@ -126,15 +127,15 @@ class ThreadRunner:
                 pool.shutdown(wait=True)
             self._worker.end_actor(message.reason if is_exit else TERMINATED)
         key = (owner, message.task)
-        future = self._futures[key] = self._pools[self._group_of(message)].submit(
-            self._worker._call, owner, message
-        )
+        future = self._pools[self._group_of(message)].submit(self._worker._call, owner, message)
+        self._futures[key] = (future, message)
         future.add_done_callback(lambda _: self._futures.pop(key, None))
 
     def cancel(self, task: Key, recursive: bool) -> None:
-        future = self._futures.get(task)
+        future, message = self._futures.get(task, (None, None))
         if future is not None and future.cancel():
-            self._worker.reply_cancelled(task)
+            self._worker.drop_arguments(task[0], message)
+            self._worker.reply_cancelled(task, getattr(message, "num_returns", 1))
 
     def awaits_for_cancelled(self) -> bool:
         return False

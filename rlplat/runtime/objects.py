@@ -143,7 +143,7 @@ class Objects:
 
     def borrow_from(self, owner: str, id: int) -> ObjectRef:
         """A ref that nobody handed over (a named actor's): the owner is told of it now."""
-        if owner != self.client_id:
+        if owner != self.client_id and owner not in self.dead:
             self._told[owner] = None
             self._transport.post(owner, messages.Lent(id, self.client_id, 1))
         ref = self.add_ref(owner, id)

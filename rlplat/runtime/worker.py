@@ -279,14 +279,20 @@ class Worker(Client):
 
     def _open_args(self, owner: str, message: Any) -> tuple[tuple, dict]:
         """Arguments of a full call, refs among them replaced by their values."""
-        read = self._objects.open_argument
-        args, kwargs = read(message.args, owner)
-        args = list(args)
-        for place, value in message.deps:
-            if isinstance(place, int):
-                args[place] = read(value, owner)
-            else:
-                kwargs[place] = read(value, owner)
+        read, num_tried = self._objects.open_argument, 1
+        try:
+            args, kwargs = read(message.args, owner)
+            args = list(args)
+            for place, value in message.deps:
+                num_tried += 1
+                if isinstance(place, int):
+                    args[place] = read(value, owner)
+                else:
+                    kwargs[place] = read(value, owner)
+        except BaseException:
+            with self._lock:  # one did not open: those behind it are given back all the same
+                self._drop_values(owner, values_of(message)[num_tried:])
+            raise
         return tuple(args), kwargs
 
     def _call(self, owner: str, message: Any) -> None:
@@ -327,6 +333,8 @@ class Worker(Client):
         packed: Any = None
         with self._lock:
             kept = once.window.asked(owner, message.seq, message.answered)
+            if kept is not None:
+                self.drop_arguments(owner, message)
         if kept is not None:
             values = self._kept_values(owner, kept, message.num_returns)
         else:
@@ -539,8 +547,11 @@ class Worker(Client):
 
     def drop_arguments(self, owner: str, message: Any) -> None:
         """A call that will not be executed: give back what came with it (lock held)."""
+        self._drop_values(owner, values_of(message))
+
+    def _drop_values(self, owner: str, values: list[Value]) -> None:
         if owner not in self._objects.dead:
-            for value in values_of(message):
+            for value in values:
                 self._objects.receive(value.keys(), owner)
 
     def reply_cancelled(self, task: tuple[str, int], num_returns: int = 1, what: str = "the call") -> None:

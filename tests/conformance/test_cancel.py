@@ -14,6 +14,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import TaskCancelled
+from rlplat.runtime.refs import backend as current_backend
 from tests.patience import soon
 
 
@@ -29,6 +30,11 @@ def write(path: Path, line: Any) -> None:
 @rlplat.remote
 def one() -> int:
     return 1
+
+
+def objects() -> Any:
+    """The driver's `Objects`."""
+    return current_backend()._objects  # type: ignore[attr-defined]
 
 
 def cancelled(*refs: Any) -> None:
@@ -397,6 +403,89 @@ def test_queued_calls_of_a_threaded_actor_are_dropped(cluster: None, tmp_path: P
     cancelled(*refs[2:4])
     gate.touch()
     assert rlplat.get([*refs[:2], *refs[4:]], timeout=60) == [0, 1, 4, 5]
+
+
+class Threads:
+    def hold(self, began: str, gate: str) -> None:
+        write(Path(began), "began")
+        while not Path(gate).exists():
+            time.sleep(0.005)
+
+    def pair(self, x: Any) -> tuple[int, int]:
+        return 1, 2
+
+    def make(self, n: int) -> list:
+        return [rlplat.put(i) for i in range(n)]
+
+
+class Coroutines:
+    async def hold(self, began: str, gate: str) -> None:
+        write(Path(began), "began")
+        while not Path(gate).exists():
+            await asyncio.sleep(0.005)
+
+    async def pair(self, x: Any) -> tuple[int, int]:
+        return 1, 2
+
+    async def make(self, n: int) -> list:
+        return [rlplat.put(i) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "num_running"),
+    [
+        (Threads, {"max_concurrency": 2}, 2),
+        (Threads, {"concurrency_groups": {"io": 1}}, 1),
+        (Coroutines, {"max_concurrency": 1}, 1),
+    ],
+)
+def test_a_queued_call_of_several_values_is_dropped_with_its_arguments(
+    cluster: None, tmp_path: Path, kind: type, options: dict[str, Any], num_running: int
+) -> None:
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    actor: Any = rlplat.remote(kind).options(**options).remote()
+    # An object of the actor's process: its value comes when that has read all that was sent to it before.
+    fences = rlplat.get(actor.make.remote(1), timeout=60)
+    running = [actor.hold.remote(str(began), str(gate)) for _ in range(num_running)]
+    assert soon(lambda: len(lines(began)) == num_running)
+    box = [rlplat.put("an argument")]
+    id = box[0].id
+    first, second = actor.pair.options(num_returns=2).remote(box)
+    assert rlplat.get(fences, timeout=60) == [0]
+    rlplat.cancel(first)
+    cancelled(first, second)
+    box.clear()
+    assert soon(lambda: objects().book.find(id) is None)  # while the actor lives, and the call's refs do
+    gate.touch()
+    assert rlplat.get(running, timeout=60) == [None] * num_running
+
+
+def test_a_coroutine_that_is_cancelled_before_its_first_step_gives_its_arguments_back(
+    cluster: None, tmp_path: Path
+) -> None:
+    began, gate = tmp_path / "began", tmp_path / "gate"
+
+    class Blocked(Coroutines):
+        async def block(self, began: str, gate: str) -> None:
+            write(Path(began), "began")
+            while not Path(gate).exists():
+                time.sleep(0.005)  # the event loop sees the call and its cancel together, when this is over
+
+    actor: Any = rlplat.remote(Blocked).remote()
+    fences = rlplat.get(actor.make.remote(2), timeout=60)
+    blocking = actor.block.remote(str(began), str(gate))
+    assert soon(lambda: lines(began) == ["began"])
+    box = [rlplat.put("an argument")]
+    id = box[0].id
+    first, second = actor.pair.options(num_returns=2).remote(box)
+    assert rlplat.get(fences[0], timeout=60) == 0
+    rlplat.cancel(first)
+    assert rlplat.get(fences[1], timeout=60) == 1
+    box.clear()
+    gate.touch()
+    assert rlplat.get(blocking, timeout=60) is None
+    cancelled(first, second)
+    assert soon(lambda: objects().book.find(id) is None)
 
 
 def test_coroutines_are_cancelled_running_and_waiting(cluster: None, tmp_path: Path) -> None:

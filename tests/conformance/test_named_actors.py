@@ -197,6 +197,17 @@ def test_a_detached_actor_refuses_refs_inside_its_arguments(cluster: None) -> No
         rlplat.remote(lifetime="detached")(Holder).remote([rlplat.put(1)])
 
 
+def test_a_detached_actor_refuses_a_class_that_closes_over_a_ref(cluster: None) -> None:
+    ref = rlplat.put(1)
+
+    class Reader:
+        def read(self) -> int:
+            return rlplat.get(ref)
+
+    with pytest.raises(ConfigError, match=r"detached actor .*Reader: its class closes over ObjectRef"):
+        rlplat.remote(lifetime="detached")(Reader).remote()
+
+
 def test_a_nameless_detached_actor_ends_by_kill(cluster: None) -> None:
     actor = counter(lifetime="detached").remote()
     pid = rlplat.get(actor.pid.remote())

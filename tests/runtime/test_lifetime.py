@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import RuntimeFault
+from rlplat.errors import OwnerDied, RuntimeFault
+from rlplat.runtime import messages
 from rlplat.runtime.client import Client
 from rlplat.runtime.refs import backend as current_backend
 from tests.patience import soon
@@ -142,6 +143,94 @@ def test_failed_tasks_are_forgotten_with_their_arguments(cluster: None) -> None:
             pass
     del refs, ref
     assert soon(is_empty), objects().book.entries
+
+
+def test_arguments_behind_one_that_does_not_open_are_forgotten(cluster: None) -> None:
+    class Broken:
+        def __reduce__(self) -> Any:
+            return int, ("not a number",)
+
+    @rlplat.remote
+    def use(*args: Any, **kwargs: Any) -> None: ...
+
+    refs = [rlplat.put(np.ones(50_000)), rlplat.put([rlplat.put(1)])]
+    with pytest.raises(ValueError, match="not a number"):
+        rlplat.get(use.remote(Broken(), refs[0], box=refs[1]))
+    del refs
+    assert soon(is_empty), objects().book.entries
+
+
+def test_arguments_of_a_call_that_is_answered_from_memory_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def get_state(self) -> int:
+            return self.count
+
+        def set_state(self, count: int) -> None:
+            self.count = count
+
+        def add(self, array: np.ndarray) -> int:
+            self.count += 1
+            return self.count
+
+    victim = tmp_path / "victim"
+    monkeypatch.setenv("RLPLAT_CRASH_AT", f"after_checkpoint_before_replies:1:{victim}")
+    rlplat.init(num_cpus=2, num_gpus=0)
+    try:
+        actor = rlplat.remote(exactly_once=True, max_restarts=1)(Counter).remote()
+        array = rlplat.put(np.ones(50_000))
+        id = array.id
+        assert rlplat.get(actor.add.remote(array), timeout=60) == 1
+        assert victim.exists()
+        del array
+        assert soon(lambda: objects().book.find(id) is None)  # while the second incarnation lives
+    finally:
+        rlplat.shutdown()
+
+
+def test_a_reply_with_a_wrong_number_of_values_fails_its_call_alone(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = current_backend()
+    assert isinstance(client, Client)
+    handlers, taken = client._loop.handlers, messages.DoneFull
+    finish = handlers[taken]
+
+    def short(sender: str, message: Any) -> None:
+        message.values = message.values[:-1]
+        finish(sender, message)
+
+    @rlplat.remote(num_returns=2)
+    def pair() -> tuple[np.ndarray, list]:
+        return np.ones(50_000), [rlplat.put(1)]
+
+    monkeypatch.setitem(handlers, taken, short)
+    refs = pair.remote()
+    for ref in refs:
+        with pytest.raises(RuntimeFault, match=r"pair: worker \S+ replied with 1 values instead of 2"):
+            rlplat.get(ref, timeout=60)
+    monkeypatch.setitem(handlers, taken, finish)
+    array, box = rlplat.get(pair.remote(), timeout=60)
+    assert array.sum() == 50_000
+    assert rlplat.get(box[0], timeout=60) == 1
+
+
+def test_an_owner_that_is_dead_already_is_told_of_no_loan(cluster: None) -> None:
+    client, mine = current_backend(), objects()
+    assert isinstance(client, Client)
+    with client._lock:
+        mine.dead["w-gone"] = "planted"
+        ref = mine.borrow_from("w-gone", 1)
+        assert "w-gone" not in mine._told
+    with pytest.raises(OwnerDied, match="planted"):
+        rlplat.get(ref)
+    del ref
+    assert soon(is_empty)
+    assert "w-gone" not in mine._told
 
 
 def test_results_that_nobody_wants_are_forgotten(cluster: None) -> None:
