@@ -270,9 +270,8 @@ class Calls:
             # A late result of an attempt that was given up (R1): refused.
             self._refuse(sender, values)
             return
-        if len(values) != len(
-            record.ids
-        ):  # a fault of that worker: it must not end this process's I/O thread
+        if len(values) != len(record.ids):
+            # A fault of that worker: it must not end this process's I/O thread.
             self._refuse(sender, values)
             text = f"{record.name}: worker {sender} replied with {len(values)} values instead of {len(record.ids)}"
             values = [Value(error=ErrorInfo("RuntimeFault", text)) for _ in record.ids]
