@@ -178,7 +178,7 @@ def _queued_by_owner(client: Any) -> Counter[str]:
     counts = Counter(map(itemgetter(0), client._work.copy() if hasattr(client, "_work") else ()))
     runner = getattr(client, "_runner", None)
     futures = getattr(runner, "_futures", {}).copy()
-    counts.update(owner for (owner, _), future in futures.items() if not future.running())
+    counts.update(owner for (owner, _), (future, _) in futures.items() if not future.running())
     for waiting in getattr(runner, "_waiting", {}).copy().values():
         counts.update(map(itemgetter(0), waiting.copy()))
     return counts

@@ -478,16 +478,13 @@ class Experiment:
         trial.progress = mark.progress if mark else 0.0
         # Before a copy the trial may have been further than the copy is: that much stays.
         kept = reports_before_copy(trial)
-        is_forgotten = False
+        num_reports = len(trial.history)
         while len(trial.history) > kept and (mark is None or trial.history[-1][0] > mark.progress):
             trial.history.pop()
-            is_forgotten = True
         if not trial.history:
             trial.values = ()
-        elif is_forgotten and len(self._signs) == 1:
+        elif len(trial.history) < num_reports and len(self._signs) == 1:
             trial.values = (trial.history[-1][1] * self._signs[self.spec.metric[0]],)
-        if is_forgotten:
-            trial.last = {}
         return [RecordChange(trial)]
 
     def _look_whether_all_are_there(self) -> None:

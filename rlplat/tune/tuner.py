@@ -28,7 +28,7 @@ from rlplat.tune.snapshot import View
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.study import Study
 from rlplat.tune.trainables import TrainableKind
-from rlplat.tune.trial import Trial
+from rlplat.tune.trial import Trial, TrialState
 from rlplat.tune.trial_checkpoints import copy_checkpoint, why_not_copied
 from rlplat.tune.trial_host import Order, SavedTurn, TrialHost, Turn
 
@@ -51,7 +51,8 @@ class Tuner:
         self._slots = Slots(self._make_host, rlplat.cluster_resources())
         self._to_begin: deque[Trial] = deque()
         """Trials for which no slot of their size is free yet."""
-        self._best: tuple[int, tuple[float, ...]] | None = None
+        self._best: tuple[int, tuple[float, ...], TrialState] | None = None
+        """As best.yaml says it."""
         self._abort: Exception | None = None
         self._ends_apart = kind.closes or spec.max_silence_s is not None
         """Whether a trial is ended by a call of its own, so that the next one does not answer for its end."""
@@ -281,8 +282,8 @@ class Tuner:
 
     def _note_best(self) -> None:
         best = self.experiment.roster.best()
-        if best and (best[0].number, best[0].values) != self._best:
-            self._best = (best[0].number, best[0].values)
+        if best and (mark := (best[0].number, best[0].values, best[0].state)) != self._best:
+            self._best = mark
             self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed))
 
     def _make_host(self, group: PlacementGroup) -> ActorHandle:

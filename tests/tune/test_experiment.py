@@ -271,7 +271,7 @@ def test_what_was_reported_beyond_a_checkpoint_counts_no_more() -> None:
     report(experiment, 0, 0.2)
     assert experiment.roster.best()[0].values == (0.2,)
     experiment.handle(Crashed(0, "bad luck"))
-    assert trial.values == (0.5,) and trial.last == {} and trial.history == [(1, -0.5)]
+    assert trial.values == (0.5,) and trial.history == [(1, -0.5)]
     begun(experiment)
     experiment.handle(Returned(0))
     assert trial.state is TrialState.COMPLETE and trial.values == (0.5,)
