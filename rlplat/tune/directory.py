@@ -258,9 +258,8 @@ def take_back(path: Path) -> None:
             return
         if (path / "results.jsonl").exists() and (path / "results.jsonl").stat().st_size:
             return
-        if (path / "study.journal").exists() and has_reports(
-            path / "study.journal"
-        ):  # a full disk refused the others
+        journal = path / "study.journal"
+        if journal.exists() and has_reports(journal):  # a full disk refused the rest
             return
         for name in ("experiment.yaml", "log.txt", "results.jsonl", "results.csv", "best.yaml"):
             (path / name).unlink(missing_ok=True)

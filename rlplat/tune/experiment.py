@@ -6,7 +6,8 @@
 Rules
 1. Whatever an action makes visible outside is recorded before it: the `Record...` actions of one event come first;
    only what they name, a copied checkpoint, is there before them.
-2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there.
+2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there; but where none
+   can be given (`num_free_reports`), it goes on.
 3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
 4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
 5. A checkpoint that cannot be written costs the trial nothing while it runs, and what it reported beyond the one before

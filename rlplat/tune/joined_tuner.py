@@ -125,9 +125,7 @@ class JoinedTuner(Tuner):
                 continue
             slot = self._slots.by_trial.get(number)
             if slot is not None and slot.calls:
-                self._slots.renew(
-                    slot
-                )  # else the next trial in it would wait for this one, and answer for it
+                self._slots.renew(slot)  # else the next trial in it would wait, and answer, for this one
             else:
                 self._slots.release(number)
             if trial in self._to_begin:
