@@ -138,8 +138,8 @@ class Store:
             for part in parts:
                 self._write_all(descriptor, part, offset)
                 offset += _aligned(part.nbytes)
-            if total % mmap.PAGESIZE or not total:
-                self._write_all(descriptor, memoryview(b"\0"), total - 1 + (-total) % mmap.PAGESIZE)
+            # Padding is never written, but each page has a byte of some part by now: this only moves the end.
+            os.ftruncate(descriptor, filled)
         except OSError as error:
             os.unlink(path)
             self.account.release(filled)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 
 from rlplat.errors import ObjectLost, ObjectStoreFull
 from rlplat.runtime import codec
+from rlplat.runtime.codec import OUT_OF_BAND_BYTES
 from rlplat.runtime.messages import Segment
+from rlplat.runtime.spilling import Spiller
 from rlplat.runtime.store import Store, _class_bytes
 
 
@@ -49,6 +53,31 @@ def test_what_is_written_is_read(stores: tuple[Store, Store], value: Any) -> Non
     writer, reader = stores
     got = reader.read(writer.write(packed(value), "driver"), "ref")
     np.testing.assert_equal(got, value)
+
+
+def test_values_that_end_anywhere_in_a_page_are_read_fresh_from_a_used_segment_and_from_disk(
+    stores: tuple[Store, Store], tmp_path: Path
+) -> None:
+    writer, reader = stores
+    (tmp_path / "spill").mkdir()
+    spiller = Spiller(writer, threading.Lock())
+    source = np.random.default_rng(0).bytes(2 * OUT_OF_BAND_BYTES)
+    ends = {64 * i + d for i in range(65) for d in (-1, 0, 1)} | set(range(PAGESIZE - 192, PAGESIZE + 1))
+    for end in sorted(ends):
+        size = OUT_OF_BAND_BYTES + end
+        fresh = writer.write(packed(source[:size]), "driver")
+        assert os.path.getsize(tmp_path / fresh.name) % PAGESIZE == 0
+        assert reader.read(fresh, None) == source[:size]
+        writer.free(fresh.name)
+        used = writer.write(packed(source[-size:]), "driver")
+        assert used.name == fresh.name
+        assert reader.read(used, None) == source[-size:]
+        reader.drop_mappings()
+        assert spiller.spill(1) > 0
+        assert reader.place(used) == "spilled"
+        assert reader.read(used, None) == source[-size:]
+        reader.drop_mappings()
+        writer.free(used.name)
 
 
 def test_a_read_array_is_a_read_only_view_that_keeps_its_ref(stores: tuple[Store, Store]) -> None:

@@ -1,0 +1,60 @@
+"""Values of every size come back whole, wherever they go: put, arguments, results, actors, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import rlplat
+
+LENGTHS = range(17_408 - 160, 17_408 + 4)
+"""float32 arrays of more than 64 KiB that end, with what stands before them, about the end of a page."""
+
+
+def ramp(length: int) -> np.ndarray:
+    return np.arange(length, dtype=np.float32) + length
+
+
+@rlplat.remote
+def same(value: Any) -> Any:
+    return value
+
+
+@rlplat.remote
+def ramps(lengths: list[int]) -> Iterator[np.ndarray]:
+    for length in lengths:
+        yield ramp(length)
+
+
+@rlplat.remote
+class Keeper:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def swap(self, value: Any) -> Any:
+        value, self.value = self.value, value
+        return value
+
+
+def test_arrays_that_end_about_the_end_of_a_page_go_everywhere_and_come_back(cluster: None) -> None:
+    for _ in range(
+        2
+    ):  # all of them are held to the end: the first round makes segments, the second uses them again
+        keepers = [Keeper.remote(ramp(length)) for length in LENGTHS[:2]]
+        stream = ramps.remote(list(LENGTHS))
+        held = []
+        for length, streamed in zip(LENGTHS, stream, strict=True):
+            array = ramp(length)
+            ref = rlplat.put(array)
+            swapped = [keeper.swap.remote(array) for keeper in keepers]
+            held.append([ref, same.remote(array), same.remote(ref), streamed, *swapped])
+        before = dict(zip(LENGTHS[1:], LENGTHS, strict=False))
+        for length, refs in zip(LENGTHS, held, strict=True):
+            *got, kept_1, kept_2 = rlplat.get(refs)
+            for one in got:
+                np.testing.assert_array_equal(one, ramp(length))
+            np.testing.assert_array_equal(kept_1, ramp(before.get(length, LENGTHS[0])))
+            np.testing.assert_array_equal(kept_2, ramp(before.get(length, LENGTHS[1])))
+        del got, kept_1, kept_2, refs, ref, streamed, swapped, keepers, held
