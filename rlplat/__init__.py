@@ -9,7 +9,8 @@
     rlplat.get([square.remote(i) for i in range(4)])         # tasks, actors, object refs: Ray's verbs
     rlplat.train("ppo", env="CartPole-v1", out="runs/demo")  # what `rlplat train` does
 
-Every name is imported when it is first used: `import rlplat` itself loads next to nothing.
+Every name, and every public module (`rlplat.tune`, `rlplat.state`), is imported when it is first used: `import rlplat`
+itself loads next to nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rlplat import checkpoints, errors, metrics, state, tune
     from rlplat.rl.training_loop import train, training_loop
     from rlplat.runtime.api import (
         ActorHandle,
@@ -71,6 +73,7 @@ _HOMES = {
     "rlplat.state": "timeline",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULES = ("checkpoints", "errors", "metrics", "state", "tune")
 
 __all__ = [
     "ActorHandle",
@@ -81,7 +84,9 @@ __all__ = [
     "PlacementGroupSchedulingStrategy",
     "available_resources",
     "cancel",
+    "checkpoints",
     "cluster_resources",
+    "errors",
     "exit_actor",
     "get",
     "get_actor",
@@ -94,6 +99,7 @@ __all__ = [
     "list_named_actors",
     "map",
     "method",
+    "metrics",
     "nodes",
     "placement_group",
     "placement_group_table",
@@ -101,14 +107,18 @@ __all__ = [
     "remote",
     "remove_placement_group",
     "shutdown",
+    "state",
     "timeline",
     "train",
     "training_loop",
+    "tune",
     "wait",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"rlplat.{name}")
     home = _HOME_BY_NAME.get(name)
     if home is None:
         raise AttributeError(f"module 'rlplat' has no attribute {name!r}")
@@ -118,4 +128,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_BY_NAME])
+    return [*__all__, "__version__"]

@@ -73,3 +73,23 @@ def test_the_algorithms_of_the_source_tree_are_found() -> None:
         "assert load_algorithm('PPO').name == 'ppo'"
     )
     assert loaded_by(code) & FRAMEWORKS == set()
+
+
+def test_public_modules_are_there_after_importing_rlplat_alone() -> None:
+    code = (
+        "import rlplat\n"
+        "assert rlplat.tune.run and rlplat.state.list_actors and rlplat.errors.EnvError\n"
+        "assert rlplat.checkpoints.load and rlplat.metrics.read_records"
+    )
+    assert loaded_by(code) & FRAMEWORKS == set()
+
+
+def test_dir_shows_what_users_call_and_nothing_else() -> None:
+    code = (
+        "import rlplat\n"
+        "names = [name for name in dir(rlplat) if not name.startswith('__')]\n"
+        "assert {'train', 'remote', 'tune'} < set(names), names\n"
+        "assert not {'Any', 'TYPE_CHECKING', 'annotations', 'importlib'} & set(names), names\n"
+        "assert all(getattr(rlplat, name) is not None for name in names)"
+    )
+    assert loaded_by(code) & FRAMEWORKS == set()
