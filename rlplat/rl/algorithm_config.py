@@ -6,10 +6,21 @@ config = config.model_copy(update={"seed": 2})
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PlainValidator,
+    PositiveFloat,
+    PositiveInt,
+)
 
+from rlplat.errors import ConfigError
+from rlplat.rl.env_objects import env_name
 from rlplat.rl.schedules import Schedule
 
 
@@ -105,11 +116,25 @@ class ExpectConfig(Section):
     """At least this mean return in the evaluation at the end."""
 
 
+def _env_name(env: Any) -> str:
+    try:
+        return env_name(env)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+if TYPE_CHECKING:
+    EnvName = Any
+else:
+    EnvName = Annotated[str, PlainValidator(_env_name)]
+"""A text always; made of a class, a function or an environment where Python gives one."""
+
+
 class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
-    env: str
-    """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env."""
+    env: EnvName
+    """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the environment's constructor."""
     seed: int = Field(0, ge=0)

@@ -98,18 +98,18 @@ class EnvReport:
 
 
 def check_env(
-    name: str,
+    name: Any,
     env_kwargs: dict[str, Any] | None = None,
     *,
     steps: int = COMMAND_STEPS,
     step_timeout_s: float = 60.0,
 ) -> EnvReport:
-    """Makes one environment, resets it, plays `steps` random steps. Raises only EnvNotFound, MissingExtra and the like;
-    whatever the environment itself does wrong is in the report."""
+    """Makes one environment (name: or a class, a function, an environment), resets it, plays `steps` random steps.
+    Raises only EnvNotFound, MissingExtra and the like; whatever the environment itself does wrong is in the report."""
     try:
         source = resolve_env(name)
     except EnvError as error:  # its module raises
-        return EnvReport(name, findings=[Finding("error", str(error))])
+        return EnvReport(str(name), findings=[Finding("error", str(error))])
     report = EnvReport(source.name)
     if source.kind == "atari":
         with make_vector_env(

@@ -6,6 +6,8 @@
     ./my_env.py:MakeEnv                                     the same, from a file
     pkg.mod:MyEnv-v0                                        import the module, then look the id up
 
+From Python, a class, a function or an environment will do as well (env_objects.py).
+
 Nothing here makes an environment; importing this file loads neither gymnasium nor ale_py.
 """
 
@@ -25,6 +27,7 @@ from typing import Any, Literal
 
 from rlplat.config import closest
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra
+from rlplat.rl.env_objects import EnvObject, env_name, is_marker
 
 ATARI_ROMS = (
     "adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist basic_math "
@@ -63,12 +66,24 @@ class EnvSource:
     factory: Callable[..., Any] | None = None
 
 
-def resolve_env(name: str) -> EnvSource:
-    """Raises EnvNotFound with a suggestion, MissingExtra, or EnvError where the module of the environment raises."""
-    name = name.strip()
+def resolve_env(env: Any) -> EnvSource:
+    """env: a name, or what `env_name` takes. Raises EnvNotFound with a suggestion, MissingExtra, or EnvError where the
+    module of the environment raises."""
+    given = env_name(env)
+    if isinstance(given, EnvObject) and not given.is_registered:
+        return EnvSource(str(given), "factory", factory=given.target)
+    name = given.strip()
+    if is_marker(name):
+        raise EnvNotFound(
+            f"the environment {name} was a Python object of the program that trained, which has no name to find it by: "
+            "pass env=... again, in Python: rlplat.load(RUN, env=MyEnv), rlplat.train(resume=RUN, env=MyEnv)"
+        )
     if ":" in name:
         return _resolve_import(name)
     import gymnasium
+
+    if isinstance(given, EnvObject):
+        gymnasium.registry.setdefault(name, given.target)  # as in the process that registered it
 
     spec = gymnasium.registry.get(name)
     if spec is None or str(spec.entry_point).startswith("ale_py"):
@@ -117,7 +132,8 @@ def _not_found(name: str, registered: list[str]) -> str:
     hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games])
     return (
         f"no environment is called '{name}'{hint or ';'} a name is an id that gymnasium has registered "
-        "(CartPole-v1), an Atari game (Pong), pkg.mod:MakeEnv, or ./file.py:MakeEnv"
+        "(CartPole-v1), an Atari game (Pong), pkg.mod:MakeEnv, or ./file.py:MakeEnv; for an id that a module of yours "
+        f"registers, name the module too: my_module:{name if _REGISTERED_ID.fullmatch(name) else 'MyEnv-v0'}"
     )
 
 

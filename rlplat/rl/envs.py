@@ -32,7 +32,7 @@ Vectorization = Literal["auto", "native", "sync", "async"]
 
 
 def make_vector_env(
-    env: str,
+    env: Any,
     num_envs: int,
     *,
     seed: int | np.random.SeedSequence = 0,
@@ -42,7 +42,9 @@ def make_vector_env(
     step_timeout_s: float = 60.0,
     keep_state: bool = False,
 ) -> VectorEnv:
-    """`seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari).
+    """env: a name, or a class, function or environment (env_objects.py).
+
+    `seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari).
 
     `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
     `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what can be saved.

@@ -23,6 +23,7 @@ from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.bottleneck import add_seconds, bottleneck
+from rlplat.rl.env_objects import is_marker
 from rlplat.rl.evaluation_schedule import Evaluations
 from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
@@ -131,7 +132,7 @@ class TrainedRun:
 def train(
     algo: str | None = None,
     *,
-    env: str | None = None,
+    env: Any = None,
     out: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -140,8 +141,10 @@ def train(
 ) -> TrainedRun:
     """The same as the command `rlplat train`: settings, run directory, training, checkpoints, final evaluation.
 
-    algo: a name (`ppo`) or `pkg.mod:Class`; config: a YAML file (default: the tuned one of algo and env, if any);
-    out: the run directory (default: runs/<algo>-<env>-<time>); resume: a run directory to go on with;
+    algo: a name (`ppo`) or `pkg.mod:Class`; env: a name, a class, a function that makes an environment, or one that can
+    be copied (a run of those that no name leads to needs `env` again where it is resumed or loaded);
+    config: a YAML file (default: the tuned one of algo and env, if any); out: the run directory (default:
+    runs/<algo>-<env>-<time>); resume: a run directory to resume;
     flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
 
     Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
@@ -181,7 +184,8 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
     plan = plan_from_file(saved, layers, algo)
     before = plan_from_file(saved, []).config
     for key in ("env", "env_kwargs", "policy"):
-        if getattr(plan.config, key, None) != getattr(before, key, None):
+        was = getattr(before, key, None)
+        if getattr(plan.config, key, None) != was and not (key == "env" and is_marker(str(was))):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
     frameworks = [getattr(config, "framework", None) for config in (before, plan.config)]
     if frameworks[0] != frameworks[1]:

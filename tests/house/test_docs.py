@@ -248,8 +248,10 @@ def test_the_readmes_training_runs(tmp_path: Path) -> None:
 
 def test_the_environment_of_the_docs_is_sound_and_can_be_trained_on(tmp_path: Path) -> None:
     page = ROOT / "docs" / "custom-env.md"
-    block, nim = blocks(page, "python")
+    block, script, nim = blocks(page, "python")
     (tmp_path / "my_env.py").write_text(block)
+    counting = '"tests.cli.counting_algorithm:CountingAlgorithm", stop={"env_steps": 20}'
+    run_block(script.replace('"ppo"', counting), tmp_path)
     (tmp_path / "nim.py").write_text(nim)
     assert "no problems found" in run(["-m", "rlplat.cli", "check-env", "./nim.py:Nim"], tmp_path)
     (check, training) = (words for words in commands(page) if words[0] == "rlplat")

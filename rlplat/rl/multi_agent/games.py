@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra, RlplatError
 from rlplat.rl.env_names import resolve_env
+from rlplat.rl.env_objects import EnvObject
 
 
 class Ending(NamedTuple):
@@ -178,7 +179,7 @@ def is_multi_agent(name: str, env_kwargs: Mapping[str, Any]) -> bool:
     """Whether a name means a PettingZoo environment; makes one only where a function's result cannot be known."""
     if is_module_name(name):
         return True
-    if ":" not in name:
+    if ":" not in name and not isinstance(name, EnvObject):
         return False
     factory = resolve_env(name).factory
     if factory is None or "pettingzoo" not in sys.modules:
