@@ -31,6 +31,8 @@ RlplatError
 
 from __future__ import annotations
 
+import os
+
 
 class RlplatError(Exception):
     """The root: `except RlplatError` catches whatever rlplat raises on purpose."""
@@ -51,7 +53,8 @@ class EnvNotFound(UsageError):
 class MissingExtra(UsageError):
     """An optional package is absent.
 
-    `MissingExtra("ale-py", "atari", "Pong")` reads: Pong needs ale-py: pip install 'rlplat[atari]'.
+    `MissingExtra("ale-py", "atari", "Pong")` reads: Pong needs ale-py: pip install 'rlplat[atari]', and in a checkout:
+    Pong needs ale-py: ./scripts/install atari.
     """
 
     def __init__(self, package: str, extra: str, needed_by: str) -> None:
@@ -59,7 +62,16 @@ class MissingExtra(UsageError):
         self.package, self.extra, self.needed_by = package, extra, needed_by
 
     def __str__(self) -> str:
-        return f"{self.needed_by} needs {self.package}: pip install 'rlplat[{self.extra}]'"
+        return f"{self.needed_by} needs {self.package}: {how_to_install(self.extra)}"
+
+
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra of rlplat's to this installation."""
+    script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts", "install")
+    if not os.path.exists(script):
+        return f"pip install 'rlplat[{extra}]'"
+    path = min(script, os.path.relpath(script), key=len)
+    return f"{path if path.startswith((os.sep, '..')) else os.path.join('.', path)} {extra}"
 
 
 class InfeasibleResources(UsageError):

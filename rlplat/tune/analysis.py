@@ -240,5 +240,5 @@ def _pandas(needed_by: str) -> Any:
     try:
         import pandas
     except ImportError:
-        raise MissingExtra("pandas", "tune", needed_by) from None
+        raise MissingExtra("pandas", "plots", needed_by) from None
     return pandas

@@ -55,7 +55,7 @@ def draw_all(analysis: Analysis) -> Iterator[tuple[str, Any]]:
     try:
         from matplotlib.figure import Figure  # without pyplot: no window, no global state
     except ImportError:
-        raise MissingExtra("matplotlib", "tune", "a picture") from None
+        raise MissingExtra("matplotlib", "plots", "a picture") from None
     pictures = {
         "learning_curves": learning_curves,
         "pareto_front": pareto_front,

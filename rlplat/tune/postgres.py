@@ -28,7 +28,7 @@ try:
     from psycopg2.extensions import make_dsn, parse_dsn
     from sqlalchemy.pool import NullPool
 except ImportError:
-    raise MissingExtra("psycopg2-binary", "tune", "--storage postgresql://...") from None
+    raise MissingExtra("psycopg2-binary", "postgres", "--storage postgresql://...") from None
 
 T = TypeVar("T")
 ServerError = psycopg2.Error

@@ -16,6 +16,7 @@ import pytest
 
 from rlplat.cli import main
 from rlplat.config import load_yaml
+from rlplat.errors import MissingExtra
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, postgres_server
 
@@ -244,7 +245,7 @@ def test_without_optuna_the_extra_is_named(here: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (2, "rlplat: tuning needs optuna: pip install 'rlplat[tune]'\n")
+    assert (done.returncode, done.stderr) == (2, f"rlplat: {MissingExtra('optuna', 'tune', 'tuning')}\n")
     assert not Path("runs").exists()
 
 

@@ -29,7 +29,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("sh", "dirname", "cat", "cksum", "mkdir", "flock", "rm", "tail"):
+    for name in ("sh", "dirname", "cat", "cksum", "mkdir", "flock", "rm", "tail", "sed", "tr"):
         if found := shutil.which(name):
             (tools / name).symlink_to(found)
     return tmp_path
@@ -83,7 +83,7 @@ def test_the_second_use_does_nothing_until_the_requirements_change(checkout: Pat
     fake_python(checkout, version_is_fine=True, pip_works=True)
     assert install(checkout, "dev").returncode == 0
     calls = (checkout / "calls").read_text()
-    assert "install -c" in calls and "log,tune,video,dev]" in calls
+    assert "install --no-compile -c" in calls and "[torch,atari,box2d,video,dev]" in calls
     for arguments in ((), ("dev",)):  # the dev install holds what the plain one does
         done = install(checkout, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
@@ -93,3 +93,22 @@ def test_the_second_use_does_nothing_until_the_requirements_change(checkout: Pat
         file.write("# changed\n")
     assert install(checkout).returncode == 0
     assert (checkout / "calls").read_text() != calls
+
+
+def test_extras_are_added_to_those_that_are_there_and_stay_when_the_requirements_change(
+    checkout: Path,
+) -> None:
+    fake_python(checkout, version_is_fine=True, pip_works=True)
+    assert install(checkout).returncode == 0
+    assert "[torch,atari,box2d,video]" in (checkout / "calls").read_text()
+    assert install(checkout, "tune", "mujoco").returncode == 0
+    assert "[torch,atari,box2d,video,tune,mujoco]" in (checkout / "calls").read_text()
+    calls = (checkout / "calls").read_text()
+    assert install(checkout, "mujoco").returncode == 0
+    assert (checkout / "calls").read_text() == calls
+
+    with open(checkout / "constraints.txt", "a") as file:
+        file.write("# changed\n")
+    assert install(checkout).returncode == 0
+    added = (checkout / "calls").read_text().removeprefix(calls)
+    assert "[torch,atari,box2d,video,tune,mujoco]" in added

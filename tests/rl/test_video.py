@@ -151,7 +151,7 @@ def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         return imported(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_av)
-    with pytest.raises(MissingExtra, match=r"writing videos needs av: pip install 'rlplat\[video\]'"):
+    with pytest.raises(MissingExtra, match=r"writing videos needs av: .*scripts/install video$"):
         VideoWriter(tmp_path / "play.mp4")
 
 

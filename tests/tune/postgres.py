@@ -149,7 +149,7 @@ class PostgresServer:
 @contextlib.contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Skips the test where there is no server to start."""
-    pytest.importorskip("psycopg2", reason="needs the extra 'tune'")
+    pytest.importorskip("psycopg2", reason="needs the extra 'postgres'")
     binaries, user = _binaries(), _user()
     if binaries is None:
         pytest.skip("no PostgreSQL server here (postgres and initdb on PATH or in /usr/lib/postgresql)")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
-pytest.importorskip("psycopg2", reason="needs the extra 'tune'")
+pytest.importorskip("psycopg2", reason="needs the extra 'postgres'")
 
 import optuna
 
@@ -367,4 +367,4 @@ def test_without_the_driver_the_extra_is_named() -> None:
         "Study.open('postgresql://me@host/db', 'demo', ['max'], resume=False)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert str(MissingExtra("psycopg2-binary", "tune", "--storage postgresql://...")) in done.stderr
+    assert str(MissingExtra("psycopg2-binary", "postgres", "--storage postgresql://...")) in done.stderr

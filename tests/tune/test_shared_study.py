@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
-pytest.importorskip("psycopg2", reason="needs the extra 'tune'")
+pytest.importorskip("psycopg2", reason="needs the extra 'postgres'")
 
 from rlplat import tune
 from rlplat.errors import ConfigError
