@@ -108,7 +108,7 @@ class A3CConfig(AlgorithmConfig):
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy")
-FRAMEWORKS = {"torch": "algorithms.a3c:TorchA3C", "tf": "algorithms.a3c_tf:TfA3C"}
+FRAMEWORKS = {"torch": "rlplat.algorithms.a3c:TorchA3C", "tf": "rlplat.algorithms.a3c_tf:TfA3C"}
 """Network and loss by framework; what they have in common is shown by `TorchA3C`."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.a3c import LOSS_STATS, A3CConfig
+from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.policy_spec import PolicySpec
 from rlplat.rl.sample_batch import SampleBatch, episode_starts
@@ -31,7 +31,7 @@ def tf_a3c_loss(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The loss whose gradient is that of the paper (section 4.3; signs turned): (loss, stats float32[3]).
 
-    Formulas, arguments and stats as in `algorithms.a3c.a3c_loss`; coefficients are numbers or float32[].
+    Formulas, arguments and stats as in `rlplat.algorithms.a3c.a3c_loss`; coefficients are numbers or float32[].
     """
     policy_loss = -tf.reduce_mean(log_probs * advantages)
     value_loss = 0.5 * tf.reduce_mean(tf.square(values - returns))

@@ -444,7 +444,7 @@ class TorchDQN:
         return tensors
 
 
-FRAMEWORKS = {"torch": "algorithms.dqn:TorchDQN", "tf": "algorithms.dqn_tf:TfDQN"}
+FRAMEWORKS = {"torch": "rlplat.algorithms.dqn:TorchDQN", "tf": "rlplat.algorithms.dqn_tf:TfDQN"}
 
 
 class DQNLearner:

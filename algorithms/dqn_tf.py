@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.dqn import DQNConfig, Trained
+from rlplat.algorithms.dqn import DQNConfig, Trained
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policy_spec import PolicySpec
@@ -34,7 +34,7 @@ def tf_td_losses(
     loss: str = "huber",
     support: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """(losses float32[N] with gradients, errors float32[N] for the priorities); see `algorithms.dqn.td_losses`."""
+    """(losses float32[N] with gradients, errors float32[N] for the priorities); see `td_losses`."""
     chosen = tf.gather(outputs, actions, axis=1, batch_dims=1)  # [N, Z]
     next_chosen = tf.stop_gradient(tf.gather(next_outputs, next_actions, axis=1, batch_dims=1))
     if distributional == "c51":

@@ -267,7 +267,7 @@ class TorchPPO:
         self._optimizer.set_state(state["optimizer"])
 
 
-FRAMEWORKS = {"torch": "algorithms.ppo:TorchPPO", "tf": "algorithms.ppo_tf:TfPPO"}
+FRAMEWORKS = {"torch": "rlplat.algorithms.ppo:TorchPPO", "tf": "rlplat.algorithms.ppo_tf:TfPPO"}
 
 
 class PPOLearner:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.ppo import PPOConfig
+from rlplat.algorithms.ppo import PPOConfig
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.policy_spec import PolicySpec
@@ -39,7 +39,7 @@ def tf_ppo_loss(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The loss of one minibatch (Schulman et al. 2017, eq. 7 and 9, signs turned): (loss, stats float32[5]).
 
-    Formulas, arguments and stats as in `algorithms.ppo.ppo_loss`; coefficients are numbers or float32[].
+    Formulas, arguments and stats as in `rlplat.algorithms.ppo.ppo_loss`; coefficients are numbers or float32[].
     """
     advantages = (columns["advantages"] - advantage_mean) * advantage_scale
     returns = columns["returns"]

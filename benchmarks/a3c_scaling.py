@@ -86,7 +86,7 @@ def measure(
     task: str, num_workers: int, num_servers: int, warm_up_s: float, seconds: float
 ) -> dict[str, float]:
     """The figures of one case, in this process."""
-    from algorithms.a3c import A3C, A3CConfig
+    from rlplat.algorithms.a3c import A3C, A3CConfig
 
     config = A3CConfig.model_validate(
         SETTINGS[task]

@@ -65,7 +65,7 @@ def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int) -
 def rlplat_config(task: str, in_one_process: bool) -> Any:
     """Pong: the tuned config, whose rounds are these; CartPole with PPO: one rollout worker, 64x64 networks; DQN and
     ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers."""
-    from algorithms.ppo import PPOConfig
+    from rlplat.algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
     from rlplat.rl.registry import tuned_config
     from rlplat.rl.training_plan import plan_from_file
@@ -80,7 +80,7 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
             minibatch_size=MINIBATCH_SIZE,
         )
     if task == "a3c":
-        from algorithms.a3c import A3CConfig
+        from rlplat.algorithms.a3c import A3CConfig
 
         workers = {"num_rollout_workers": 0} if in_one_process else {"num_rollout_workers": 2}
         num_envs = A2C_ENVS if in_one_process else A2C_ENVS // 2

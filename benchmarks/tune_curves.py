@@ -69,7 +69,7 @@ def draw(number: int) -> dict[str, Any]:
 def train(values: dict[str, Any], seed: int) -> tuple[str, list[float]]:
     """("complete" or the failure, curve)."""
     import rlplat
-    from algorithms.ppo import PPO, PPOConfig
+    from rlplat.algorithms.ppo import PPO, PPOConfig
     from rlplat.errors import NonFiniteError
 
     env_steps = REPORTS * ENV_STEPS_PER_REPORT

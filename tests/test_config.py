@@ -172,7 +172,7 @@ def test_a_key_under_a_plain_value_is_refused() -> None:
 
 
 def test_a_flag_under_an_alias_overrides_the_file_under_the_field_name() -> None:
-    from algorithms.ppo import PPOConfig
+    from rlplat.algorithms.ppo import PPOConfig
 
     file = parse_yaml("env: CartPole-v1\nstop: {episode_return_mean: 475}\n", "run.yaml")
     flag = layer_from_flags([("stop.episode-return", "10")])

@@ -3,7 +3,7 @@
 Algorithms announce themselves in the entry-point group `rlplat.algorithms`, ours and those of other packages:
 
     [project.entry-points."rlplat.algorithms"]
-    ppo = "algorithms.ppo:PPO"
+    ppo = "rlplat.algorithms.ppo:PPO"
 
 `pkg.mod:Class` names one that is not announced.
 """
@@ -29,12 +29,12 @@ _SOURCE_TREE = Path(__file__).resolve().parents[2]
 
 def algorithm_homes() -> dict[str, str]:
     """Name -> "module:Class" of every announced algorithm."""
-    homes = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
-    return homes or _homes_in_source_tree()
+    installed = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+    return {**installed, **_homes_in_source_tree()}
 
 
 def _homes_in_source_tree() -> dict[str, str]:
-    """rlplat on PYTHONPATH without having been installed: what its pyproject.toml would announce."""
+    """What the pyproject.toml of a checkout announces, whether it was installed (since it last changed) or not."""
     import tomllib
 
     try:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, preflight
+from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, preflight
 from rlplat.errors import ActorDied, ConfigError, NonFiniteError, NotInitialized
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.normalization import OBS_MEAN

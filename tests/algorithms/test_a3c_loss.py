@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from algorithms.a3c import LOSS_STATS, A3CConfig, TorchA3C, a3c_loss
+from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig, TorchA3C, a3c_loss
 from rlplat.rl.numpy_optimizers import RMSProp, clip_by_global_norm
 from rlplat.rl.policy_spec import PolicySpec, policy_spec
 from rlplat.rl.returns import gae, n_step_returns

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from algorithms.dqn import DQN, DQNConfig
+from rlplat.algorithms.dqn import DQN, DQNConfig
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, NotInitialized, UsageError
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 import rlplat
-from algorithms.dqn import DQNConfig, DQNLearner, TorchDQN, q_spec, replay_shape
+from rlplat.algorithms.dqn import DQNConfig, DQNLearner, TorchDQN, q_spec, replay_shape
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, Episode
 from rlplat.rl.parameter_server import ParameterServer

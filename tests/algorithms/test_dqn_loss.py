@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from algorithms.dqn import c51_projection, quantile_huber_losses, td_losses
+from rlplat.algorithms.dqn import c51_projection, quantile_huber_losses, td_losses
 
 RNG = np.random.default_rng(7)
 N, A, Z = 6, 3, 11

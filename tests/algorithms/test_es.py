@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from algorithms.es import ES, ESConfig
+from rlplat.algorithms.es import ES, ESConfig
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ActorDied, ConfigError, EnvError, NotInitialized, UsageError
 from rlplat.rl.evaluation import Evaluator
@@ -214,7 +214,7 @@ def test_no_process_of_a_run_loads_a_framework() -> None:
     program = f"""
 import os, sys
 from pathlib import Path
-from algorithms.es import ES, ESConfig
+from rlplat.algorithms.es import ES, ESConfig
 with ES(ESConfig(**{QUICK | {"num_rollout_workers": 2, "framework": "tf"}})) as es:
     es.step()
     es.evaluate(1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from algorithms.es import (
+from rlplat.algorithms.es import (
     ESConfig,
     ESLearner,
     Momentum,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.es import (
+from rlplat.algorithms.es import (
     ESConfig,
     ESWorker,
     ObsGatherer,

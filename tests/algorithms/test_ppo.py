@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from algorithms.ppo import PPO, PPOConfig, PPOLearner
+from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ConfigError, NotInitialized, RlplatError
 from rlplat.rl.sample_batch import SampleBatch
 

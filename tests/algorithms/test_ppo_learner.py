@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from algorithms import ppo as ppo_module
-from algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, ppo_loss
+from rlplat.algorithms import ppo as ppo_module
+from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, ppo_loss
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Episode
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from algorithms.ppo import LOSS_STATS, ppo_loss  # noqa: E402
+from rlplat.algorithms.ppo import LOSS_STATS, ppo_loss  # noqa: E402
 
 SWITCHES = {
     "clip_range": 0.2,

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rlplat  # noqa: E402
-from algorithms import ppo as ppo_module  # noqa: E402
-from algorithms.ppo import PPOConfig, PPOLearner, ppo_loss  # noqa: E402
+from rlplat.algorithms import ppo as ppo_module  # noqa: E402
+from rlplat.algorithms.ppo import PPOConfig, PPOLearner, ppo_loss  # noqa: E402
 from rlplat.rl import rollout_worker as rollout_worker_module  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
 from rlplat.rl.parameter_server import ParameterServer  # noqa: E402

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="parity is with torch")
 pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
 
-from algorithms.a3c import A3CConfig, TorchA3C
-from algorithms.a3c_tf import TfA3C
+from rlplat.algorithms.a3c import A3CConfig, TorchA3C
+from rlplat.algorithms.a3c_tf import TfA3C
 from tests.rl.tf.twins import SPECS, perturbed, random_batch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_tf_losses.json"

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="parity is with torch")
 pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
 
 import rlplat  # noqa: E402
-from algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, TorchPPO, ppo_loss  # noqa: E402
-from algorithms.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
-from rlplat.errors import ConfigError, NonFiniteError  # noqa: E402
+from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, TorchPPO, ppo_loss  # noqa: E402
+from rlplat.algorithms.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
+from rlplat.errors import ConfigError, MissingExtra, NonFiniteError  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
 from rlplat.rl.parameter_server import ParameterServer  # noqa: E402
 from rlplat.rl.sample_batch import SampleBatch, episode_starts  # noqa: E402
@@ -241,7 +241,7 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     """What only a fresh process shows: no log lines, `deterministic: true`, and no other framework."""
     code = (
         "import sys, hashlib, numpy as np\n"
-        "from algorithms.ppo import PPOConfig, FRAMEWORKS\n"
+        "from rlplat.algorithms.ppo import PPOConfig, FRAMEWORKS\n"
         "from rlplat.rl.registry import load_class\n"
         "from rlplat.rl.policy_spec import make_policy\n"
         "from tests.rl.tf.twins import SPECS, random_batch\n"
@@ -278,4 +278,4 @@ def test_without_tensorflow_one_message_says_what_to_install() -> None:
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stdout == "framework=tf needs tensorflow: pip install 'rlplat[tf]'\n", done.stderr
+    assert done.stdout == f"{MissingExtra('tensorflow', 'tf', 'framework=tf')}\n", done.stderr

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from algorithms.ppo import PPO, PPOConfig
+from rlplat.algorithms.ppo import PPO, PPOConfig
 from tests.patience import soon
 
 ENV = '''

@@ -49,10 +49,10 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.rl.interfaces",
         "rlplat.checkpoints",
         "rlplat.metrics",
-        "algorithms.a3c",
-        "algorithms.dqn",
-        "algorithms.es",
-        "algorithms.ppo",
+        "rlplat.algorithms.a3c",
+        "rlplat.algorithms.dqn",
+        "rlplat.algorithms.es",
+        "rlplat.algorithms.ppo",
     ],
 )
 def test_the_driver_of_a_run_loads_no_framework(module: str) -> None:
@@ -69,7 +69,7 @@ def test_the_import_contracts_hold() -> None:
 def test_the_algorithms_of_the_source_tree_are_found() -> None:
     code = (
         "from rlplat.rl.registry import algorithm_homes, load_algorithm\n"
-        "assert algorithm_homes()['ppo'] == 'algorithms.ppo:PPO'\n"
+        "assert algorithm_homes()['ppo'] == 'rlplat.algorithms.ppo:PPO'\n"
         "assert load_algorithm('PPO').name == 'ppo'"
     )
     assert loaded_by(code) & FRAMEWORKS == set()

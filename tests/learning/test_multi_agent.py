@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rlplat
-from algorithms.dqn import DQN, DQNConfig
-from algorithms.ppo import PPO, PPOConfig
+from rlplat.algorithms.dqn import DQN, DQNConfig
+from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.rl.diagnostic_multi_agent_envs import best_nim_action
 from rlplat.rl.multi_agent.policy_rings import split_weights
 

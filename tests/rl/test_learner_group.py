@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from algorithms.ppo import PPO, PPOConfig, PPOLearner
+from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ActorDied, ConfigError, RlplatError
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.parameter_server import ParameterServer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from rlplat.errors import ConfigError
+from rlplat.rl import registry
 from rlplat.rl.registry import load_class
 
 
@@ -78,3 +80,10 @@ def test_what_a_module_lacks_is_not_taken_for_the_module(here: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="a_package_that_nobody_has"):
         load_class("./registry_specimen_lacking.py:Mine")
     assert not any("registry_specimen" in name for name in sys.modules)
+
+
+def test_a_plug_in_hides_no_algorithm_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = metadata.EntryPoint("mine", "their.algorithms:Mine", registry.GROUP)
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [theirs] * (group == registry.GROUP))
+    homes = registry.algorithm_homes()
+    assert homes["mine"] == "their.algorithms:Mine" and homes["ppo"] == "rlplat.algorithms.ppo:PPO"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.dqn import DQNConfig, q_spec
+from rlplat.algorithms.dqn import DQNConfig, q_spec
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.q_spec import EPSILON
 from rlplat.rl.transition_worker import TransitionWorker

@@ -901,7 +901,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert check_trainable(walking).form == "generator" and check_trainable(walking).can_save is None
     assert check_trainable(Walk).can_save is True and check_trainable(Failing).can_save is False
     assert check_trainable("ppo").form == "algorithm"
-    from algorithms.ppo import PPO
+    from rlplat.algorithms.ppo import PPO
 
     assert (check_trainable(PPO).form, check_trainable(PPO).name) == ("algorithm", "ppo")
 

@@ -342,7 +342,7 @@ def test_kind_of_an_algorithm() -> None:
     kind = check_trainable("ppo")
     assert (kind.is_algorithm, kind.unit, kind.can_save) == (True, "env_steps", True)
     assert kind.host_gpus({"CPU": 1.0, "GPU": 1.0}) == 0
-    from algorithms.ppo import PPO
+    from rlplat.algorithms.ppo import PPO
 
     assert check_trainable(PPO).name == "ppo"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rlplat
-from algorithms.ppo import PPO, PPOConfig
+from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.runtime.resources import visible_gpus
 
 pytestmark = [
