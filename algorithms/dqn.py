@@ -46,14 +46,13 @@ from rlplat.errors import (
     RlplatError,
     WorkerCrashed,
 )
-from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.multi_agent.config import MultiAgentConfig
-from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, weights_in_state
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.obs_tree import map_obs
@@ -980,18 +979,16 @@ def preflight(config: DQNConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | Mul
     """In the driver, before any actor starts: environment and policies fit, and the replay fits into memory."""
     require_framework(config.framework, config.learner.num_learners)
     settings = config.model_dump()
-    plan = plan_multi_agent(settings)
-    if plan is not None:
+    spaces = look_at_env(settings)
+    if isinstance(spaces, MultiAgentPlan):
         if config.asynchronous:
             raise ConfigError("asynchronous replay shards are for one agent: set asynchronous to false")
-        for policy in plan.policies.values():
+        for policy in spaces.policies.values():
             require_discrete(policy.spaces, config.env)
-        specs = plan.specs(settings)
+        specs = spaces.specs(settings)
         for name, spec in specs.items():
-            _check_replay(config, spec, replay_shape(config, spec, plan, name))
-        return specs, plan
-    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
-    assert spaces is not None
+            _check_replay(config, spec, replay_shape(config, spec, spaces, name))
+        return specs, spaces
     require_discrete(spaces, config.env)
     spec = policy_spec(settings["policy"], spaces)
     _check_replay(config, spec, replay_shape(config, spec))

@@ -34,7 +34,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
-from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
@@ -42,7 +41,7 @@ from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateRepo
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning_rewards import LearningRewards
 from rlplat.rl.multi_agent.config import MultiAgentConfig
-from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, weights_in_state
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
@@ -665,12 +664,10 @@ def preflight(config: PPOConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | Mul
     require_framework(config.framework, config.learner.num_learners)
     specs: dict[str, PolicySpec]
     settings = config.model_dump()
-    spaces: SpaceSpec | MultiAgentPlan | None = plan_multi_agent(settings)
+    spaces = look_at_env(settings)
     if isinstance(spaces, MultiAgentPlan):
         specs = spaces.specs(settings)
     else:
-        spaces = env_check.preflight(config.env, config.env_kwargs).spaces
-        assert spaces is not None
         specs = {ALONE: policy_spec(settings["policy"], spaces)}
     for spec in specs.values():
         if config.normalize_observations and not (

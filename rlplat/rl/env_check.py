@@ -11,14 +11,15 @@ bounds, superfluous keys, two plays from one seed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from rlplat.errors import EnvError, UsageError
-from rlplat.rl.env_guard import NUMBERS, GuardedEnv, has_info_mask
+from rlplat.rl.env_guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own, where
 from rlplat.rl.env_names import EnvSource, resolve_env
 from rlplat.rl.env_spaces import (
     action_converter,
@@ -33,15 +34,19 @@ from rlplat.rl.envs import make_single_env, make_vector_env
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_reader import brief, observation_problems
 from rlplat.rl.obs_tree import copy_obs, find_no_choice
+from rlplat.rl.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
 from rlplat.rl.vector_env import VectorEnv
 
 PREFLIGHT_STEPS = 16
 COMMAND_STEPS = 2000
 SEED = 20_261_121
+PATIENCE_S = 5.0
+"""Beyond the limit of one step, within which the watchdog says more about what hangs."""
 WIDE = 5000
 """One-hot numbers in one observation that are worth a warning."""
 
+Found = TypeVar("Found")
 Severity = Literal["error", "warning", "note"]
 
 
@@ -105,38 +110,64 @@ def check_env(
     step_timeout_s: float = 60.0,
 ) -> EnvReport:
     """Makes one environment (name: or a class, a function, an environment), resets it, plays `steps` random steps.
-    Raises only EnvNotFound, MissingExtra and the like; whatever the environment itself does wrong is in the report."""
+    Raises only EnvNotFound, MissingExtra and the like; whatever the environment itself does wrong is in the report.
+
+    The environment lives in a process of its own (own_process.py): one that exits, crashes or hangs costs that process,
+    and what it has started ends with it."""
+    return apart(
+        name,
+        lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, step_timeout_s=step_timeout_s),
+        step_timeout_s,
+    )
+
+
+def apart(name: Any, look: Callable[[Beat], Found], step_timeout_s: float = 60.0) -> Found | EnvReport:
+    """`look` at the environment of this name, in a process of its own; a report of its end where it ends that."""
+    import gymnasium  # noqa: F401  # before the fork: this process may need it too (num_rollout_workers: 0)
+
+    try:
+        return in_own_process(look, silence_s=step_timeout_s + PATIENCE_S)
+    except ProcessEnded as ended:
+        text = f"{ended}; an environment must not end or block the process that it lives in"
+        return EnvReport(str(name), findings=[Finding("error", text)])
+
+
+def check_env_here(
+    name: Any,
+    env_kwargs: dict[str, Any] | None,
+    beat: Beat,
+    *,
+    steps: int = COMMAND_STEPS,
+    step_timeout_s: float = 60.0,
+) -> EnvReport:
+    """`check_env` in this process."""
+    report = EnvReport(str(name))
+    beat("the import of its module")
     try:
         source = resolve_env(name)
-    except EnvError as error:  # its module raises
-        return EnvReport(str(name), findings=[Finding("error", str(error))])
-    report = EnvReport(source.name)
-    if source.kind == "atari":
-        with make_vector_env(
-            name, 1, seed=SEED, env_kwargs=env_kwargs, step_timeout_s=step_timeout_s
-        ) as vector_env:
-            _play_batched(vector_env, steps, report)
-        return report
-    try:
-        env = make_single_env(source, dict(env_kwargs or {}))
-    except EnvError as error:
-        report.add("error", _without_name(str(error), source.name))
-        return report
-    probe = _Probe(source, env, report, step_timeout_s)
-    try:
-        probe.run(steps)
+        report.name = source.name
+        beat("the making of the environment")
+        if source.kind == "atari":
+            with make_vector_env(
+                name, 1, seed=SEED, env_kwargs=env_kwargs, step_timeout_s=step_timeout_s
+            ) as vector_env:
+                _play_batched(vector_env, steps, report, beat)
+            return report
+        probe = _Probe(source, make_single_env(source, dict(env_kwargs or {})), report, step_timeout_s, beat)
+        try:
+            probe.run(steps)
+        finally:
+            probe.close()
     except (EnvError, _Stop) as error:
         if str(error):
-            report.add("error", _without_name(str(error), source.name))
-    finally:
-        probe.close()
+            report.add("error", _without_name(str(error), report.name))
     return report
 
 
 def preflight(
     name: str, env_kwargs: dict[str, Any] | None = None, *, step_timeout_s: float = 60.0
 ) -> EnvReport:
-    """The quick check in the driver, before any worker starts; raises UsageError unless the environment is sound."""
+    """The quick check before any worker starts; raises UsageError unless the environment is sound."""
     report = check_env(name, env_kwargs, steps=PREFLIGHT_STEPS, step_timeout_s=step_timeout_s)
     report.require_sound()
     return report
@@ -168,8 +199,10 @@ class _Tap:
 
 
 class _Probe:
-    def __init__(self, source: EnvSource, env: Any, report: EnvReport, step_timeout_s: float) -> None:
-        self._env, self._report = _Tap(env), report
+    def __init__(
+        self, source: EnvSource, env: Any, report: EnvReport, step_timeout_s: float, beat: Beat
+    ) -> None:
+        self._env, self._report, self._beat = _Tap(env), report, beat
         self._name = source.name
         self._guard: GuardedEnv | None = None
         self._watchdog = StepWatchdog(step_timeout_s, self._place)
@@ -178,8 +211,16 @@ class _Probe:
 
     def close(self) -> None:
         self._watchdog.close()
-        if hasattr(self._env, "close"):
+        self._beat("close()")
+        if not hasattr(self._env, "close"):
+            return
+        try:
             self._env.close()
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
+            text = f"close() raised {type(error).__name__}: {error}{where(error)}; runs end all the same"
+            self._report.add("warning", text)
 
     def run(self, steps: int) -> None:
         report, env = self._report, self._env
@@ -295,6 +336,7 @@ class _Probe:
 
     def _timed(self, call: Any, what: str) -> Any:
         watchdog = self._watchdog
+        self._beat(what if self._guard is None else f"{what} after {self._guard.num_steps} steps")
         try:
             watchdog.deadline = monotonic() + watchdog.timeout_s
             result = call()
@@ -349,13 +391,14 @@ class _RandomActor:
         return len(self._parts) == 1 and self._parts[0].kind == "discrete"
 
 
-def _play_batched(env: VectorEnv, steps: int, report: EnvReport) -> None:
+def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> None:
     """For environments that exist only as vector environments; ones that we did not write need fewer questions."""
     report.spaces, report.facts = env.spec, env.facts()
     rng = np.random.default_rng(SEED)
     try:
         env.reset()
         for _ in range(steps):
+            beat("step()")
             env.step(rng.integers(env.spec.action.n, size=1))
             report.steps += 1
     except EnvError as error:

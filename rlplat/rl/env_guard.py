@@ -6,6 +6,7 @@ action and the fix. NaN and infinity are looked for where whole batches pass (en
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -85,7 +86,9 @@ class GuardedEnv:
             }
         try:
             result = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
             fix = ""
             if isinstance(error, TypeError) and "seed" in str(error):
                 fix = "; the signature is reset(self, *, seed=None, options=None)"
@@ -105,7 +108,9 @@ class GuardedEnv:
         self._action = action
         try:
             result = self._step(action)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
             self._fail(f"step() raised {type(error).__name__}: {error}{where(error)}", error)
         if result.__class__ is not tuple or len(result) != 5:
             self._check_length(result)
@@ -123,8 +128,16 @@ class GuardedEnv:
         return obs, reward, terminated, truncated, {}
 
     def close(self) -> None:
-        if hasattr(self.env, "close"):
+        """An environment whose close() raises has been used to the end all the same: a warning that names it."""
+        if not hasattr(self.env, "close"):
+            return
+        try:
             self.env.close()
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
+            text = f"warning: {self.place()}: close() raised {type(error).__name__}: {error}{where(error)}"
+            print(text, file=sys.stderr)
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Also how an AsyncVectorEnv calls `episode_state` and `restore` in its processes."""
@@ -175,7 +188,9 @@ class GuardedEnv:
         if self._mask_method is not None:
             try:
                 return self._mask_method()
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if not is_environments_own(error):
+                    raise
                 self._fail(
                     f"action_masks() after {caller} raised {type(error).__name__}: {error}{where(error)}",
                     error,
@@ -254,8 +269,19 @@ def has_info_mask(env: Any) -> bool:
     try:
         info = env.reset()[1]
         return isinstance(info, dict) and MASK in info
-    except (Exception, SystemExit):
+    except BaseException as error:
+        if not is_environments_own(error):
+            raise
         return False
+
+
+def is_environments_own(error: BaseException) -> bool:
+    """Whether the environment itself raised it: neither Ctrl-C nor what stops an actor, a trial or a hung step."""
+    if isinstance(error, Exception | SystemExit):
+        return True
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not type(error).__module__.startswith(
+        "rlplat."
+    )
 
 
 def _kind(value: Any) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.rl.atari import ale_arguments, atari_settings
-from rlplat.rl.env_guard import GuardedEnv, has_info_mask, where
+from rlplat.rl.env_guard import GuardedEnv, has_info_mask, is_environments_own, where
 from rlplat.rl.env_loops import AsyncLoop, SyncLoop, process_makers
 from rlplat.rl.env_names import EnvSource, resolve_env
 from rlplat.rl.env_spaces import space_spec
@@ -141,7 +141,9 @@ def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_environments_own(error):
+            raise
         given = f"env_kwargs={env_kwargs}" if env_kwargs else "no env_kwargs"
         raise EnvError(
             f"{source.name}: making the environment (with {given}) raised {type(error).__name__}: "

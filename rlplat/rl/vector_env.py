@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 
 from rlplat.errors import EnvError, NonFiniteError, RlplatError, UsageError
-from rlplat.rl.env_guard import env_place
+from rlplat.rl.env_guard import env_place, is_environments_own
 from rlplat.rl.env_spaces import action_converter, action_row
 from rlplat.rl.env_state import native_state, set_native_state, why_not_saved
 from rlplat.rl.env_watchdog import EnvHung, NullWatchdog, StepWatchdog
@@ -353,7 +353,7 @@ class VectorEnv:
                 f"{self._describe_now()}: {call} took longer than step_timeout_s={self._watchdog.timeout_s:g}, at "
                 f"{error}; fix the environment or raise the limit"
             ) from None
-        if isinstance(error, RlplatError) or not isinstance(error, Exception | SystemExit):
+        if isinstance(error, RlplatError) or not is_environments_own(error):
             raise error
         raise EnvError(f"{self._describe_now()}: {call} raised {type(error).__name__}: {error}") from error
 

@@ -95,17 +95,11 @@ def check_configs(
         name, kwargs = getattr(plan.config, "env", None), getattr(plan.config, "env_kwargs", {})
         if isinstance(name, str):
             envs.setdefault(json.dumps([name, kwargs], sort_keys=True, default=repr), (plan, name, kwargs))
+    from rlplat.rl.multi_agent.policy_map import look_at_env
+
     for plan, name, kwargs in list(envs.values())[:MAX_ENVS_TRIED]:
-        _check_env(plan.config.model_dump(), name, kwargs)
+        look_at_env({**plan.config.model_dump(), "env": name, "env_kwargs": kwargs})
     return list(notes)
-
-
-def _check_env(settings: dict[str, Any], name: str, kwargs: dict[str, Any]) -> None:
-    from rlplat.rl import env_check
-    from rlplat.rl.multi_agent.policy_map import plan_multi_agent
-
-    if plan_multi_agent(settings) is None:
-        env_check.preflight(name, kwargs)
 
 
 def check_seeds(algo: str, config: Mapping[str, Any], seeds_per_trial: int) -> None:

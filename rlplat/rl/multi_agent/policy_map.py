@@ -18,10 +18,13 @@ from pydantic import ValidationError
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.env_check import EnvReport
 from rlplat.rl.env_spaces import space_spec
 from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.multi_agent.games import Game, Moment, is_multi_agent, make_game
+from rlplat.rl.own_process import Beat
 from rlplat.rl.policy_spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import MASK, SpaceSpec
 
@@ -117,6 +120,27 @@ class MultiAgentPlan:
             f"{policy.name} ({', '.join(policy.agents)}){'' if policy.is_trained else ', frozen'}: {policy.spaces}"
             for policy in self.policies.values()
         )
+
+
+def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
+    """The pre-flight of algorithms that know several agents, in a process of its own (own_process.py): the plan, or the
+    spaces of an environment of one agent that has passed the quick check. UsageError where it does not fit."""
+
+    def look(beat: Beat) -> EnvReport | MultiAgentPlan:
+        beat("the making of the environment")
+        plan = plan_multi_agent(settings)
+        if plan is not None:
+            return plan
+        return env_check.check_env_here(
+            settings["env"], settings["env_kwargs"], beat, steps=env_check.PREFLIGHT_STEPS
+        )
+
+    found = env_check.apart(settings["env"], look)
+    if isinstance(found, MultiAgentPlan):
+        return found
+    found.require_sound()
+    assert found.spaces is not None
+    return found.spaces
 
 
 def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
