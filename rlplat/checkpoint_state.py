@@ -20,6 +20,8 @@ import numpy as np
 MAX_DEPTH = 64
 MAX_HEADER_BYTES = 64 << 20
 """Largest safetensors header that is parsed."""
+_RESERVED = "__metadata__"
+"""Of a safetensors header: no tensor's name."""
 
 
 class BadState(Exception):
@@ -42,7 +44,10 @@ def pack(state: dict[str, Any]) -> PackedState:
     packed = PackedState(not_a_number=packer.not_a_number)
     for part, arrays in packer.arrays.items():
         packed.files[f"{part}.safetensors"] = save_tensors(arrays)
-    packed.files["state.json"] = (json.dumps(tree) + "\n").encode()
+    try:
+        packed.files["state.json"] = (json.dumps(tree) + "\n").encode()
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise BadState(f"the state cannot be written as JSON: {error}") from None
     return packed
 
 
@@ -65,11 +70,15 @@ def unpack(files: dict[str, bytes]) -> dict[str, Any]:
     try:
         tree = json.loads(files["state.json"])
         state = _decode(tree, arrays)
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, OverflowError) as error:
         raise BadState(f"file state.json cannot be read: {type(error).__name__}: {error}") from None
     if not isinstance(state, dict):
         raise BadState("file state.json holds no state")
     return state
+
+
+def _can_be_saved(dtype: np.dtype) -> bool:
+    return dtype.kind in "biuf" and dtype.itemsize <= 8
 
 
 class _Packer:
@@ -84,7 +93,7 @@ class _Packer:
             return value
         if isinstance(value, np.ndarray):
             return self._encode_array(value, place)
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        if isinstance(value, np.generic) and _can_be_saved(value.dtype):
             return {"$scalar": [value.dtype.str, value.item()]}
         if isinstance(value, dict):
             if all(type(key) is str and not key.startswith("$") for key in value):
@@ -103,18 +112,19 @@ class _Packer:
         )
 
     def _encode_array(self, array: np.ndarray, place: str) -> dict[str, list[str]]:
-        if array.dtype.kind not in "biuf":
+        if not _can_be_saved(array.dtype):
             raise BadState(
-                f"'{place}' is an array of {array.dtype}; only booleans, integers and floats can be saved"
+                f"'{place}' is an array of {array.dtype}; only booleans, integers and floats of up to 64 bits can "
+                "be saved"
             )
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=not array.flags.c_contiguous)
         if array.dtype.kind == "f" and np.isnan(array).any():
             self.not_a_number.append(place)
         top = place.split(".", 1)[0]
-        part = top if re.fullmatch(r"[A-Za-z]\w{0,63}", top) else "arrays"
+        part = top if re.fullmatch(r"[A-Za-z]\w{0,63}", top, re.ASCII) else "arrays"
         tensors = self.arrays.setdefault(part, {})
-        name = place
-        while name in tensors:  # {"a.b": x, "a": {"b": y}} would collide
+        name = place.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no UTF-8
+        while name in tensors or name == _RESERVED:  # {"a.b": x, "a": {"b": y}} would collide
             name += "'"
         tensors[name] = array
         return {"$array": [part, name]}
@@ -130,8 +140,11 @@ def _decode(tree: Any, arrays: dict[str, dict[str, np.ndarray]]) -> Any:
         part, name = tree[kind]
         return arrays[part][name]
     if kind == "$scalar":
-        dtype, number = tree[kind]
-        return np.dtype(dtype).type(number)
+        name, number = tree[kind]
+        dtype = np.dtype(name)
+        if not _can_be_saved(dtype):
+            raise ValueError(f"{name} is no number's type")
+        return dtype.type(number)
     if kind == "$tuple":
         return tuple(_decode(item, arrays) for item in tree[kind])
     if kind == "$items":

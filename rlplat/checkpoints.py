@@ -29,6 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 import rlplat
 from rlplat.checkpoint_state import BadState, pack, unpack
 from rlplat.errors import CheckpointError
@@ -59,6 +61,24 @@ class CheckpointInfo:
     not_saved: list[str] = field(default_factory=list)
     evaluation: dict[str, float] = field(default_factory=dict)
     """Of `best`: the figures of the evaluation that it won with."""
+
+
+class _File(msgspec.Struct):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct):
+    """What a manifest must hold; what an older rlplat did not write yet has a default."""
+
+    algorithm: str
+    env: str
+    env_steps: int
+    files: dict[str, _File]
+    spaces: str = ""
+    not_saved: list[str] = []
+    evaluation: dict[str, float] = {}
+    not_a_number: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -147,7 +167,9 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     except _Damaged as damage:
         older = next((good for good, _ in _newest_first(path.parent, older_than=path) if good), None)
         offer = (
-            f"; the next older valid one is {older}" if older else "; there is no older valid one beside it"
+            f"; the next older valid one is {older.path}"
+            if older
+            else "; there is no older valid one beside it"
         )
         raise CheckpointError(f"checkpoint {path} cannot be used: {damage}{offer}") from None
 
@@ -157,7 +179,7 @@ def latest_valid(run_directory: str | os.PathLike[str]) -> tuple[Checkpoint | No
     refused: list[str] = []
     for good, reason in _newest_first(Path(run_directory) / "checkpoints"):
         if good:
-            return _read(good), refused
+            return good, refused
         refused.append(reason)
     return None, refused
 
@@ -166,19 +188,20 @@ class _Damaged(Exception):
     """Why a checkpoint cannot be used."""
 
 
-def _newest_first(directory: Path, older_than: Path | None = None) -> Iterator[tuple[Path | None, str]]:
-    """(path, "") for a valid checkpoint and (None, reason) for another, newest first; verified on the way."""
+def _newest_first(directory: Path, older_than: Path | None = None) -> Iterator[tuple[Checkpoint | None, str]]:
+    """(checkpoint, "") for a valid one and (None, reason) for another, newest first; read on the way."""
     limit = _rank(older_than.name) if older_than else None
     for path in sorted(_candidates(directory), key=lambda path: _rank(path.name), reverse=True):
         if limit is not None and _rank(path.name) >= limit:
             continue
         try:
-            manifest = _verify(path)
-            if names := manifest.get("not_a_number"):
+            checkpoint = _read(path)
+            if names := checkpoint.manifest.get("not_a_number"):
                 raise _Damaged(f"it holds NaN in {', '.join(names[:3])}")
-            yield path, ""
         except _Damaged as damage:
             yield None, f"checkpoint {path} passed over: {damage}"
+        else:
+            yield checkpoint, ""
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -196,7 +219,6 @@ def _rank(name: str) -> tuple[int, bool]:
 
 def _read(path: Path) -> Checkpoint:
     manifest = _verify(path)
-    # What an older rlplat did not write yet has a default.
     info = CheckpointInfo(
         **{key: manifest[key] for key in CheckpointInfo.__dataclass_fields__ if key in manifest}
     )
@@ -211,7 +233,10 @@ def _verify(path: Path) -> dict[str, Any]:
     """Check every file against the manifest before anything is parsed beyond it."""
     manifest = _read_manifest(path)
     listed = manifest["files"]
-    present = {entry.name for entry in path.iterdir()} - {"manifest.json"}
+    try:
+        present = {entry.name for entry in path.iterdir()} - {"manifest.json"}
+    except OSError as error:
+        raise _Damaged(error.strerror or str(error)) from None
     if missing := sorted(listed.keys() - present):
         raise _Damaged(f"file {missing[0]} is missing")
     if extra := sorted(present - listed.keys()):
@@ -240,10 +265,18 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise _Damaged("manifest.json is not a checkpoint's manifest")
     version = manifest["schema_version"]
     digest = manifest.pop(_DIGEST_KEY, None)
-    if data != _manifest_bytes(manifest) or not digest:
+    try:
+        is_same = data == _manifest_bytes(manifest)
+    except RecursionError:  # writing goes less deep than reading
+        is_same = False
+    if not is_same or not digest:
         raise _Damaged("manifest.json was altered (its own SHA-256 differs)")
     if version != SCHEMA_VERSION:
         raise _Damaged(f"its schema version is {version}, this rlplat reads {SCHEMA_VERSION}")
+    try:
+        msgspec.convert(manifest, _Manifest)
+    except msgspec.ValidationError as error:
+        raise _Damaged(f"manifest.json is not a checkpoint's manifest: {error}") from None
     return manifest
 
 
@@ -262,10 +295,12 @@ def _read_regular(path: Path, max_bytes: int) -> bytes:
             "is a symbolic link" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
         )
         raise _Damaged(f"file {path.name}: {reason}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        what = "is a directory" if stat.S_ISDIR(status.st_mode) else "is not a plain file"
+        raise _Damaged(f"file {path.name}: {what}")
     with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _Damaged(f"{path.name} is not a plain file")
         if status.st_size > max_bytes:
             raise _Damaged(f"file {path.name} has {status.st_size} bytes, more than {max_bytes}")
         try:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from rlplat import checkpoints
 from rlplat.checkpoint_state import BadState, pack, unpack
@@ -138,23 +141,45 @@ def _link_file(path: Path) -> None:
     (path / "state.json").symlink_to(path.parent / "elsewhere.json")
 
 
-def _future_schema(path: Path) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["manifest_sha256"]
-    (path / "manifest.json").write_bytes(checkpoints._manifest_bytes({**manifest, "schema_version": 99}))
+def _directory_for(name: str) -> Any:
+    def damage(path: Path) -> None:
+        (path / name).unlink()
+        (path / name).mkdir()
+
+    return damage
+
+
+def _forged(*without: str, **changed: Any) -> Any:
+    """A manifest with a digest that agrees with it."""
+
+    def damage(path: Path) -> None:
+        manifest = json.loads((path / "manifest.json").read_text()) | changed
+        for key in ("manifest_sha256", *without):
+            del manifest[key]
+        (path / "manifest.json").write_bytes(checkpoints._manifest_bytes(manifest))
+
+    return damage
+
+
+def _forged_state(text: bytes) -> Any:
+    """A manifest that agrees with a `state.json` of this text."""
+
+    def damage(path: Path) -> None:
+        (path / "state.json").write_bytes(text)
+        entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+        files = json.loads((path / "manifest.json").read_text())["files"]
+        _forged(files=files | {"state.json": entry})(path)
+
+    return damage
 
 
 def _huge_header(path: Path) -> None:
     """A manifest that agrees with a tensor file whose header length is a lie."""
     data = (1 << 60).to_bytes(8, "little") + b"{}"
     (path / "learner.safetensors").write_bytes(data)
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["manifest_sha256"]
-    manifest["files"]["learner.safetensors"] = {
-        "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
-    (path / "manifest.json").write_bytes(checkpoints._manifest_bytes(manifest))
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    _forged(files=files | {"learner.safetensors": entry})(path)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +193,30 @@ def _huge_header(path: Path) -> None:
         (lambda path: os.mkfifo(path / "pipe"), "file pipe does not belong to it"),
         (_add_file, "file extra.pkl does not belong to it"),
         (_link_file, "file state.json: is a symbolic link"),
-        (_future_schema, "its schema version is 99, this rlplat reads 1"),
+        (_forged(schema_version=99), "its schema version is 99, this rlplat reads 1"),
         (_huge_header, "claims a header of 1152921504606846976 bytes"),
+        (_directory_for("state.json"), "file state.json: is a directory"),
+        (_directory_for("learner.safetensors"), "file learner.safetensors: is a directory"),
+        (_directory_for("manifest.json"), "file manifest.json: is a directory"),
+        (lambda path: shutil.rmtree(path) or path.write_text(""), "it is not a directory"),
+        (_forged(files=True), "not a checkpoint's manifest: Expected `object`, got `bool` - at `$.files`"),
+        (_forged(files={"state.json": {"bytes": 1}}), "missing required field `sha256`"),
+        (_forged(files={"../step_1000/state.json": {"bytes": 1, "sha256": ""}}), "state.json is missing"),
+        (_forged("files"), "missing required field `files`"),
+        (_forged("algorithm"), "missing required field `algorithm`"),
+        (_forged(env_steps="2000"), "Expected `int`, got `str` - at `$.env_steps`"),
+        (_forged(not_a_number=7), "Expected `array`, got `int` - at `$.not_a_number`"),
+        (_forged(evaluation={"eval/return_mean": "9"}), "Expected `float`, got `str`"),
+        (_forged_state(b'{"$scalar": ["|V1000000000000", 0]}'), "file state.json cannot be read"),
+        (_forged_state(b'{"x": {"$scalar": ["|i1", 1000]}}'), "file state.json cannot be read"),
+        (_forged_state(b'{"x": {"$array": ["learner", "nobody"]}}'), "file state.json cannot be read"),
+        (_forged_state(b"[" * 100_000), "file state.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json is not JSON"),
     ],
 )
-def test_damage_is_named_and_the_older_valid_one_offered(tmp_path: Path, damage: Any, said: str) -> None:
+def test_damage_is_named_and_the_older_valid_one_offered_and_taken(
+    tmp_path: Path, damage: Any, said: str
+) -> None:
     directory = tmp_path / "checkpoints"
     older = save(directory, some_state(1), info(1000))
     newer = save(directory, some_state(2), info(2000))
@@ -182,6 +226,13 @@ def test_damage_is_named_and_the_older_valid_one_offered(tmp_path: Path, damage:
     assert f"checkpoint {newer} cannot be used: " in str(caught.value)
     assert said in str(caught.value)
     assert str(caught.value).endswith(f"the next older valid one is {older}")
+    taken, refused = latest_valid(tmp_path)
+    assert taken is not None and taken.path == older
+    assert_same(taken.state, some_state(1))
+    [reason] = refused
+    assert reason.startswith(f"checkpoint {newer} passed over: ") and said in reason
+    newest = save(directory, some_state(3), info(3000), keep=1)  # which removes the others, whatever they are
+    assert [entry.name for entry in directory.glob("step_*")] == [newest.name]
 
 
 def test_the_newest_valid_one_is_found_and_the_bad_ones_named(tmp_path: Path) -> None:
@@ -348,6 +399,72 @@ def test_killing_the_writer_at_any_moment_leaves_the_last_confirmed_one_or_a_new
             checkpoint.state["step"] == checkpoint.info.env_steps
             and (weights == checkpoint.info.env_steps).all()
         )
+
+
+def test_names_that_the_files_cannot_bear_are_no_limit_of_a_state(tmp_path: Path) -> None:
+    names = [
+        "__metadata__",
+        "__metadata__'",
+        "",
+        ".",
+        "arrays",
+        "a" + "\u4e00" * 63,
+        "\ud800",
+        "a/../b",
+        "state",
+    ]
+    state: dict[str, Any] = {name: np.full(3, i) for i, name in enumerate(names)}
+    state |= {"nested": {"__metadata__": np.ones(2), "$array": np.zeros(2)}, "a": {"": {"": np.zeros(1)}}}
+    assert_same(load(save(tmp_path, state, info())).state, state)
+    for name in [*names, "$array"]:
+        assert_same(unpack(pack({name: np.ones(1)}).files), {name: np.ones(1)})
+
+
+_NUMBERS = st.one_of(
+    st.integers(-(2**130), 2**130),
+    st.floats(allow_nan=False),
+    st.sampled_from([np.float32(1.5), np.int8(-3), np.bool_(True), np.uint64(2**64 - 1), np.float16(0.1)]),
+)
+_KEYS = st.one_of(st.sampled_from(["__metadata__", "a.b", "a", "b", "arrays", "$array"]), st.text(max_size=4))
+
+
+@st.composite
+def _arrays(draw: st.DrawFn) -> np.ndarray:
+    """Every dtype that can be saved, empty, without axes, in any order in memory."""
+    dtype = np.dtype(draw(st.sampled_from("?bBhHiIlLefd")))
+    shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 8, 9]), max_size=3))
+    array = np.random.default_rng(draw(st.integers(0, 9))).integers(0, 2, shape).astype(dtype)
+    layout = draw(st.sampled_from(["C", "F", "steps", "back", "swapped"]))
+    if layout == "F":
+        return np.asfortranarray(array)
+    if layout == "steps":
+        return np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array
+    if layout == "back":
+        return array[::-1] if array.ndim else array
+    return array.astype(dtype.newbyteorder()) if layout == "swapped" else array
+
+
+_STATES = st.dictionaries(
+    _KEYS.filter(lambda key: key[:1] != "$"),  # of a dict with such a key the names are no part of a place
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.text(max_size=5), _NUMBERS, _arrays()),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4),
+            st.lists(inner, max_size=4).map(tuple),
+            st.dictionaries(_KEYS, inner, max_size=4),
+            st.dictionaries(st.one_of(st.integers(), st.tuples(_KEYS, st.booleans())), inner, max_size=3),
+        ),
+        max_leaves=12,
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=60, database=None, derandomize=True)
+@example({"__metadata__": np.ones(2)})
+@given(state=_STATES)
+def test_any_state_comes_back_equal(state: dict[str, Any]) -> None:
+    assert_same(unpack(pack(state).files), state)
 
 
 def test_unpack_refuses_what_is_no_state() -> None:
