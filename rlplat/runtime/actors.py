@@ -11,7 +11,7 @@ import msgspec
 from rlplat.errors import ActorDied, ConfigError
 from rlplat.runtime import codec, exactly_once, messages
 from rlplat.runtime.actor_calls import ActorCalls, Fail
-from rlplat.runtime.api import TERMINATE, ActorHandle, check_groups, methods_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, check_groups, methods_of, signatures_of
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.calls import NODE, Calls, Deps
 from rlplat.runtime.codec import ErrorInfo
@@ -377,7 +377,8 @@ def _describe(code: RemoteCode, options: Options) -> ActorInfo:
             else msgspec.structs.replace(each, max_task_retries=retries)
             for name, each in methods.items()
         }
-    return ActorInfo(code.name, methods, retries, options.exactly_once, tuple(options.concurrency_groups))
+    groups, signatures = tuple(options.concurrency_groups), signatures_of(code.target, methods)
+    return ActorInfo(code.name, methods, retries, options.exactly_once, groups, signatures)
 
 
 def _template(record: TaskRecord) -> TaskRecord:

@@ -24,6 +24,7 @@ from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
+from rlplat.runtime.signatures import ANYTHING, Signature, method_signature, signature_of
 from rlplat.runtime.streams import ObjectRefGenerator
 
 if TYPE_CHECKING:
@@ -309,6 +310,12 @@ def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
     return classes
 
 
+def _signature(code: RemoteCode) -> Signature:
+    if code.signature is None:
+        code.signature = signature_of(code.target)
+    return code.signature
+
+
 def _nowhere(args: tuple, kwargs: dict) -> Any:
     raise AssertionError("no backend is bound")
 
@@ -318,16 +325,25 @@ class RemoteFunction:
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
         self._code, self._options = code, options
-        self._backend: Any = None
+        self._backend: Any = _nowhere
         self._submit: Callable[[tuple, dict], Any] = _nowhere
+        self._least, self._most = 0, -1
+        """Positional arguments that surely fit: see `Signature`. Known from the first call on."""
         self.__name__ = code.name
         self.__doc__ = code.target.__doc__
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        if self._backend is None or self._backend is not connection._backend:
+        if kwargs or not self._least <= len(args) <= self._most:
+            self._check(args, kwargs)
+        if self._backend is not connection._backend:
             self._backend = _connected()
             self._submit = self._backend.submitter(self._code, self._options)
         return self._submit(args, kwargs)
+
+    def _check(self, args: tuple, kwargs: dict) -> None:
+        signature = _signature(self._code)
+        self._least, self._most = signature.least, signature.most
+        signature.check(self._code.name, args, kwargs)
 
     def __reduce__(self) -> Any:
         return RemoteFunction, (self._code, self._options)
@@ -348,6 +364,7 @@ class RemoteClass:
         self.__doc__ = code.target.__doc__
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        _signature(self._code).check(self._code.name, args, kwargs)
         return _connected().create_actor(self._code, args, kwargs, self._options)
 
     def options(self, **changes: Any) -> RemoteClass:
@@ -377,9 +394,9 @@ class ActorHandle:
             close = difflib.get_close_matches(name, self._info.methods, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             if name in ("__ray_terminate__", "__rlplat_terminate__"):
-                return ActorMethod(self, TERMINATE, CallOptions(concurrency_group=TERMINATE))
+                return ActorMethod(self, TERMINATE, CallOptions(concurrency_group=TERMINATE), ANYTHING)
             raise AttributeError(f"actor class {self._info.class_name} has no method {name!r}{hint}")
-        return ActorMethod(self, name, options)
+        return ActorMethod(self, name, options, self._info.signatures.get(name, ANYTHING))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
@@ -400,12 +417,19 @@ class ActorMethod(msgspec.Struct, eq=False, gc=False):
     _handle: ActorHandle
     _name: str
     _options: CallOptions
+    _signature: Signature
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return backend().submit_call(self._handle, self._name, args, kwargs, self._options)
+        signature = self._signature
+        if kwargs or not signature.least <= len(args) <= signature.most:
+            signature.check(f"{self._handle._info.class_name}.{self._name}", args, kwargs)
+        return (connection._backend or backend()).submit_call(
+            self._handle, self._name, args, kwargs, self._options
+        )
 
     def options(self, **changes: Any) -> ActorMethod:
-        return ActorMethod(self._handle, self._name, _merge(self._options, changes, "an actor's method"))
+        options = _merge(self._options, changes, "an actor's method")
+        return ActorMethod(self._handle, self._name, options, self._signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")
@@ -424,6 +448,10 @@ def methods_of(actor_class: Any) -> dict[str, CallOptions]:
         for name, member in members
         if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
     }
+
+
+def signatures_of(actor_class: Any, methods: dict[str, CallOptions]) -> dict[str, Signature]:
+    return {name: method_signature(actor_class, name) for name in methods}
 
 
 def check_groups(class_name: str, methods: dict[str, CallOptions], groups: dict[str, int]) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rlplat.runtime.messages import CallOptions, Cluster
     from rlplat.runtime.placement import PlacementGroup
     from rlplat.runtime.refs import ObjectRef
+    from rlplat.runtime.signatures import Signature
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class RemoteCode:
     blob: bytes | None = None
     key: str | None = None
     """Hash of `blob`: what workers remember it by."""
+    signature: Signature | None = None
+    """Worked out at the first call."""
     refs: list[ObjectRef] = field(default_factory=list)
     """Refs (and those of actor handles) that the function closes over: held as long as the function."""
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
 from rlplat.runtime import codec, exactly_once
-from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of, signatures_of
 from rlplat.runtime.backend import Backend, Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.inproc_calls import (
@@ -365,12 +365,14 @@ class InprocBackend:
         check_environment(env, what, is_async)
         make = self._call(what, code.target, args, kwargs, runtime_env=env)
         give_back = self._resources.take(shape, what)
+        methods = methods_of(code.target)
         info = ActorInfo(
             code.name,
-            methods_of(code.target),
+            methods,
             options.max_task_retries,
             options.exactly_once,
             tuple(options.concurrency_groups),
+            signatures_of(code.target, methods),
         )
         creation = self._objects.add(codec.pack(None))
         most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.signatures import Signature
 
 Key = tuple[str, int]
 """An object: (its owner's client id, its id there)."""
@@ -69,6 +70,8 @@ class ActorInfo(msgspec.Struct, array_like=True, frozen=True):
     exactly_once: bool = False
     groups: tuple[str, ...] = ()
     """Its concurrency groups."""
+    signatures: dict[str, Signature] = {}
+    """What its methods take."""
 
 
 class Shape(msgspec.Struct, array_like=True, frozen=True):
