@@ -89,13 +89,17 @@ class A3CConfig(AlgorithmConfig):
     rmsprop_decay: float = Field(0.99, ge=0.0, lt=1.0)
     """alpha of RMSProp."""
     optimizer_epsilon: PositiveFloat = 1e-5
-    """RMSProp's, under the root (the paper says none), or Adam's."""
+    """RMSProp's (the paper gives no value), or Adam's."""
+    epsilon_inside_root: bool = True
+    """RMSProp divides by sqrt(g + epsilon) (the paper, TensorFlow); false: by sqrt(g) + epsilon (PyTorch, so also what
+    Stable-Baselines3's A2C values were tuned with). 1e-5 inside the root is a floor of 3e-3 under small gradients."""
     learning_rate: Schedule = 7e-4
     """Step size; the paper draws it from 1e-4 to 1e-2 (log-uniform) and anneals it to 0."""
     max_gradient_norm: PositiveFloat | None = 0.5
     """Gradients are scaled down to this global norm; null: they are not."""
     value_coef: NonNegativeFloat = 0.5
-    """Weight of the value loss in the sum."""
+    """Weight of the value loss, which is half the mean squared error (Stable-Baselines3's vf_coef weighs all of it: its
+    0.5 is 1.0 here)."""
     entropy_coef: Schedule = 0.01
     """beta: weight of the entropy bonus."""
 
@@ -534,7 +538,11 @@ class A3C:
 def make_optimizer(config: A3CConfig) -> Optimizer:
     if config.optimizer == "adam":
         return Adam(epsilon=config.optimizer_epsilon)
-    return RMSProp(decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
+    return RMSProp(
+        decay=config.rmsprop_decay,
+        epsilon=config.optimizer_epsilon,
+        epsilon_inside_root=config.epsilon_inside_root,
+    )
 
 
 def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:

@@ -80,7 +80,8 @@ class PPOConfig(AlgorithmConfig):
     clip_value_loss: bool = False
     """Clip the value's move by `clip_range` as well (c9)."""
     value_coef: NonNegativeFloat = 0.5
-    """Weight of the value loss in the sum (c10)."""
+    """Weight of the value loss, which is half the mean squared error, as in CleanRL (c10); Stable-Baselines3's vf_coef
+    weighs all of it."""
     entropy_coef: Schedule = 0.0
     """Weight of the entropy bonus (c10)."""
     normalize_advantages: bool = True

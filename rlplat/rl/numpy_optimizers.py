@@ -34,14 +34,17 @@ class Optimizer(Protocol):
 
 
 class RMSProp:
-    """Shared RMSProp of Mnih et al. 2016 (eq. S2, S3; non-centred, epsilon under the root; g starts at 0).
+    """Shared RMSProp of Mnih et al. 2016 (eq. S2, S3; non-centred, g starts at 0).
 
     g = decay * g + (1 - decay) * gradient^2
-    w = w - learning_rate * gradient / sqrt(g + epsilon)
+    w = w - learning_rate * gradient / sqrt(g + epsilon)          # epsilon_inside_root: the paper, TensorFlow
+    w = w - learning_rate * gradient / (sqrt(g) + epsilon)        # not: the same numbers as torch.optim.RMSprop
     """
 
-    def __init__(self, *, decay: float = 0.99, epsilon: float = 1e-5) -> None:
-        self._decay, self._epsilon = decay, epsilon
+    def __init__(
+        self, *, decay: float = 0.99, epsilon: float = 1e-5, epsilon_inside_root: bool = True
+    ) -> None:
+        self._decay, self._epsilon, self._epsilon_inside_root = decay, epsilon, epsilon_inside_root
         self._squares: Weights = {}
         self._steps = 0
 
@@ -57,8 +60,12 @@ class RMSProp:
                 delta *= 1.0 - decay
                 g *= decay
                 g += delta
-                np.add(g, self._epsilon, out=delta)
-                np.sqrt(delta, out=delta)
+                if self._epsilon_inside_root:
+                    np.add(g, self._epsilon, out=delta)
+                    np.sqrt(delta, out=delta)
+                else:
+                    np.sqrt(g, out=delta)
+                    delta += self._epsilon
                 np.divide(d, delta, out=delta)
                 delta *= learning_rate
                 w -= delta

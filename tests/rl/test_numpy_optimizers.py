@@ -54,6 +54,11 @@ def test_rmsprop_equals_torch_where_epsilon_is_nothing() -> None:
     assert_close(descend(RMSProp(decay=0.9, epsilon=1e-30)), theirs)
 
 
+def test_rmsprop_equals_torch_with_epsilon_outside_the_root() -> None:
+    theirs = descend_in_torch(lambda torch, p: torch.optim.RMSprop(p, alpha=0.9, eps=0.1))
+    assert_close(descend(RMSProp(decay=0.9, epsilon=0.1, epsilon_inside_root=False)), theirs)
+
+
 def test_rmsprop_is_the_papers_with_epsilon_under_the_root() -> None:
     expected = {name: array.astype(np.float64) for name, array in arrays(0).items()}
     squares = {name: np.zeros(shape) for name, shape in SHAPES.items()}
