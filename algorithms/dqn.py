@@ -46,7 +46,7 @@ from rlplat.errors import (
     RlplatError,
     WorkerCrashed,
 )
-from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
@@ -86,10 +86,19 @@ class QPolicyConfig(PolicyConfig):
     """Orthogonal initialisation; false: the framework's own."""
 
 
+class QEvaluationConfig(EvaluationConfig):
+    """Episodes played between updates; greedy but for `epsilon`."""
+
+    epsilon: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of random actions in a deterministic evaluation, from the evaluation's own seed: 0.05 in Mnih et al. 2015,
+    0.001 in Rainbow. A greedy policy can wait for ever where only another action goes on."""
+
+
 class DQNConfig(AlgorithmConfig):
-    """DQN's settings; the defaults are plain DQN for small environments."""
+    """DQN's settings. The defaults are plain DQN for small environments; for Atari: configs/dqn/_atari.yaml."""
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
+    evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
     num_envs_per_worker: PositiveInt = 1
     """Environments side by side in each rollout worker."""
     rollout_length: PositiveInt = 16

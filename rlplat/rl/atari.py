@@ -23,6 +23,9 @@ PREPROCESSING: dict[str, Any] = {
     "use_fire_reset": True,  # games that wait for FIRE are started
     "reward_clipping": False,  # raw rewards; clipping is the algorithm's business (clip_rewards)
     "episodic_life": False,  # True: a lost life is `terminated` while the game goes on; returns are still whole games'
+    # True: after a lost life FIRE is pressed for the agent, in a step that is not valid; in evaluations too. Together
+    # with episodic_life, what Stable-Baselines3 and CleanRL train and evaluate on.
+    "fire_after_lost_life": False,
     "repeat_action_probability": 0.0,  # no sticky actions, as in the -v4 ids; 0.25 for Machado et al. 2018
     "full_action_space": False,
     "max_num_frames_per_episode": 108_000,  # 30 minutes of play, then truncated
@@ -49,4 +52,16 @@ def ale_arguments(settings: dict[str, Any]) -> dict[str, Any]:
     """
     arguments = {**settings, "episodic_life": False}
     arguments["life_loss_info"] = settings["episodic_life"]
+    del arguments["fire_after_lost_life"]  # `VectorEnv` does that
     return arguments
+
+
+def fire_action(rom: str, settings: dict[str, Any]) -> int | None:
+    """The index of FIRE among the game's actions; None where it has no such action."""
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.loadROM(ale_py.roms.get_rom_path(rom))
+    actions = ale.getLegalActionSet() if settings["full_action_space"] else ale.getMinimalActionSet()
+    return actions.index(ale_py.Action.FIRE) if ale_py.Action.FIRE in actions else None

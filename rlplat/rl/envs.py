@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
-from rlplat.rl.atari import ale_arguments, atari_settings
+from rlplat.rl.atari import ale_arguments, atari_settings, fire_action
 from rlplat.rl.env_guard import GuardedEnv, has_info_mask, is_environments_own, where
 from rlplat.rl.env_loops import AsyncLoop, SyncLoop, process_makers
 from rlplat.rl.env_names import EnvSource, resolve_env
@@ -62,14 +62,14 @@ def make_vector_env(
         settings = atari_settings(source, kwargs)
         raw = _make_atari(source, num_envs, ale_arguments(settings), num_threads)
         facts |= {"vectorization": "native", **settings}
-        lives = settings["episodic_life"]
         return VectorEnv(
             raw,
             source.name,
             seed=seed,
             step_timeout_s=step_timeout_s,
             facts=facts,
-            ends_at_lost_life=lives,
+            ends_at_lost_life=settings["episodic_life"],
+            fire=fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
             keeps_state=keep_state,
         )
     if source.kind == "registered":

@@ -74,7 +74,7 @@ def play_episodes(
         obs = step.obs
         ended = step.terminated | step.truncated
         policy.reset_core(ended | ~step.valid)
-        returns += step.rewards * step.valid
+        returns += step.rewards
         lengths += step.valid
         for b in np.flatnonzero(ended):
             if len(finished[b]) < quotas[b]:
@@ -151,6 +151,7 @@ class Evaluator:
         if torch is not None and _is_worker() and torch.get_num_threads() > 1:
             torch.set_num_threads(1)  # it was loaded before this process became an evaluator
         policy.set_weights(weights)
+        use_greedy_epsilon(policy, self._settings)
         deterministic = self._settings["evaluation"]["deterministic"]
         return play_episodes(policy, env, episodes, seed=env_seed, deterministic=deterministic, **options)
 
@@ -223,6 +224,13 @@ def raw_env_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
     if atari_rom(settings["env"]) is None:
         return kwargs
     return {key: value for key, value in kwargs.items() if key not in ("episodic_life", "reward_clipping")}
+
+
+def use_greedy_epsilon(policy: Policy, settings: dict[str, Any]) -> None:
+    """`evaluation.epsilon`, where the algorithm has it (DQN), for a policy that acts by Q-values."""
+    epsilon = settings["evaluation"].get("epsilon", 0.0)
+    if epsilon and hasattr(policy, "greedy_epsilon"):
+        policy.greedy_epsilon = epsilon
 
 
 def _is_worker() -> bool:

@@ -29,14 +29,15 @@ class Step(NamedTuple):
     obs: Obs
     """[B, ...] observation to act on next."""
     rewards: Array
-    """float32[B], raw: never clipped, never scaled."""
+    """float32[B], raw: never clipped, never scaled; 0 where the environment only reset itself."""
     terminated: Array
     """bool[B]: the episode ended for good; its last state has no future, the bootstrap value is 0."""
     truncated: Array
     """bool[B]: the episode was cut off (time limit); bootstrap from `final_obs`. Never true where `terminated` is."""
     valid: Array
-    """bool[B]: False where the environment only reset itself in this step (NEXT_STEP autoreset): the row holds no
-    decision of the agent, must not be trained on and does not count as an env step."""
+    """bool[B]: False where the environment only reset itself in this step (NEXT_STEP autoreset), or where FIRE was
+    pressed for the agent (Atari's fire_after_lost_life): the row holds no decision of the agent, must not be trained on
+    and does not count as an env step."""
     final_obs: Obs | None
     """[B, ...] last observation of the episodes that ended in this step (rows of others: undefined), or None
     when none ended."""

@@ -26,6 +26,8 @@ class NumpyQPolicy:
         self.spec, self.q = spec, q
         self.epsilon: Array | float = 1.0
         """Share of random actions: one for all, or float[B]."""
+        self.greedy_epsilon = 0.0
+        """Share of random actions where `deterministic` is asked for."""
         self.follows_weights = True
         """Whether `set_weights` sets epsilon too."""
         self.core_state = np.zeros((0, 0), np.float32)
@@ -52,7 +54,7 @@ class NumpyQPolicy:
     def choose(self, obs: Obs, *, deterministic: bool = False) -> tuple[Array, Array, Array]:
         """(actions int64[B], their Q float32[B], the largest Q float32[B])."""
         heads = self._heads(with_noise=True) if self.q.noisy and not deterministic else self._mean_heads
-        epsilon = 0.0 if deterministic else self.epsilon
+        epsilon = self.greedy_epsilon if deterministic else self.epsilon
         return choose_actions(self._q_values(obs, heads), obs, epsilon, self._rng)
 
     def values(self, obs: Obs) -> Array:

@@ -43,10 +43,13 @@ class VectorEnv:
         step_timeout_s: float = 60.0,
         facts: dict[str, Any] | None = None,
         ends_at_lost_life: bool = False,
+        fire: int | None = None,
         keeps_state: bool = False,
     ) -> None:
         """`ends_at_lost_life`: `terminated` may mean a lost life (`info["lives"]` fell) in a game that goes on;
-        `Episode`s are whole games all the same. `keeps_state`: `get_state` will be asked for."""
+        `Episode`s are whole games all the same. `fire`: the action that is taken, whatever the policy says, in the step
+        after a lost life; that step is not `valid`, its reward counts in the episode's return. `keeps_state`:
+        `get_state` will be asked for."""
         self.name = name
         self.num_envs: int = raw.num_envs
         self.observation_space = raw.single_observation_space
@@ -85,6 +88,9 @@ class VectorEnv:
         self._actions: Any = None
         self._is_closed = False
         self._ends_at_lost_life = ends_at_lost_life
+        self._fire = fire
+        self._watches_lives = ends_at_lost_life or fire is not None
+        self._fires: Array | None = None  # bool[B], who presses FIRE in the coming step
         self._lives: Array = np.zeros(self.num_envs, np.int32)
         self._watchdog: StepWatchdog | NullWatchdog = (
             StepWatchdog(step_timeout_s, self._describe_now)
@@ -100,14 +106,14 @@ class VectorEnv:
         sequence = _sequence(seed) if seed is not None else self._seed
         self._seed = None
         self._watchdog.bind_thread()
-        self._resetting, self._actions = None, None
+        self._resetting, self._fires, self._actions = None, None, None
         self._returns[:] = 0.0
         self._episode_start[:] = self._num_steps
         kwargs = {} if sequence is None else {"seed": _raw_seed(self._raw, sequence)}
         obs, info = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")
         obs = self._check_obs(obs)
         self._require_finite(obs, "observation")
-        if self._ends_at_lost_life:
+        if self._watches_lives:
             self._lives = info["lives"]
         if self._tapes is not None:
             self._tapes = [[] for _ in range(self.num_envs)]
@@ -120,7 +126,10 @@ class VectorEnv:
         """actions: as `PolicyOutput.actions`; Discrete counts from 0, a Box is clipped to its bounds here."""
         if self._is_float_action and not np.isfinite(actions).all():
             self._refuse_actions(actions)
-        self._actions = raw_actions = self._convert(actions)
+        raw_actions = self._convert(actions)
+        if self._fires is not None:
+            raw_actions = np.where(self._fires, self._fire, raw_actions).astype(raw_actions.dtype)
+        self._actions = raw_actions
         self._num_steps += 1
         watchdog = self._watchdog
         try:
@@ -141,14 +150,20 @@ class VectorEnv:
             rewards = np.where(valid, rewards, np.float32(0.0))
             terminated, truncated = terminated & valid, truncated & valid
             self._resetting = None
+        if self._fires is not None:
+            # A FIRE that ends the game is taken for the policy's own: somebody has to see the end.
+            valid = ~self._fires | terminated | truncated
+            self._fires = None
         if self._checks_finite and (obs.__class__ is dict or not np.isfinite(obs).all()):
             self._require_finite(obs, "observation")
         if not np.isfinite(rewards).all():
             self._require_finite(rewards, "reward")
         self._returns += rewards
         lives_before = self._lives
-        if self._ends_at_lost_life:
+        if self._watches_lives:
             self._lives = info["lives"]
+            if self._fire is not None and np.count_nonzero(self._lives < lives_before):
+                self._fires = self._lives < lives_before
         if not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
             step = Step(obs, rewards, terminated, truncated, valid, None)
             if self._inspects_steps:
@@ -196,6 +211,7 @@ class VectorEnv:
             "episodes": [list(episode) for episode in self._episodes],
             "lives": np.array(self._lives),
             "resetting": None if self._resetting is None else self._resetting.copy(),
+            "fires": None if self._fires is None else self._fires.copy(),
             "obs": copy_obs(self._obs),
         }
         if self._tapes is None:
@@ -223,6 +239,8 @@ class VectorEnv:
         self._episodes = [Episode(float(total), int(length)) for total, length in state["episodes"]]
         self._lives = np.array(state["lives"])
         self._resetting = None if state["resetting"] is None else np.array(state["resetting"], np.bool_)
+        fires = state.get("fires")  # older states have none
+        self._fires = None if fires is None else np.array(fires, np.bool_)
         obs = copy_obs(state["obs"])
         self.not_restored = {}
         if self._tapes is None:

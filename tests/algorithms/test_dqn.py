@@ -186,6 +186,18 @@ def test_acts_from_a_checkpoint_without_actors(runtime: None) -> None:
     assert actions.shape == (3,) and actions.dtype == np.int64
 
 
+def test_evaluation_has_an_epsilon_of_its_own(runtime: None) -> None:
+    """Deterministic given the seed, whatever the epsilon of training is."""
+
+    def evaluate(epsilon: float) -> list[float]:
+        with DQN(DQNConfig(**QUICK, evaluation={"epsilon": epsilon})) as dqn:
+            dqn.step()
+            return [episode.episode_return for episode in dqn.evaluate(8)]
+
+    greedy, mixed = evaluate(0.0), evaluate(0.5)
+    assert greedy != mixed and mixed == evaluate(0.5)
+
+
 def test_closed_is_closed(runtime: None) -> None:
     dqn = DQN(DQNConfig(**QUICK))
     dqn.close()

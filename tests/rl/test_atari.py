@@ -9,6 +9,8 @@ import pytest
 
 from rlplat.errors import UsageError
 from rlplat.rl.envs import make_vector_env
+from rlplat.rl.evaluation import play_episodes, raw_env_kwargs
+from rlplat.rl.interfaces import PolicyOutput
 
 pytest.importorskip("ale_py", reason="needs rlplat[atari]")
 
@@ -100,6 +102,62 @@ def test_a_lost_life_terminates_but_the_game_and_its_return_go_on() -> None:
                 games.append(finished[0])
                 lost, total = 0, 0.0
             previous = step.obs.copy()
+
+
+@pytest.mark.parametrize("episodic_life", [True, False])
+def test_fire_after_each_lost_life(episodic_life: bool) -> None:
+    """A policy that never presses FIRE waits for ever after Breakout's first lost life, unless it is done for it."""
+    kwargs = {"episodic_life": episodic_life, "fire_after_lost_life": True}
+    with make_vector_env("Breakout", 1, seed=1, env_kwargs=kwargs) as env:
+        previous = env.reset().copy()
+        was_lost, num_fired, games = False, 0, []
+        for _ in range(400):
+            step = env.step(np.zeros(1, np.int64))
+            num_fired += not step.valid[0]
+            games += env.pop_episodes()
+            if games:
+                break
+            assert np.array_equal(step.obs[0, :3], previous[0, 1:])  # the same game goes on
+            if episodic_life:
+                assert bool(step.valid[0]) is not was_lost  # the step after a lost life, and no other
+                was_lost = bool(step.terminated[0])
+            else:
+                assert not step.terminated[0]
+            previous = step.obs.copy()
+        assert len(games) == 1 and step.terminated[0] and step.valid[0]
+        assert num_fired == 4  # five lives
+
+
+def test_without_it_who_never_fires_waits_for_ever() -> None:
+    with make_vector_env("Breakout", 1, seed=1, env_kwargs={"episodic_life": True}) as env:
+        env.reset()
+        steps = [env.step(np.zeros(1, np.int64)) for _ in range(200)]
+        assert sum(bool(step.terminated[0]) for step in steps) == 1
+        assert all(step.valid.all() for step in steps) and not env.pop_episodes()
+
+
+def test_an_evaluation_fires_too_and_counts_every_reward() -> None:
+    """A greedy policy that never fires still plays whole games (they would last 27,000 steps)."""
+    settings = {"env": "Breakout", "env_kwargs": {"episodic_life": True, "fire_after_lost_life": True}}
+    kwargs = raw_env_kwargs(settings)
+    assert kwargs == {"fire_after_lost_life": True}
+
+    class Idle:
+        def act(self, obs: np.ndarray, deterministic: bool = False) -> PolicyOutput:
+            zeros = np.zeros(len(obs), np.int64)
+            return PolicyOutput(zeros, zeros.astype(np.float32), zeros.astype(np.float32))
+
+        def reset_core(self, ends: np.ndarray) -> None: ...
+
+    with make_vector_env("Breakout", 1, env_kwargs=kwargs) as env:
+        (episode,) = play_episodes(Idle(), env, 1, seed=3, max_steps=1000)  # type: ignore[arg-type]
+        assert 50 < episode.length < 400
+
+
+def test_a_game_without_fire_is_left_alone() -> None:
+    with make_vector_env("Freeway", 1, seed=1, env_kwargs={"fire_after_lost_life": True}) as env:
+        env.reset()
+        assert all(env.step(np.zeros(1, np.int64)).valid.all() for _ in range(5))
 
 
 def test_seeds_and_memory() -> None:

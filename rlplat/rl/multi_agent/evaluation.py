@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplat.rl.evaluation import MakePolicy
+from rlplat.rl.evaluation import MakePolicy, use_greedy_epsilon
 from rlplat.rl.interfaces import Episode, Weights
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
 from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
@@ -69,6 +69,7 @@ class GamePlayer:
             settings = self._plan.settings(self._settings, name)
             acting = self._make_policy(settings, policy.spaces, policy_seed)
             acting.set_weights(by_policy[name])
+            use_greedy_epsilon(acting, settings)
             section = settings["policy"]
             columns[name] = PolicyColumns(
                 acting,

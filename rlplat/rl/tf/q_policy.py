@@ -32,6 +32,7 @@ class TfQPolicy:
         set_up(num_threads, spec)
         self.spec, self.q = spec, q
         self.epsilon: Array | float = 1.0
+        self.greedy_epsilon = 0.0
         self.follows_weights = True
         with tf.device(CPU), seeded(seed):
             self._network = make_q_network(spec, q, resolve_precision(precision, spec, CPU))
@@ -68,7 +69,8 @@ class TfQPolicy:
         q_values, self._core_state = self._advance(obs)
         if is_noisy:
             self._network.clear_noise()
-        return choose_actions(q_values, obs, 0.0 if deterministic else self.epsilon, self._rng)
+        epsilon = self.greedy_epsilon if deterministic else self.epsilon
+        return choose_actions(q_values, obs, epsilon, self._rng)
 
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]: the largest Q; the core's state is used and left as it is."""

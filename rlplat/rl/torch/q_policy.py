@@ -33,6 +33,7 @@ class TorchQPolicy:
         use_threads(num_threads, spec)
         self.spec, self.q = spec, q
         self.epsilon: Array | float = 1.0
+        self.greedy_epsilon = 0.0
         self.follows_weights = True
         self._network = make_q_network(spec, q, resolve_precision(precision, spec, torch.device("cpu")))
         self._network.requires_grad_(False)
@@ -71,7 +72,8 @@ class TorchQPolicy:
             self._network.draw_noise(self._generator)
         q_values, self._state = self._forward(obs)
         self._network.clear_noise()
-        return choose_actions(q_values, obs, 0.0 if deterministic else self.epsilon, self._rng)
+        epsilon = self.greedy_epsilon if deterministic else self.epsilon
+        return choose_actions(q_values, obs, epsilon, self._rng)
 
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]: the largest Q; the core's state is used and left as it is."""

@@ -107,6 +107,21 @@ def test_noisy_policies_explore_and_greedy_ones_do_not(policy_class: Any) -> Non
     assert {int(policy.act(obs, deterministic=True).actions[0]) for _ in range(20)} == {greedy}
 
 
+@pytest.mark.parametrize("policy_class", [NumpyQPolicy, TorchQPolicy])
+def test_a_greedy_policy_may_have_an_epsilon_of_its_own(policy_class: Any) -> None:
+    weights = weights_of(network_of(spec_of(), PLAIN)) | {EPSILON: np.ones(1, np.float32)}
+    obs = np.ones((1, 5), np.float32)
+
+    def play(greedy_epsilon: float) -> list[int]:
+        policy = policy_class(spec_of(), PLAIN, SEED)
+        policy.set_weights(weights)
+        policy.greedy_epsilon = greedy_epsilon
+        return [int(policy.act(obs, deterministic=True).actions[0]) for _ in range(40)]
+
+    assert len(set(play(0.0))) == 1
+    assert len(set(play(0.5))) > 1 and play(0.5) == play(0.5)
+
+
 def test_exploration_takes_legal_actions_only() -> None:
     rng = np.random.default_rng(0)
     q_values = np.tile(np.array([[0.0, 9.0, 1.0, 2.0]], np.float32), (4000, 1))
