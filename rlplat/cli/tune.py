@@ -169,7 +169,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
 def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> ExperimentSpec:
     """--algo and --env; the tuned config of that environment, where there is one, is what the settings change."""
     from rlplat.config import load_yaml
-    from rlplat.rl.registry import algorithm_homes, tuned_config
+    from rlplat.rl.registry import algorithm_homes, base_config
     from rlplat.tune.experiment_file import aimed, experiment_of, overlay
 
     if options.algo is None:
@@ -182,7 +182,7 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
     base = Layer({"trainable": options.algo, "config": {"env": options.env} if options.env else {}})
     if options.algo.lower() in algorithm_homes():
         base.values["trainable"] = options.algo.lower()
-        tuned = tuned_config(options.algo, options.env) if options.env else None
+        tuned = base_config(options.algo, options.env).path if options.env else None
         if tuned is not None:  # its other settings are what a trial's config is laid over (rl_config.py)
             base.values["stop"] = {"env_steps": load_yaml(tuned).values.get("stop", {}).get("env_steps")}
     if options.out:

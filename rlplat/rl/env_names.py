@@ -47,6 +47,14 @@ _ROM_BY_KEY = {rom.replace("_", ""): rom for rom in ATARI_ROMS}
 _ATARI_NAME = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9_]+?)(?:NoFrameskip|Deterministic)?(?:-v[045])?")
 _REGISTERED_ID = re.compile(r"[\w/.-]+-v\d+")
 
+_FAMILY_BY_ENTRY_POINT = {
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.classic_control": "classic",
+    "gymnasium.envs.box2d.car_racing": "",
+    "gymnasium.envs.box2d": "classic",
+}
+"""Entry-point prefix -> family; the first that fits."""
+
 _EXTRA_BY_ENTRY_POINT = {
     "gymnasium.envs.box2d": [("Box2D", "box2d", "box2d")],
     "gymnasium.envs.mujoco": [("mujoco", "mujoco", "mujoco"), ("imageio", "imageio", "mujoco")],
@@ -100,6 +108,21 @@ def atari_rom(name: str) -> str | None:
     """`Pong`, `ms_pacman`, `ALE/MsPacman-v5`, `PongNoFrameskip-v4` -> the ROM's name, or None."""
     match = _ATARI_NAME.fullmatch(name)
     return _ROM_BY_KEY.get(match["game"].replace("_", "").lower()) if match else None
+
+
+def env_family(name: str) -> str | None:
+    """`atari`, `mujoco` or `classic` (classic control and Box2D, without CarRacing's images); "" for an environment of
+    no family, None where no environment has that name."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(name)
+    entry_point = "" if spec is None else str(spec.entry_point)
+    if (spec is None or entry_point.startswith("ale_py")) and atari_rom(name) is not None:
+        return "atari"
+    for prefix, family in _FAMILY_BY_ENTRY_POINT.items():
+        if entry_point.startswith(prefix):
+            return family
+    return "" if spec is not None or ":" in name else None
 
 
 def atari_game(rom: str) -> str:

@@ -1,4 +1,4 @@
-"""Finding algorithms by name, and the tuned config of an algorithm on an environment.
+"""Finding algorithms by name, and the config of an algorithm on an environment: tuned for it, or for its family.
 
 Algorithms announce themselves in the entry-point group `rlplat.algorithms`, ours and those of other packages:
 
@@ -17,13 +17,14 @@ import sys
 import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.rl.env_names import atari_rom
+from rlplat.rl.env_names import atari_rom, env_family
 
 GROUP = "rlplat.algorithms"
+_FAMILY_NAMES = {"atari": "Atari", "mujoco": "MuJoCo", "classic": "classic-control"}
 _SOURCE_TREE = Path(__file__).resolve().parents[2]
 
 
@@ -117,14 +118,61 @@ def configs_directory() -> Path | None:
 
 def tuned_config(algo: str, env: str) -> Path | None:
     """`configs/<algo>/<env>.yaml`, whatever the case of the name; `Pong` and `ALE/Pong-v5` are one environment."""
-    directory = configs_directory()
-    if directory is None or not (directory / algo.lower()).is_dir():
+    directory = _configs_of(algo)
+    if directory is None:
         return None
     wanted = _plain_name(env)
-    for path in sorted((directory / algo.lower()).glob("*.yaml")):
-        if _plain_name(path.stem) == wanted:
+    for path in sorted(directory.glob("*.yaml")):
+        if _plain_name(path.stem) == wanted and not path.stem.startswith("_"):
             return path
     return None
+
+
+class BaseConfig(NamedTuple):
+    """What a run of an algorithm on an environment starts from, under the user's own settings."""
+
+    path: Path | None
+    """The tuned config or the family's; None: the plain defaults of the config class."""
+    note: str
+    """One line that says so; empty where there is nothing to say."""
+
+
+def base_config(algo: str, env: str) -> BaseConfig:
+    """The tuned config of this algorithm on this environment, else that of the environment's family:
+    `configs/<algo>/_atari.yaml`, `_mujoco.yaml`, `_classic.yaml` (`env_names.env_family`)."""
+    directory = _configs_of(algo)
+    if directory is None:  # an algorithm without any configs: nobody expects one
+        return BaseConfig(None, "")
+    tuned = tuned_config(algo, env)
+    if tuned is not None:
+        return BaseConfig(tuned, f"using the tuned config {shown(tuned)}")
+    family = env_family(env)
+    if family is None:  # what is wrong with the name is said where the environment is made
+        return BaseConfig(None, "")
+    path = directory / f"_{family}.yaml"
+    if family and path.is_file():
+        whose = _FAMILY_NAMES[family]
+        return BaseConfig(path, f"no tuned config for {env}: using the {whose} family's, {shown(path)}")
+    name = algo.lower()
+    reason = (
+        f"the {_FAMILY_NAMES[family]} family has none for {name}" if family else "it belongs to no family"
+    )
+    return BaseConfig(None, f"no tuned config for {env}, and {reason}: the plain defaults of {name} apply")
+
+
+def _configs_of(algo: str) -> Path | None:
+    root = configs_directory()
+    directory = root / algo.lower() if root is not None else None
+    return directory if directory is not None and directory.is_dir() else None
+
+
+def shown(path: Path) -> str:
+    """The path for people: from the current directory, or from configs/, where it is there."""
+    root = configs_directory()
+    for base, prefix in ((Path.cwd(), ""), (root, "configs")):
+        if base is not None and path.is_relative_to(base):
+            return str(Path(prefix) / path.relative_to(base))
+    return str(path)
 
 
 def _plain_name(env: str) -> str:

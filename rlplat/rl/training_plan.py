@@ -12,7 +12,9 @@ from typing import Any
 
 from rlplat.config import Layer, dump, load_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl.registry import configs_directory, load_algorithm, tuned_config
+from rlplat.rl.registry import BaseConfig, base_config, configs_directory, load_algorithm, shown
+
+_BASE_COMMENT = "# complete settings of a run that was based on "
 
 
 @dataclass
@@ -24,16 +26,20 @@ class TrainingPlan:
     """An instance of the algorithm's config class, complete."""
     notes: list[str] = field(default_factory=list)
     """One line each: what was decided for the user."""
+    base: str = ""
+    """The file in configs/ that the settings were laid over, for people; empty where there is none."""
 
     def to_yaml(self) -> str:
         """What `config.yaml` of a run holds; `plan_from_file` reads it back."""
-        return f"algo: {self.algo}\n{dump(self.config)}"
+        base = f"{_BASE_COMMENT}{self.base}\n" if self.base else ""
+        return f"algo: {self.algo}\n{base}{dump(self.config)}"
 
 
 def plan_training(
     algo: str | None, config_file: str | os.PathLike[str] | None, layers: Sequence[Layer]
 ) -> TrainingPlan:
-    """defaults < config file (given, or the tuned one of that algorithm and env) < layers (flags, arguments)."""
+    """defaults < config file (given, or the tuned one of that algorithm and env, or its family's) < layers (flags,
+    arguments)."""
     layers = list(layers)
     if config_file is not None:
         return plan_from_file(Path(config_file), layers, algo)
@@ -43,11 +49,13 @@ def plan_training(
         )
     algorithm_class = load_algorithm(algo)
     env = next((layer.values["env"] for layer in reversed(layers) if "env" in layer.values), None)
-    tuned = tuned_config(algo, env) if isinstance(env, str) else None
-    if tuned is None:
-        return TrainingPlan(algo, algorithm_class, resolve(algorithm_class.config_class, layers))
-    plan = plan_from_file(tuned, [_without_env(layer) for layer in layers], algo)
-    plan.notes.append(f"using the tuned config {_shown(tuned)}")
+    path, note = base_config(algo, env) if isinstance(env, str) else BaseConfig(None, "")
+    if path is None:
+        plan = TrainingPlan(algo, algorithm_class, resolve(algorithm_class.config_class, layers))
+    else:
+        is_tuned = not path.stem.startswith("_")
+        plan = plan_from_file(path, [_without_env(layer) for layer in layers] if is_tuned else layers, algo)
+    plan.notes += [note] if note else []
     return plan
 
 
@@ -65,7 +73,8 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     if name is None:
         raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
     algorithm_class = load_algorithm(name)
-    return TrainingPlan(name, algorithm_class, resolve(algorithm_class.config_class, [layer, *layers]))
+    config = resolve(algorithm_class.config_class, [layer, *layers])
+    return TrainingPlan(name, algorithm_class, config, base=_base(path))
 
 
 def default_directory(plan: TrainingPlan) -> Path:
@@ -91,8 +100,12 @@ def _without_env(layer: Layer) -> Layer:
     return Layer({key: value for key, value in layer.values.items() if key != "env"}, layer.origins)
 
 
-def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _base(path: Path) -> str:
+    """The file itself where it is one of configs/; of a run's config.yaml, what that says: a resumed run keeps it."""
+    root = configs_directory()
+    if root is not None and path.resolve().is_relative_to(root.resolve()):
+        return shown(path.resolve())
+    for line in path.read_text().splitlines()[:2]:
+        if line.startswith(_BASE_COMMENT):
+            return line.removeprefix(_BASE_COMMENT)
+    return ""

@@ -1,6 +1,7 @@
 """The config of a trial as the settings of an algorithm: what it means, what it needs, what is wrong with it.
 
-defaults < the tuned config of that algorithm and environment (but its `stop`, `expect`, `seed`) < the trial's config.
+defaults < the tuned config of that algorithm and environment, or its family's (but its `stop`, `expect`, `seed`) < the
+trial's config.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl.registry import load_algorithm, tuned_config
+from rlplat.rl.registry import base_config, load_algorithm, shown
 from rlplat.rl.training_plan import TrainingPlan
 
 _OF_ONE_RUN = ("algo", "stop", "expect", "seed")
@@ -35,31 +37,35 @@ def plan_trial(
     values = dict(config)
     if seed is not None and "seed" in config_class.model_fields:
         values.setdefault("seed", seed)
-    tuned, notes = _tuned_layer(algo, values)
+    tuned, path, notes = _base_layer(algo, values)
     if "num_rollout_workers" in config_class.model_fields and "num_rollout_workers" not in values:
         default = config_class.model_fields["num_rollout_workers"].default
         if tuned.values.get("num_rollout_workers", default) == 1:
             tuned.values["num_rollout_workers"] = 0
     settled = resolve(config_class, [tuned, Layer(values, dict(origins or {}))])
-    return TrainingPlan(algo, algorithm_class, settled, notes)
+    return TrainingPlan(algo, algorithm_class, settled, notes, base=shown(path) if path else "")
 
 
-def _tuned_layer(algo: str, config: Mapping[str, Any]) -> tuple[Layer, list[str]]:
+def _base_layer(algo: str, config: Mapping[str, Any]) -> tuple[Layer, Path | None, list[str]]:
+    """The tuned config of the environment, or its family's, without what is for one run: (layer, path, notes)."""
     env = config.get("env")
-    path = tuned_config(algo, env) if isinstance(env, str) else None
+    path, note = base_config(algo, env) if isinstance(env, str) else (None, "")
     if path is None:
-        return Layer(), []
+        return Layer(), None, [note] if note else []
     layer = load_yaml(path)
     values = {key: value for key, value in layer.values.items() if key not in (*_OF_ONE_RUN, "env")}
-    note = f"settings that config does not name are those of the tuned config {path.parent.name}/{path.name}"
-    return Layer(values, layer.origins), [note]
+    whose = "family" if path.stem.startswith("_") else "tuned"
+    note = (
+        f"settings that config does not name are those of the {whose} config {path.parent.name}/{path.name}"
+    )
+    return Layer(values, layer.origins), path, [note]
 
 
 def demand_of(algo: str, config: Mapping[str, Any]) -> dict[str, float]:
     """What a trial with this config takes of the cluster where `resources` does not say it: a CPU for each rollout
     worker (at least one), and the GPUs that `learner.num_gpus` names. config: may be a part; the rest is defaults."""
     fields = load_algorithm(algo).config_class.model_fields
-    tuned = _tuned_layer(algo, config)[0].values
+    tuned = _base_layer(algo, config)[0].values
     workers: Any = next(
         (source["num_rollout_workers"] for source in (config, tuned) if "num_rollout_workers" in source),
         fields["num_rollout_workers"].default if "num_rollout_workers" in fields else 0,

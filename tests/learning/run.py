@@ -1,6 +1,6 @@
 """Learning tests: train tuned configs to their `stop` and check what they `expect`.
 
-./scripts/learning-tests                                       every file in configs/ but configs/tune/
+./scripts/learning-tests                                       every file in configs/ but configs/tune/ and _families
 ./scripts/learning-tests configs/ppo/CartPole-v1.yaml --seeds 1 2 3 4 5        and mean ± deviation over the seeds
 """
 
@@ -24,8 +24,9 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def run_configs() -> list[Path]:
-    """Every file in configs/ that is one training run: the experiments of configs/tune/ are many."""
-    return sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "tune")
+    """Every file in configs/ that is one training run: the experiments of configs/tune/ are many, and a family's
+    (`_atari.yaml`) has no environment."""
+    return sorted(path for path in CONFIGS.glob("*/[!_]*.yaml") if path.parent.name != "tune")
 
 
 @dataclass(frozen=True)

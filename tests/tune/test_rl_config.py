@@ -22,7 +22,9 @@ def test_the_tuned_config_is_the_base_and_how_it_is_tested_is_not() -> None:
     assert plan.notes == [
         "settings that config does not name are those of the tuned config ppo/CartPole-v1.yaml"
     ]
-    assert plan_trial("ppo", {"env": "Acrobot-v1x"}).notes == []
+    assert (
+        plan_trial("ppo", {"env": "Acrobot-v1x"}).notes == []
+    )  # no such environment, which is said elsewhere
 
 
 @pytest.mark.parametrize(
