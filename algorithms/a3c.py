@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
 
 class A3CConfig(AlgorithmConfig):
-    """A3C's settings. Of the defaults, t_max, RMSProp's decay and the entropy bonus are the paper's for Atari; rewards are
-    not clipped, the learning rate is constant. For Atari: configs/a3c/_atari.yaml."""
+    """A3C's settings. Of the defaults, t_max, RMSProp's decay and the entropy bonus are the paper's for Atari; rewards
+    are not clipped, the learning rate is constant. For Atari: configs/a3c/_atari.yaml."""
 
     num_rollout_workers: NonNegativeInt = 2
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""

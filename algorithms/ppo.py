@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 class PPOConfig(AlgorithmConfig):
     """PPO's settings. The defaults suit small environments: the rounds of Huang et al. for Atari (8 environments x 128
     steps, 4 epochs, 4 minibatches), a constant learning rate of 3e-4 and clip range of 0.2 (Schulman et al. 2017 for
-    MuJoCo), no entropy bonus, nothing normalised or clipped. For Atari and MuJoCo: configs/ppo/_atari.yaml, _mujoco.yaml.
+    MuJoCo), no entropy bonus, nothing normalised or clipped. For Atari, MuJoCo: configs/ppo/_atari.yaml, _mujoco.yaml.
     """
 
     rollout_length: PositiveInt = 128

@@ -54,14 +54,3 @@ def ale_arguments(settings: dict[str, Any]) -> dict[str, Any]:
     arguments["life_loss_info"] = settings["episodic_life"]
     del arguments["fire_after_lost_life"]  # `VectorEnv` does that
     return arguments
-
-
-def fire_action(rom: str, settings: dict[str, Any]) -> int | None:
-    """The index of FIRE among the game's actions; None where it has no such action."""
-    import ale_py
-
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    ale = ale_py.ALEInterface()
-    ale.loadROM(ale_py.roms.get_rom_path(rom))
-    actions = ale.getLegalActionSet() if settings["full_action_space"] else ale.getMinimalActionSet()
-    return actions.index(ale_py.Action.FIRE) if ale_py.Action.FIRE in actions else None

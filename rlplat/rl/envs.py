@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
-from rlplat.rl.atari import ale_arguments, atari_settings, fire_action
+from rlplat.rl.atari import ale_arguments, atari_settings
 from rlplat.rl.env_guard import GuardedEnv, has_info_mask, is_environments_own, where
 from rlplat.rl.env_loops import AsyncLoop, SyncLoop, process_makers
 from rlplat.rl.env_names import EnvSource, resolve_env
@@ -69,7 +69,7 @@ def make_vector_env(
             step_timeout_s=step_timeout_s,
             facts=facts,
             ends_at_lost_life=settings["episodic_life"],
-            fire=fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
+            fire=_fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
             keeps_state=keep_state,
         )
     if source.kind == "registered":
@@ -183,6 +183,19 @@ def _make_atari(source: EnvSource, num_envs: int, arguments: dict[str, Any], num
         autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         **arguments,
     )
+
+
+def _fire_action(rom: str, settings: dict[str, Any]) -> int | None:
+    """The index of FIRE among the game's actions; None where it has no such action."""
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    path = ale_py.roms.get_rom_path(rom)
+    assert path is not None, rom
+    ale.loadROM(path)
+    actions = ale.getLegalActionSet() if settings["full_action_space"] else ale.getMinimalActionSet()
+    return actions.index(ale_py.Action.FIRE) if ale_py.Action.FIRE in actions else None
 
 
 def _make_async(

@@ -126,9 +126,10 @@ class VectorEnv:
         """actions: as `PolicyOutput.actions`; Discrete counts from 0, a Box is clipped to its bounds here."""
         if self._is_float_action and not np.isfinite(actions).all():
             self._refuse_actions(actions)
-        raw_actions = self._convert(actions)
+        raw_actions: Any = self._convert(actions)
         if self._fires is not None:
-            raw_actions = np.where(self._fires, self._fire, raw_actions).astype(raw_actions.dtype)
+            raw_actions = np.array(raw_actions)
+            raw_actions[self._fires] = self._fire
         self._actions = raw_actions
         self._num_steps += 1
         watchdog = self._watchdog
