@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rlplat
+from tests.runtime import specimens
 
 LENGTHS = range(17_408 - 160, 17_408 + 4)
 """float32 arrays of more than 64 KiB that end, with what stands before them, about the end of a page."""
@@ -20,6 +23,16 @@ def ramp(length: int) -> np.ndarray:
 @rlplat.remote
 def same(value: Any) -> Any:
     return value
+
+
+@rlplat.remote(num_returns=2)
+def twice(first: Any, *, second: Any) -> tuple[Any, Any]:
+    return first, second
+
+
+@rlplat.remote
+def one_by_one(*values: Any) -> Iterator[Any]:
+    yield from values
 
 
 @rlplat.remote
@@ -56,3 +69,31 @@ def test_arrays_that_end_about_the_end_of_a_page_go_everywhere_and_come_back(clu
                 np.testing.assert_array_equal(one, ramp(length))
             np.testing.assert_array_equal(swapped, ramp(length_before))
         del got, swapped, one, refs, ref, streamed, keeper, held
+
+
+@pytest.mark.parametrize("backend", ["inproc", "zmq"])
+def test_random_values_go_everywhere_and_come_back_while_others_are_held(backend: str) -> None:
+    memory = (
+        {"object_store_memory": 6 << 20} if backend == "zmq" else {}
+    )  # less than is held: some go to disk
+    rlplat.init(num_cpus=2, num_gpus=0, backend=backend, **memory)
+    try:
+        chooser, held = random.Random(7), []
+        keeper, kept = Keeper.remote(None), None
+        for _ in range(60):
+            value, other = specimens.value(chooser), specimens.value(chooser)
+            ref = rlplat.put(value)
+            held += [(ref, value), (same.remote(other), other), (same.remote(ref), value)]
+            held += zip(twice.remote(ref, second=other), [value, other], strict=True)
+            held += zip(one_by_one.remote(value, ref), [value, value], strict=True)
+            held.append((keeper.swap.remote(value), kept))
+            kept = value
+            for _ in range(6):
+                ref, sent = held.pop(chooser.randrange(len(held)))
+                specimens.assert_same(rlplat.get(ref), sent)
+        for ref, sent in held:
+            specimens.assert_same(rlplat.get(ref), sent)
+        del ref, keeper
+    finally:
+        held.clear()
+        rlplat.shutdown()

@@ -1,0 +1,106 @@
+"""Values of all sizes come and go through a store, in memory and on disk, while others are held; a dict is a model."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlplat.errors import ObjectStoreFull
+from rlplat.runtime import codec
+from rlplat.runtime.capacity import create_account
+from rlplat.runtime.messages import Segment
+from rlplat.runtime.spilling import Spiller
+from rlplat.runtime.store import Store
+from tests.runtime import specimens
+
+MB = 1 << 20
+
+
+class Play:
+    """Random uses of a creator's and a reader's store."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        create_account(str(folder), 8 * MB, 0)
+        (folder / "spill").mkdir()
+        self.folder, self.chooser = folder, random.Random(seed)
+        self.writer, self.reader = Store(str(folder), "w1"), Store(str(folder), "driver")
+        self.spiller = Spiller(self.writer, threading.Lock())
+        self.model: dict[str, tuple[Segment, object]] = {}
+        """What the segments in use hold."""
+        self.held: list[tuple[str, object]] = []
+        """(name, what was read of it): a reader that holds it keeps it from being freed."""
+
+    def write(self) -> None:
+        value = specimens.value(self.chooser)
+        packed = codec.pack(value)
+        if not packed.is_large():
+            specimens.assert_same(codec.unpack(packed.data, codec.buffers_here(packed)), value)
+            return
+        try:
+            segment = self.writer.write(packed, "driver")
+        except ObjectStoreFull:
+            self.spiller.spill(MB)
+        else:
+            assert segment.name not in self.model
+            self.model[segment.name] = segment, value
+
+    def read(self) -> None:
+        if self.model:
+            name, (segment, value) = self.chooser.choice(list(self.model.items()))
+            got = self.reader.read(segment, None)
+            specimens.assert_same(got, value)
+            self.held.append((name, got))
+
+    def free(self) -> None:
+        free = self.model.keys() - {name for name, _ in self.held}
+        if free:
+            name = self.chooser.choice(sorted(free))
+            del self.model[name]
+            self.writer.free(name)
+
+    def let_go(self) -> None:
+        if self.held:
+            self.held.pop(self.chooser.randrange(len(self.held)))
+
+    def step(self) -> None:
+        actions = {
+            self.write: 50, self.read: 12, self.free: 20, self.let_go: 15,
+            lambda: self.spiller.spill(self.chooser.randrange(1, MB)): 8,
+            self.reader.drop_mappings: 4,
+            lambda: self.writer.drop_spares(self.chooser.randrange(MB)): 3,
+        }  # fmt: skip
+        self.chooser.choices(list(actions), weights=list(actions.values()))[0]()
+
+    def check_valid(self) -> None:
+        for name, got in self.held:
+            specimens.assert_same(got, self.model[name][1])
+
+    def finish(self) -> None:
+        """Everything is still there, and then nothing is, on disk or in the account."""
+        self.check_valid()
+        for segment, value in self.model.values():
+            specimens.assert_same(self.reader.read(segment, None), value)
+        self.held.clear()
+        self.writer.free(*self.model)
+        [holding] = [each for each in self.writer.account.holdings() if each.client == "w1"]
+        assert (holding.used, holding.spilled) == (holding.spare, 0)
+        self.writer.drop_spares(1 << 60)
+        assert self.writer.account.used() == 0
+        assert sorted(os.listdir(self.folder)) == ["account", "spill"]
+        assert os.listdir(self.folder / "spill") == []
+        self.reader.close()
+        self.writer.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_held_stays_as_it_was_while_others_come_and_go(tmp_path: Path, seed: int) -> None:
+    play = Play(tmp_path, seed)
+    for step in range(500):
+        play.step()
+        if step % 50 == 0:
+            play.check_valid()
+    play.finish()
