@@ -8,6 +8,7 @@
 
     rlplat.get([square.remote(i) for i in range(4)])         # tasks, actors, object refs: Ray's verbs
     rlplat.train("ppo", env="CartPole-v1", out="runs/demo")  # what `rlplat train` does
+    action = rlplat.load("runs/demo").act(obs)               # what came of it
 
 Every name, and every public module (`rlplat.tune`, `rlplat.state`), is imported when it is first used: `import rlplat`
 itself loads next to nothing.
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rlplat import checkpoints, errors, metrics, state, tune
+    from rlplat.rl.trained_agent import load
     from rlplat.rl.training_loop import train, training_loop
     from rlplat.runtime.api import (
         ActorHandle,
@@ -69,6 +71,7 @@ _HOMES = {
         "get_current_placement_group get_placement_group nodes placement_group placement_group_table "
         "remove_placement_group"
     ),
+    "rlplat.rl.trained_agent": "load",
     "rlplat.rl.training_loop": "train training_loop",
     "rlplat.state": "timeline",
 }
@@ -97,6 +100,7 @@ __all__ = [
     "is_initialized",
     "kill",
     "list_named_actors",
+    "load",
     "map",
     "method",
     "metrics",

@@ -4,6 +4,7 @@ RlplatError
 ├── UsageError                 bad command, config, resources: exit code 2, one message, no traceback
 │   ├── ConfigError            unknown key or bad value in a config, a flag or a Python call
 │   ├── EnvNotFound            no environment of that name (with suggestions)
+│   ├── BadObservation         what a loaded agent was given to act on does not fit (also a builtin ValueError)
 │   ├── MissingExtra           an optional package is not installed (names the extra)
 │   ├── InfeasibleResources    no node could ever satisfy the demand
 │   ├── CheckpointError        a checkpoint is damaged, or belongs to something else
@@ -47,6 +48,10 @@ class ConfigError(UsageError):
 
 
 class EnvNotFound(UsageError):
+    pass
+
+
+class BadObservation(UsageError, ValueError):
     pass
 
 

@@ -42,12 +42,12 @@ def run(arguments: list[str]) -> int:
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     from rlplat.rl.evaluation import evaluation_metrics
-    from rlplat.rl.trained_agent import open_agent
+    from rlplat.rl.trained_agent import load
 
-    agent = open_agent(options.run, options.checkpoint, options.seed)
+    agent = load(options.run, options.checkpoint, seed=options.seed)
     for line in agent.warnings:
         print(f"warning: {line}", file=sys.stderr)
-    episodes = agent.play(options.episodes)
+    episodes = agent.evaluate(options.episodes)
     figures = evaluation_metrics(episodes)
     if options.json:
         report = {

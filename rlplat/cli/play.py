@@ -53,10 +53,10 @@ def run(arguments: list[str]) -> int:
     if options.out and options.out.suffix.lower() != ".mp4":
         raise ConfigError(f"--out takes an .mp4 file, not '{options.out}'")
     from rlplat.rl.evaluation import evaluation_metrics
-    from rlplat.rl.trained_agent import open_agent
+    from rlplat.rl.trained_agent import load
     from rlplat.rl.video import VideoWriter, Window
 
-    agent = open_agent(options.run, options.checkpoint, options.seed)
+    agent = load(options.run, options.checkpoint, seed=options.seed)
     for line in agent.warnings:
         print(f"warning: {line}", file=sys.stderr)
     name = agent.checkpoint.path.name

@@ -91,6 +91,10 @@ class Policy(Protocol):
         """ended: bool[B]; in these environments the next `act` begins an episode."""
         ...
 
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        """Draw from here as a new policy with this seed would."""
+        ...
+
     def get_state(self) -> dict[str, Any]:
         """The random generator's and the core's state (weights are not part of it)."""
         ...

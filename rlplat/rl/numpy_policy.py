@@ -62,6 +62,9 @@ class NumpyActorCritic:
     def reset_core(self, ended: Array) -> None:
         """Nothing is carried from step to step."""
 
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
     def get_state(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
 

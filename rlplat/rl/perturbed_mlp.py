@@ -140,7 +140,7 @@ class MLPPolicy:
         sample_actions: bool = False,
         action_noise: float = 0.0,
     ) -> None:
-        self._shape = shape
+        self.shape = shape
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._layers: Layers = []
         self._sample_actions, self._action_noise = sample_actions, action_noise
@@ -148,7 +148,7 @@ class MLPPolicy:
         self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
-        self._layers = self._shape.split(self._shape.flat(weights))
+        self._layers = self.shape.split(self.shape.flat(weights))
         self._normalize.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
@@ -157,9 +157,9 @@ class MLPPolicy:
         x = _features(self._normalize, obs)
         for index, (weight, bias) in enumerate(self._layers):
             if index:
-                x = np.tanh(x) if self._shape.is_tanh else np.maximum(x, 0.0)
+                x = np.tanh(x) if self.shape.is_tanh else np.maximum(x, 0.0)
             x = x @ weight.T + bias
-        if self._shape.is_discrete:
+        if self.shape.is_discrete:
             actions = choose(x, self._rng if self._sample_actions and not deterministic else None)
         else:
             actions = add_noise(x, self._rng, 0.0 if deterministic else self._action_noise)
@@ -173,6 +173,9 @@ class MLPPolicy:
 
     def reset_core(self, ended: Array) -> None:
         """Nothing is carried from step to step."""
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def get_state(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}

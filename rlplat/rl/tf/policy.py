@@ -87,6 +87,9 @@ class TfActorCritic:
         if self._state_size and ended.any():
             self._core_state = self._core_state * ~ended[:, None]
 
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._generator.reset_from_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
+
     def get_state(self) -> dict[str, Any]:
         return {"tf_generator": self._generator.state.numpy(), "core": self.core_state}
 

@@ -85,6 +85,9 @@ class TfQPolicy:
         if self._network.state_size and ended.any():
             self._core_state = self._core_state * ~ended[:, None]
 
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
     def get_state(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state, "core": self.core_state}
 

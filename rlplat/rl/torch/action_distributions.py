@@ -58,6 +58,11 @@ class ActionDistribution:
         # Of categorical heads, once for log_prob and entropy.
         self._log_softmax: list[Tensor | None] = [None] * len(heads)
 
+    @property
+    def params(self) -> Tensor:
+        """float32[N, P]: logits (of illegal actions MASKED_LOGIT) and means, as the heads have them side by side."""
+        return torch.cat(self._params, dim=-1)
+
     def sample(self, generator: torch.Generator) -> Tensor:
         """One draw per row."""
         return self._join([self._sample_head(i, generator) for i in range(len(self._params))])

@@ -42,7 +42,8 @@ class TorchActorCritic:
         for module in self._network.modules():
             if hasattr(module, "hold_in_compute_dtype"):
                 module.hold_in_compute_dtype()
-        self._generator = torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
+        self._generator = torch.Generator()
+        self.seed(seed)
         self._normalize = ObsNormalizer()
         self._state_size = int(getattr(self._network, "state_size", 0))
         self._state = torch.zeros(0, self._state_size)
@@ -85,6 +86,9 @@ class TorchActorCritic:
             self._state_size and ended.any() and len(self._state) == len(ended)
         ):  # else: it begins anew as it is
             self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._generator.manual_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
 
     def get_state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state().numpy().copy(), "core": self.core_state}

@@ -41,9 +41,9 @@ class TorchQPolicy:
             hold: Any = getattr(module, "hold_in_compute_dtype", None)
             if hold is not None:
                 hold()
-        numpy_seed, torch_seed = np.random.SeedSequence(seed.entropy, spawn_key=seed.spawn_key).spawn(2)
-        self._rng = np.random.Generator(np.random.PCG64(numpy_seed))
-        self._generator = torch.Generator().manual_seed(int(torch_seed.generate_state(1, np.uint64)[0]) >> 1)
+        self._rng: np.random.Generator
+        self._generator = torch.Generator()
+        self.seed(seed)
         self._state = torch.zeros(0, self._network.state_size)
 
     @property
@@ -87,6 +87,11 @@ class TorchQPolicy:
     def reset_core(self, ended: Array) -> None:
         if self._network.state_size and ended.any():
             self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        numpy_seed, torch_seed = np.random.SeedSequence(seed.entropy, spawn_key=seed.spawn_key).spawn(2)
+        self._rng = np.random.Generator(np.random.PCG64(numpy_seed))
+        self._generator.manual_seed(int(torch_seed.generate_state(1, np.uint64)[0]) >> 1)
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,123 @@
+"""A trained agent's network as one `torch.nn.Module` of raw observations: for torch programs, distillation, export.
+
+module = agent.torch_module()
+logits = module(torch.as_tensor(obs_batch))             # float32[N, P]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlplat.errors import UsageError
+from rlplat.rl.interfaces import Policy, Weights
+from rlplat.rl.normalization import CLIP, EPSILON, OBS_MEAN, OBS_VAR
+from rlplat.rl.perturbed_mlp import MLPPolicy, MLPShape
+from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.torch.action_distributions import ActionDistribution
+from rlplat.rl.torch.encoders import TensorObs
+from rlplat.rl.torch.networks import make_network
+from rlplat.rl.torch.q_network import make_q_network
+from rlplat.rl.torch.weights import load_weights
+
+
+class AgentModule(nn.Module):
+    """Normaliser and network: from raw observations to what actions are chosen by.
+
+        outputs = module(obs)                           # float32[N, P]
+        outputs, state = module(obs, state)             # with a core: state_size > 0; None where episodes begin
+
+    obs: [N, ...] as `agent.spaces.read` gives them: as the environment does where that is one array, else by path,
+    discrete leaves int64 from 0, "action_mask" bool. P: PPO, A3C: logits and means of `spec.heads` side by side
+    (illegal actions -1e8; `log_std`: float32[G], or None; of squashed actions the means before tanh). DQN: Q-values.
+    ES: logits, or the actions themselves.
+    """
+
+    mean: Tensor
+    inverse_std: Tensor
+
+    def __init__(self, network: nn.Module, kind: str, weights: Weights) -> None:
+        super().__init__()
+        self.network, self.kind = network, kind
+        self.state_size = int(getattr(network, "state_size", 0))
+        self.is_normalized = OBS_MEAN in weights
+        if self.is_normalized:
+            inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
+            self.register_buffer("mean", torch.from_numpy(np.array(weights[OBS_MEAN], np.float32)))
+            self.register_buffer("inverse_std", torch.from_numpy(inverse_std))
+
+    @property
+    def log_std(self) -> Tensor | None:
+        """float32[G]: log of the standard deviations of Gaussian heads; None where there are none."""
+        return getattr(self.network, "log_std", None)
+
+    def forward(self, obs: TensorObs, state: Tensor | None = None) -> Any:
+        if self.is_normalized:
+            assert isinstance(obs, Tensor)
+            obs = ((obs - self.mean) * self.inverse_std).clamp(-CLIP, CLIP)
+        if self.kind == "mlp":
+            return self.network(obs)
+        obs = _as_floats(obs, self.network.spec)  # type: ignore[arg-type]
+        if self.kind == "q":
+            outputs, state = self.network(obs, state)
+            outputs = self.network.q_values(outputs)  # type: ignore[operator]
+        else:
+            distribution, _, state = self.network(obs, state)
+            if not isinstance(distribution, ActionDistribution):
+                raise UsageError(
+                    f"{type(self.network).__name__} gives a distribution of its own ({type(distribution).__name__}): "
+                    "use agent.torch_module().network"
+                )
+            outputs = distribution.params
+        return (outputs, state) if self.state_size else outputs
+
+
+def agent_module(policy: Policy, weights: Weights, framework: str) -> AgentModule:
+    """policy: what acts with these weights; UsageError where it has no form in torch."""
+    if isinstance(policy, MLPPolicy):
+        return AgentModule(_mlp(policy.shape, weights), "mlp", weights)
+    spec = getattr(policy, "spec", None)
+    if not isinstance(spec, PolicySpec):
+        raise UsageError(
+            f"this agent acts by {type(policy).__name__}, which has no form in torch: use agent.act"
+        )
+    own = spec.custom or (spec.encoder if ":" in spec.encoder else "")
+    if framework == "tf" and own:
+        raise UsageError(
+            f"{own} is a TensorFlow network, which cannot become a torch module: use agent.act, or rewrite it and load "
+            "agent.weights()"
+        )
+    q = getattr(policy, "q", None)
+    network: nn.Module = make_network(spec) if q is None else make_q_network(spec, q)
+    load_weights(network, weights)
+    return AgentModule(network, "actor_critic" if q is None else "q", weights)
+
+
+def _mlp(shape: MLPShape, weights: Weights) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    names = [name.removesuffix(".weight") for name in shape.places if name.endswith(".weight")]
+    for index, name in enumerate(names):
+        if index:
+            layers.append(nn.Tanh() if shape.is_tanh else nn.ReLU())
+        num_outputs, num_inputs = weights[f"{name}.weight"].shape
+        linear = nn.Linear(num_inputs, num_outputs)
+        load_weights(linear, {part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
+        layers.append(linear)
+    return nn.Sequential(*layers)
+
+
+def _as_floats(obs: TensorObs, spec: PolicySpec) -> TensorObs:
+    """Vectors in float32, everything else as it is."""
+    if isinstance(obs, dict):
+        assert isinstance(spec.obs, dict)
+        return {path: _as_float(leaf, spec.obs[path]) for path, leaf in obs.items()}
+    assert isinstance(spec.obs, ObsSpec)
+    return _as_float(obs, spec.obs)
+
+
+def _as_float(leaf: Tensor, spec: ObsSpec) -> Tensor:
+    return leaf.float() if spec.kind == "vector" else leaf
