@@ -28,7 +28,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
 import rlplat
 from rlplat.errors import (
@@ -55,11 +55,12 @@ from rlplat.rl.returns import explained_variance, gae
 from rlplat.rl.rollout_worker import RolloutWorker
 from rlplat.rl.run_tally import RunTally
 from rlplat.rl.sample_batch import SampleBatch, episode_starts
-from rlplat.rl.schedules import Schedule, schedule_value
+from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.worker_group import RolloutWorkers
+from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,37 +72,37 @@ class A3CConfig(AlgorithmConfig):
     """A3C's settings. Of the defaults, t_max, RMSProp's decay and the entropy bonus are the paper's for Atari; rewards
     are not clipped, the learning rate is constant. For Atari: configs/a3c/_atari.yaml."""
 
-    num_rollout_workers: NonNegativeInt = 2
+    num_rollout_workers: int = Field(2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
-    rollout_length: PositiveInt = 5
+    rollout_length: Count = 5
     """t_max: steps of every environment per gradient."""
-    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    gae_lambda: Share = 1.0
     """1: n-step returns up to the fragment's end (the paper); less: generalised advantage estimation."""
 
-    num_parameter_servers: PositiveInt = 1
+    num_parameter_servers: int = Field(1, ge=1, le=1024)
     """Actors that share the parameters among them."""
-    max_staleness: NonNegativeInt = 100
+    max_staleness: CountOrZero = 100
     """A gradient on weights more than this many versions old is dropped; its worker gets fresh weights."""
-    updates_per_report: PositiveInt = 20
+    updates_per_report: Count = 20
     """Gradients of a worker between two words with the driver."""
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """The parameter server's; its statistics are shared by all workers."""
     rmsprop_decay: float = Field(0.99, ge=0.0, lt=1.0)
     """alpha of RMSProp."""
-    optimizer_epsilon: PositiveFloat = 1e-5
+    optimizer_epsilon: Epsilon = 1e-5
     """RMSProp's (the paper gives no value), or Adam's."""
     epsilon_inside_root: bool = True
     """RMSProp divides by sqrt(g + epsilon) (the paper, TensorFlow); false: by sqrt(g) + epsilon (PyTorch, so also what
     Stable-Baselines3's A2C values were tuned with). 1e-5 inside the root is a floor of 3e-3 under small gradients."""
-    learning_rate: Schedule = 7e-4
+    learning_rate: LearningRate = 7e-4
     """Step size; the paper draws it from 1e-4 to 1e-2 (log-uniform) and anneals it to 0."""
-    max_gradient_norm: PositiveFloat | None = 0.5
+    max_gradient_norm: Norm | None = 0.5
     """Gradients are scaled down to this global norm; null: they are not."""
-    value_coef: NonNegativeFloat = 0.5
+    value_coef: Coefficient = 0.5
     """Weight of the value loss, which is half the mean squared error (Stable-Baselines3's vf_coef weighs all of it: its
     0.5 is 1.0 here)."""
-    entropy_coef: Schedule = 0.01
+    entropy_coef: EntropyCoef = 0.01
     """beta: weight of the entropy bonus."""
 
     clip_rewards: bool = False

@@ -30,11 +30,11 @@ import math
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import psutil
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 import rlplat
 from rlplat.errors import (
@@ -63,18 +63,22 @@ from rlplat.rl.registry import load_class
 from rlplat.rl.replay_buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
 from rlplat.rl.replay_shard import ReplayShard
 from rlplat.rl.run_tally import RunTally
-from rlplat.rl.schedules import LinearSchedule, Schedule, schedule_value
+from rlplat.rl.schedules import LinearSchedule, ScheduledShare, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
 from rlplat.rl.transition_batch import TransitionBatch
 from rlplat.rl.transition_worker import TransitionWorker
 from rlplat.rl.worker_group import RolloutWorkers
+from rlplat.section import Count, Epsilon, Norm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle, ObjectRef
     from rlplat.rl.torch.encoders import TensorObs
+
+
+AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
 class QPolicyConfig(PolicyConfig):
@@ -99,28 +103,28 @@ class DQNConfig(AlgorithmConfig):
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
-    num_envs_per_worker: PositiveInt = 1
+    num_envs_per_worker: int = Field(1, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
-    rollout_length: PositiveInt = 16
+    rollout_length: Count = 16
     """T: steps of every environment per fragment (synchronous: per round)."""
 
-    env_steps_per_update: PositiveFloat = 4.0
+    env_steps_per_update: float = Field(4.0, gt=0.0, le=1e9)
     """Env steps for each gradient step."""
-    batch_size: PositiveInt = 32
+    batch_size: Count = 32
     """Transitions (with a core: sequences) per gradient step."""
-    learning_starts: int = Field(1_000, ge=1)
+    learning_starts: Count = 1_000
     """Env steps before the first gradient step."""
-    target_period: PositiveInt = 1_000
+    target_period: Count = 1_000
     """Gradient steps between updates of the target network."""
     target_tau: float = Field(1.0, gt=0.0, le=1.0)
     """What the target network then takes over: 1 copies; small, with target_period 1, is Polyak averaging."""
     loss: Literal["huber", "mse"] = "huber"
     """Of the temporal-difference error; distributional losses have their own."""
-    adam_epsilon: PositiveFloat = 1e-8
+    adam_epsilon: Epsilon = 1e-8
     """Adam's epsilon; 1.5e-4 in Rainbow."""
-    max_gradient_norm: PositiveFloat | None = 10.0
+    max_gradient_norm: Norm | None = 10.0
     """Gradients are scaled down to this global norm; null: they are not."""
-    epsilon: Schedule = LinearSchedule(start=1.0, end=0.05, until=0.1)
+    epsilon: ScheduledShare = LinearSchedule(start=1.0, end=0.05, until=0.1)
     """Share of random actions; asynchronous: 0.4^(1 + 7 i / (N - 1)) in environment i of N instead."""
     clip_rewards: bool = False
     """Learn from the sign of rewards; metrics stay raw."""
@@ -129,20 +133,20 @@ class DQNConfig(AlgorithmConfig):
     """The online network chooses the next action, the target network values it."""
     dueling: bool = False
     """Heads for V and A: Q = V + A - mean(A)."""
-    n_step: PositiveInt = 1
+    n_step: int = Field(1, ge=1, le=10_000)
     """Rewards that are summed before the bootstrap."""
     distributional: Literal["none", "c51", "qr"] = "none"
     """Learn the distribution of returns: on fixed atoms, or by quantiles."""
-    num_atoms: int = Field(51, ge=2)
+    num_atoms: int = Field(51, ge=2, le=100_000)
     """Atoms or quantiles; 51 in C51, 200 in QR-DQN."""
-    value_range: tuple[float, float] = (-10.0, 10.0)
+    value_range: tuple[AtomValue, AtomValue] = (-10.0, 10.0)
     """C51: returns of the first and the last atom."""
     noisy: bool = False
     """Noise in the heads' weights explores; set epsilon to 0 with it."""
-    head_hidden_size: int = Field(0, ge=0)
+    head_hidden_size: int = Field(0, ge=0, le=1_000_000)
     """Width of a hidden layer in each head, 0: none; Rainbow's CNN has 512."""
 
-    replay_capacity: PositiveInt = 100_000
+    replay_capacity: Count = 100_000
     """Steps that the replay holds."""
     frame_stacks: bool = True
     """Keep each frame of an image stack [C, H, W] once; false where channels are no frames in time (3 never are)."""
@@ -150,23 +154,23 @@ class DQNConfig(AlgorithmConfig):
     """Draw in proportion to the error."""
     priority_alpha: float = Field(0.6, gt=0.0, le=1.0)
     """Priorities are |error|^alpha."""
-    importance_beta: Schedule = LinearSchedule(start=0.4, end=1.0)
+    importance_beta: ScheduledShare = LinearSchedule(start=0.4, end=1.0)
     """How much of the bias of prioritised draws importance weights take back."""
     save_replay: bool = True
     """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
 
-    burn_in: int = Field(20, ge=0)
+    burn_in: int = Field(20, ge=0, le=1_000_000)
     """With a core: steps that warm its state up before those that are learnt from."""
-    unroll_length: int = Field(20, ge=2)
+    unroll_length: int = Field(20, ge=2, le=1_000_000)
     """With a core: steps of a sequence that are learnt from; sequences overlap by half."""
 
     asynchronous: bool = False
     """Ape-X: actors that do not wait for each other; not reproducible."""
-    num_replay_shards: PositiveInt = 1
+    num_replay_shards: int = Field(1, ge=1, le=1024)
     """asynchronous: actors that share the replay."""
-    updates_per_call: PositiveInt = 8
+    updates_per_call: Count = 8
     """asynchronous: gradient steps per message to the learner, after which it publishes its weights."""
-    ratio_slack: NonNegativeFloat = 2_000.0
+    ratio_slack: float = Field(2_000.0, ge=0.0, le=1e12)
     """asynchronous: env steps that rollout workers, or the learner, may be ahead of env_steps_per_update (never less
     than what is under way at any time)."""
 

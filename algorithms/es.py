@@ -37,7 +37,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
@@ -53,10 +53,11 @@ from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policy_spec import cpu_share
 from rlplat.rl.run_tally import RunTally
-from rlplat.rl.schedules import Schedule, schedule_value
+from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.tree_reduction import reduce_in_tasks, reduce_pairs
 from rlplat.rl.worker_group import RolloutWorkers
+from rlplat.section import Coefficient, Count, Epsilon, Share
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -65,44 +66,44 @@ if TYPE_CHECKING:
 class ESConfig(AlgorithmConfig):
     """ES's settings. `discount`, `learner` and most of `policy` (all but hidden_sizes and activation) are not used."""
 
-    population_size: PositiveInt = 64
+    population_size: Count = 64
     """n: noise vectors per update; each is tried with both signs."""
-    episodes_per_perturbation: PositiveInt = 1
+    episodes_per_perturbation: Count = 1
     """Episodes whose mean return is one perturbation's."""
-    noise_std: PositiveFloat = 0.05
+    noise_std: float = Field(0.05, gt=0.0, le=1000.0)
     """sigma: deviation of the perturbations, in the parameters' own units."""
-    noise_table_size: PositiveInt = 25_000_000
+    noise_table_size: Count = 25_000_000
     """Floats of noise, 4 bytes each, drawn once; a hundred times the parameters and more."""
     return_shaping: Literal["centered_ranks", "standardize", "none"] = "centered_ranks"
     """What the update sees of the returns: their ranks in [-0.5, 0.5], mean 0 and deviation 1, or themselves."""
 
-    learning_rate: Schedule = 0.02
+    learning_rate: LearningRate = 0.02
     """Step size of the optimizer."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum."""
     momentum: float = Field(0.9, ge=0.0, lt=1.0)
     """Of SGD."""
-    adam_epsilon: PositiveFloat = 1e-8
+    adam_epsilon: Epsilon = 1e-8
     """Of Adam."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Coefficient = 0.0
     """L2: so much of the parameters is added to the descent direction, before the optimizer."""
 
     normalize_observations: bool = True
     """Subtract the mean, divide by the deviation of the observations gathered so far, clip to +-10."""
-    obs_gathering_probability: float = Field(0.1, ge=0.0, le=1.0)
+    obs_gathering_probability: Share = 0.1
     """Share of the episodes whose observations are gathered for that."""
     linear_policy: bool = False
     """No hidden layers, zeros to start from; policy.hidden_sizes is not used."""
     sample_actions: bool = False
     """Discrete actions: draw them from softmax(outputs); false: the largest output."""
-    action_noise: NonNegativeFloat = 0.0
+    action_noise: Coefficient = 0.0
     """Box actions: deviation of Gaussian noise on them."""
-    max_episode_steps: PositiveInt | None = None
+    max_episode_steps: Count | None = None
     """Count an episode up to here and no further; null: as the environment ends it."""
-    unperturbed_share: float = Field(0.0, ge=0.0, le=1.0)
+    unperturbed_share: Share = 0.0
     """Further episodes with the weights as they are, per perturbed one: `es/unperturbed_return_mean`."""
 
-    num_envs_per_worker: PositiveInt = 32
+    num_envs_per_worker: int = Field(32, ge=1, le=100_000)
     """Perturbations that a rollout worker plays side by side."""
     reduce_fan_in: Literal[2, 4, 8, 16, 32, 64] = 16
     """Answers of more workers than this are combined in a tree of tasks, so many at a time."""

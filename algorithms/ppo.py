@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
@@ -51,10 +51,11 @@ from rlplat.rl.returns import explained_variance, gae
 from rlplat.rl.rollout_worker import RolloutWorker
 from rlplat.rl.run_tally import RunTally
 from rlplat.rl.sample_batch import SampleBatch, episode_starts, join_envs
-from rlplat.rl.schedules import Schedule, schedule_value
+from rlplat.rl.schedules import ClipRange, EntropyCoef, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.worker_group import RolloutWorkers
+from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,31 +70,31 @@ class PPOConfig(AlgorithmConfig):
     MuJoCo), no entropy bonus, nothing normalised or clipped. For Atari, MuJoCo: configs/ppo/_atari.yaml, _mujoco.yaml.
     """
 
-    rollout_length: PositiveInt = 128
+    rollout_length: Count = 128
     """T: steps of every environment per round."""
-    num_epochs: PositiveInt = 4
+    num_epochs: Count = 4
     """Passes over each round's samples."""
-    minibatch_size: PositiveInt = 256
+    minibatch_size: Count = 256
     """Samples per gradient step; a round is cut into equal parts of about this size."""
-    gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
+    gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation (c5): 0 trusts the critic alone, 1 the rewards alone."""
 
-    clip_range: Schedule = 0.2
+    clip_range: ClipRange = 0.2
     """epsilon: how far the probability ratio may move from 1 before its gradient is cut."""
     clip_value_loss: bool = False
     """Clip the value's move by `clip_range` as well (c9)."""
-    value_coef: NonNegativeFloat = 0.5
+    value_coef: Coefficient = 0.5
     """Weight of the value loss, which is half the mean squared error, as in CleanRL (c10); Stable-Baselines3's vf_coef
     weighs all of it."""
-    entropy_coef: Schedule = 0.0
+    entropy_coef: EntropyCoef = 0.0
     """Weight of the entropy bonus (c10)."""
     normalize_advantages: bool = True
     """Mean 0 and deviation 1 within each minibatch (c7)."""
-    max_gradient_norm: PositiveFloat | None = 0.5
+    max_gradient_norm: Norm | None = 0.5
     """Gradients are scaled down to this global norm (c11); null: they are not."""
-    adam_epsilon: PositiveFloat = 1e-5
+    adam_epsilon: Epsilon = 1e-5
     """Adam's epsilon (c3; torch's own default is 1e-8)."""
-    target_kl: PositiveFloat | None = None
+    target_kl: Norm | None = None
     """End a round's update after the epoch in which approx_kl exceeds this (c12); null: never."""
 
     clip_rewards: bool = False

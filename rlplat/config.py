@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplat.config_sources import (
+    BARE,
     KeyPath,
     Layer,
     layer_from_arguments,
@@ -26,6 +27,7 @@ from rlplat.config_sources import (
     parse_yaml,
 )
 from rlplat.errors import ConfigError
+from rlplat.setting_types import accepts_bool, takes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,11 +53,11 @@ def resolve(model: type[Model], layers: Sequence[Layer]) -> Model:
 
     merged = merge([_with_field_names(model, layer) for layer in layers])
     complaints: list[tuple[KeyPath, str]] = []
-    _drop_unknown(model, merged, merged.values, (), complaints)
+    _check_keys(model, merged, merged.values, (), complaints)
     try:
         config = model.model_validate(merged.values)
     except ValidationError as error:
-        complaints += _complaints_of(error, merged)
+        complaints += _complaints_of(error, merged, model)
     else:
         if not complaints:
             return config
@@ -89,6 +91,14 @@ def nested_model(annotation: Any) -> type[BaseModel] | None:
             if found := nested_model(option):
                 return found
     return None
+
+
+def takes_value(model: type[BaseModel], key: str) -> bool:
+    """Whether the flag of this dotted key needs a value after it: not so for true or false, nor for an unknown key."""
+    _, info = owner_and_field(model, tuple(key.split(".")))
+    if info is None:
+        return False
+    return info.annotation is Any or not accepts_bool(info.annotation)  # Any: an argument of the environment
 
 
 def key_names(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -138,7 +148,7 @@ def _aliases(info: Any) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)]
 
 
-def _drop_unknown(
+def _check_keys(
     model: type[BaseModel],
     merged: Layer,
     values: dict[str, Any],
@@ -146,6 +156,7 @@ def _drop_unknown(
     complaints: list[tuple[KeyPath, str]],
     root: type[BaseModel] | None = None,
 ) -> None:
+    """Take out unknown keys and flags that lack their value, with a complaint each; a switch alone means true."""
     root = root or model
     fields = _fields_by_key(model)
     for key in list(values):
@@ -154,56 +165,92 @@ def _drop_unknown(
             del values[key]
             hint = _hint(here, fields, root)
             complaints.append((here, f"unknown key '{'.'.join(here)}'{_where(here, merged)}{hint}"))
+        elif values[key] is BARE and not accepts_bool(fields[key].annotation):
+            del values[key]
+            complaints.append((here, f"{merged.origins[here]} needs a value: {takes(fields[key])}"))
         elif (inner := nested_model(fields[key].annotation)) and isinstance(values[key], dict):
-            _drop_unknown(inner, merged, values[key], here, complaints, root)
+            _check_keys(inner, merged, values[key], here, complaints, root)
+        else:
+            values[key] = _switched_on(values[key])
+
+
+def _switched_on(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _switched_on(inner) for key, inner in value.items()}
+    return True if value is BARE else value
 
 
 def _hint(path: KeyPath, siblings: Iterable[str], root: type[BaseModel]) -> str:
-    """The nearest name among the siblings, else the same last name elsewhere (`encoder` -> `policy.encoder`)."""
+    """The same last name elsewhere (`encoder` -> `policy.encoder`), else what another library's name is called here,
+    else the nearest name among the siblings, else anywhere."""
     word, parent = path[-1], ".".join(path[:-1])
     everywhere = key_names(root)
-    same_name = [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
-    if same_name:
-        return f"; did you mean '{same_name[0]}'?"
+    elsewhere: Mapping[str, tuple[str, ...]] = getattr(root, "names_elsewhere", {})
+    same = [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
+    same += [name for name in elsewhere.get(word.lower(), ()) if name in everywhere]
+    if same:
+        return f"; did you mean '{same[0]}'?"
     return closest(".".join(path), [f"{parent}.{name}" if parent else name for name in siblings]) or closest(
         ".".join(path), everywhere
     )
 
 
-def _complaints_of(error: Any, merged: Layer) -> list[tuple[KeyPath, str]]:
-    """pydantic's errors by key; the members of a union that all refused one value are joined by `or`."""
-    wanted: dict[KeyPath, list[str]] = {}
-    inputs: dict[KeyPath, Any] = {}
+def _complaints_of(error: Any, merged: Layer, model: type[BaseModel]) -> list[tuple[KeyPath, str]]:
+    """pydantic's errors, one complaint for each key; where a validator of ours speaks, its own words."""
+    complaints: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
         path = _known_prefix(item["loc"], merged.values)
-        if item["type"] == "missing":
-            missing = tuple(str(part) for part in item["loc"])
-            wanted[missing] = ["missing"]
-            continue
-        message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        message = message.replace("Input should be", "must be", 1)
-        if message not in wanted.setdefault(path, []):
-            wanted[path].append(message)
-        inputs.setdefault(path, _value_at(merged.values, path))
-    complaints = []
-    for path, messages in wanted.items():
         name = ".".join(path)
-        if messages == ["missing"]:
-            complaints.append(
-                (path, f"'{name}' is not set and has no default: give --{name.replace('_', '-')} VALUE")
-            )
+        said = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if item["type"] == "missing" and isinstance(item["loc"][-1], str):
+            path = (*path, str(item["loc"][-1]))
+            flag = ".".join(path).replace("_", "-")
+            complaints[path] = f"'{'.'.join(path)}' is not set and has no default: give --{flag} VALUE"
+        elif item["type"] == "extra_forbidden":
+            hint = closest(path[-1], _fields_by_key(owner_and_field(model, path)[0]))
+            complaints[path] = f"unknown key '{name}'{_where(path, merged)}{hint}"
         elif not path:
-            complaints.append((path, " or ".join(messages)))
+            complaints[path] = said
         else:
-            allowed = " or ".join(messages)
-            complaints.append(
-                (path, f"bad value for '{name}'{_where(path, merged)}: {_short(inputs[path])} ({allowed})")
-            )
-    return complaints
+            is_ours = item["type"] in ("value_error", "assertion_error")
+            allowed = said if is_ours else f"must be {takes(owner_and_field(model, path)[1])}"
+            value = _short(_value_at(merged.values, path))
+            complaints[path] = f"bad value for '{name}'{_where(path, merged)}: {value} ({allowed})"
+    # Of a value with keys the union's other members complain as well, one level higher.
+    return [
+        (path, text)
+        for path, text in complaints.items()
+        if not any(len(other) > len(path) > 0 and other[: len(path)] == path for other in complaints)
+    ]
+
+
+def owner_and_field(model: type[BaseModel], path: KeyPath) -> tuple[type[BaseModel], Any]:
+    """The innermost model on a path of keys, and the field there, or the member of a field that is a dict."""
+    from pydantic.fields import FieldInfo
+
+    info: Any = None
+    keys = iter(path)
+    for key in keys:
+        found = _fields_by_key(model).get(key)
+        if found is None:
+            break
+        info, inner = found, nested_model(found.annotation)
+        if inner is None and (member := _member_type(found.annotation)) is not None and next(keys, None):
+            info, inner = FieldInfo.from_annotation(member), nested_model(member)
+        if inner is None:
+            break
+        model = inner
+    return model, info
+
+
+def _member_type(annotation: Any) -> Any:
+    """`V` of dict[str, V], also within a union."""
+    options = typing.get_args(annotation) if typing.get_origin(annotation) is not dict else [annotation]
+    return next((typing.get_args(each)[1] for each in options if typing.get_origin(each) is dict), None)
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -211,10 +258,9 @@ def _known_prefix(location: Sequence[Any], values: Any) -> KeyPath:
     """pydantic's location without the parts that are no keys (names of union members, list positions)."""
     path: list[str] = []
     for part in location:
-        if not isinstance(values, Mapping) or part not in values:
-            break
-        path.append(str(part))
-        values = values[part]
+        if isinstance(values, Mapping) and part in values:
+            path.append(str(part))
+            values = values[part]
     return tuple(path)
 
 

@@ -36,6 +36,16 @@ _WORDS: dict[str, Any] = {
 }
 
 
+class _Bare:
+    """The value of a flag that stands alone (`--deterministic`): true where a setting takes true."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+BARE = _Bare()
+
+
 @dataclass
 class Layer:
     """One source of settings: nested dicts with text keys, and where each key was written."""
@@ -93,12 +103,12 @@ def parse_scalar(text: str) -> Any:
     return text if reader.complaints else value
 
 
-def layer_from_flags(pairs: Iterable[tuple[str, str]], *, prefix: str = "--") -> Layer:
-    """[("stop.env-steps", "200000")] -> one layer; dashes in keys are underscores."""
+def layer_from_flags(pairs: Iterable[tuple[str, str | None]], *, prefix: str = "--") -> Layer:
+    """[("stop.env-steps", "200000")] -> one layer; dashes in keys are underscores; None: a flag without a value."""
     layer = Layer()
     for key, text in pairs:
         path = tuple(part.replace("-", "_") for part in key.split("."))
-        put(layer, path, parse_scalar(text), f"{prefix}{key}")
+        put(layer, path, BARE if text is None else parse_scalar(text), f"{prefix}{key}")
     return layer
 
 

@@ -16,6 +16,8 @@ COMMANDS = {
     "evaluate": "play episodes with a trained agent and report its returns",
     "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
+    "configs": "list the configs that come with rlplat",
+    "settings": "all settings of an algorithm: type, default, meaning",
     "runs": "list the runs with their last figures",
     "status": "what a running cluster has, does and waits for",
     "list": "its tasks, actors, objects, nodes, workers, placement groups",
@@ -38,6 +40,8 @@ commands:
 examples:
   rlplat train --algo ppo --env CartPole-v1        train; the tuned config of that env is used if there is one
   rlplat train --algo ppo --env Pong --set learning_rate=3e-4 --stop.env-steps 2000000
+  rlplat train ppo/LunarLander-v3                  a config that comes with rlplat; `rlplat configs` lists them
+  rlplat settings ppo --env LunarLander-v3         what can be set, and what that config sets
   rlplat train --resume runs/ppo-Pong-20261121-0915
   rlplat evaluate runs/demo --episodes 20
   rlplat tune configs/tune/ppo-cartpole.yaml       many trials: which settings are best?

@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     parser = build_parser()
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
-    settings = layer_from_flags(flags).values
+    settings = layer_from_flags([(key, "true" if text is None else text) for key, text in flags]).values
     env_kwargs = settings.pop("env_kwargs", {})
     if settings or not isinstance(env_kwargs, dict):
         unknown = next(iter(settings), "env_kwargs").replace("_", "-")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rlplat.config import Layer, layer_from_flags
+from rlplat.config_sources import put
 from rlplat.errors import ConfigError
 
 _EPILOG = """\
@@ -35,7 +37,10 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG.yaml", help="a run's settings, e.g. configs/ppo/Pong.yaml"
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="a run's settings: a YAML file, or a shipped config such as ppo/Pong (rlplat configs lists them)",
     )
     parser.add_argument(
         "--algo", metavar="NAME", help="the algorithm: ppo, a3c, dqn, es, or pkg.module:Class"
@@ -77,9 +82,10 @@ def run(arguments: list[str]) -> int:
     from rlplat.rl.training_loop import stop_rules, train
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
-    given.append(("policy.custom", options.policy))
-    pairs = [(name, text) for name, text in given if text is not None] + flags
-    layers = [layer_from_flags(pairs), settings_layer(options.set)]
+    named = layer_from_flags([*((name, text) for name, text in given if text is not None), *flags])
+    if options.policy is not None:
+        put(named, ("policy", "custom"), options.policy, "--policy")
+    layers = [named, settings_layer(options.set)]
     trained = train(options.algo, config=options.config, out=options.out, resume=options.resume, flags=layers)
     if trained.num_iterations == 0:
         rules = stop_rules(trained.config)
@@ -119,14 +125,15 @@ def settings_layer(items: Sequence[str]) -> Layer:
 
 def split_setting_flags(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Take the flags that are settings (`--stop.env-steps 200000`, `--deterministic`) out of the arguments.
+) -> tuple[list[str], list[tuple[str, str | None]]]:
+    """Take the flags that are settings (`--stop.env-steps 200000`) out of the arguments; None for one that stands
+    alone (`--deterministic`).
 
     argparse cannot know them and would take their values for the config file.
     """
     options = parser._option_string_actions
     known: list[str] = []
-    flags: list[tuple[str, str]] = []
+    flags: list[tuple[str, str | None]] = []
     position = 0
     while position < len(arguments):
         argument = arguments[position]
@@ -135,11 +142,27 @@ def split_setting_flags(
         if not name.startswith("--") or name == "--" or name in options:
             known.append(argument)
             continue
-        if not equals:
-            following = arguments[position] if position < len(arguments) else "--"
-            if following.startswith("--"):
-                text = "true"  # a switch
-            else:
-                text, position = following, position + 1
-        flags.append((name.removeprefix("--"), text))
+        key, value = name.removeprefix("--"), text if equals else None
+        if not equals and position < len(arguments):
+            following = arguments[position]
+            if not following.startswith("--") and not _is_config_after_switch(key, following, arguments):
+                value, position = following, position + 1
+        flags.append((key, value))
     return known, flags
+
+
+def _is_config_after_switch(key: str, following: str, arguments: Sequence[str]) -> bool:
+    """Whether `--deterministic configs/ppo/Pong.yaml` is a switch and the config file, not a setting and its value."""
+    from rlplat.rl.registry import find_config
+
+    path = find_config(following)
+    if path is None or not path.is_file() or path.suffix not in (".yaml", ".yml"):
+        return False
+    from rlplat.config import takes_value
+    from rlplat.rl.registry import load_algorithm
+    from rlplat.rl.training_plan import algorithm_of_file
+
+    given = [after for flag, after in pairwise(arguments) if flag == "--algo"]
+    given += [each.removeprefix("--algo=") for each in arguments if each.startswith("--algo=")]
+    algo = given[0] if given else algorithm_of_file(path)
+    return algo is not None and not takes_value(load_algorithm(algo).config_class, key.replace("-", "_"))

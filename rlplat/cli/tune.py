@@ -136,6 +136,7 @@ def run(arguments: list[str]) -> int:
 def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
     """The experiments of the command line, not checked yet."""
     from rlplat.cli.train import settings_layer
+    from rlplat.rl.registry import require_config
     from rlplat.tune.experiment_file import SAVED_AS, load_experiments
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
@@ -163,7 +164,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
         raise ConfigError(f"--resume: there is no experiment in {path}")
     if options.out:
         settings.append(layer_from_flags([("out", options.out)]))
-    return load_experiments(path, settings, options.only)
+    return load_experiments(require_config(path), settings, options.only)
 
 
 def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> ExperimentSpec:

@@ -6,32 +6,23 @@ config = config.model_copy(update={"seed": 2})
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PlainValidator,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AliasChoices, Field, PlainValidator
 
 from rlplat.errors import ConfigError
 from rlplat.rl.env_objects import env_name
-from rlplat.rl.schedules import Schedule
+from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
+from rlplat.rl.schedules import LearningRate
+from rlplat.section import Count, CountOrZero, Seconds, Section, Share
+from rlplat.setting_types import Words
 
-
-class Section(BaseModel):
-    """A group of settings: unknown keys are errors, values are not changed after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-ClassPath = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
+ClassPath = Annotated[
+    str, Field(pattern=r"^[^:]+:[^:]+$"), Words("the name of a class, pkg.mod:Class or ./file.py:Class")
+]
 """pkg.mod:Class or ./file.py:Class"""
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Numbers side by side in a layer."""
 
 
 class PolicyConfig(Section):
@@ -39,7 +30,7 @@ class PolicyConfig(Section):
 
     encoder: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] | ClassPath = "auto"
     """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for uint8 images, else mlp."""
-    hidden_sizes: list[PositiveInt] = Field([64, 64], min_length=1)
+    hidden_sizes: list[Width] = Field([64, 64], min_length=1)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Non-linearity of the MLP."""
@@ -47,34 +38,34 @@ class PolicyConfig(Section):
     """One encoder for policy and value; auto: shared for images, separate for MLPs."""
     orthogonal_init: bool = True
     """Orthogonal initialisation with small policy head; false: the framework's own."""
-    initial_log_std: float = 0.0
+    initial_log_std: float = Field(0.0, ge=-20.0, le=10.0)
     """Box actions: log of the standard deviation at the start, one parameter per dimension."""
     squash_actions: bool = False
     """Box actions: squash the Gaussian into the bounds by tanh; false: actions beyond them are clipped."""
     core: Literal["none", "lstm", "gru", "attention"] = "none"
     """What remembers earlier steps of the episode, between encoder and heads."""
-    core_size: PositiveInt = 128
+    core_size: Width = 128
     """Width of the core."""
-    attention_window: PositiveInt = 32
+    attention_window: Width = 32
     """Steps back that the attention core sees."""
-    attention_heads: PositiveInt = 4
+    attention_heads: Width = 4
     """Heads of the attention core; they divide core_size."""
-    custom: str = Field("", pattern=r"^$|^[^:]+:[^:]+$")
+    custom: Literal[""] | ClassPath = ""
     """pkg.mod:Class or ./file.py:Class of a network of your own (docs/custom-policy.md); --policy sets this."""
 
 
 class LearnerConfig(Section):
     """Where and how the update computes."""
 
-    num_gpus: Literal["auto"] | NonNegativeFloat = "auto"
+    num_gpus: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1024.0)] = "auto"
     """GPUs that the learner is given; auto: one for an image encoder if the cluster has one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU for an image encoder if the learner has one, else the CPU (faster for an MLP)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of image encoders; auto: bfloat16 where the hardware has it. Weights are float32 always."""
-    num_threads: int = Field(0, ge=0)
+    num_threads: int = Field(0, ge=0, le=4096)
     """CPU threads of an update; 0: one for an MLP, all for images."""
-    num_learners: PositiveInt = 1
+    num_learners: int = Field(1, ge=1, le=1024)
     """PPO: processes that share every minibatch and sum their gradients (torch.distributed). With a core they compute
     what one learner would only while every minibatch has a fragment for each."""
 
@@ -82,28 +73,28 @@ class LearnerConfig(Section):
 class EvaluationConfig(Section):
     """Episodes played between updates with frozen weights, on raw rewards, in environments of their own."""
 
-    period: int = Field(0, ge=0)
+    period: CountOrZero = 0
     """Env steps between evaluations; 0: only at the end."""
-    episodes: PositiveInt = 20
+    episodes: Count = 20
     """Episodes per evaluation."""
-    num_envs: PositiveInt = 8
+    num_envs: int = Field(8, ge=1, le=100_000)
     """Environments side by side."""
     deterministic: bool = True
     """Take the most likely action; false: sample as in training."""
-    video_period: int = Field(0, ge=0)
+    video_period: CountOrZero = 0
     """Every how many evaluations an episode is filmed to videos/ (extra: video), the last one always; 0: never."""
 
 
 class StopConfig(Section):
     """The run ends when the first of these is reached."""
 
-    env_steps: PositiveInt = 1_000_000
+    env_steps: Count = 1_000_000
     """Agent decisions over all environments; schedules run from 0 to here."""
     episode_return_mean: float | None = Field(
         None, validation_alias=AliasChoices("episode_return_mean", "episode_return")
     )
     """Mean raw return of the last 100 training episodes (needs 100 of them)."""
-    wall_s: PositiveFloat | None = None
+    wall_s: Seconds | None = None
     """Seconds."""
 
 
@@ -133,37 +124,39 @@ else:
 class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
+    names_elsewhere: ClassVar = NAMES_ELSEWHERE
+
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the environment's constructor."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**64 - 1)
     """Root of all random numbers of the run: same seed, same config, same curve."""
     framework: Literal["torch", "tf"] = "torch"
     """Deep-learning framework of the learner."""
     deterministic: bool = False
     """Ask the framework for bit-reproducible kernels (on a CPU they are anyway, at a given number of threads)."""
 
-    num_rollout_workers: int = Field(1, ge=0)
+    num_rollout_workers: int = Field(1, ge=0, le=10_000)
     """Processes that step environments; 0: everything in this process, for debuggers."""
-    num_envs_per_worker: PositiveInt = 8
+    num_envs_per_worker: int = Field(8, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
-    max_worker_restarts: int = Field(3, ge=0)
+    max_worker_restarts: CountOrZero = 3
     """Replacements of one rollout worker within 60 s before the run gives up."""
     on_env_error: Literal["fail", "restart"] = "fail"
     """When an environment raises: end the run, or replace the rollout worker and go on."""
     non_finite: Literal["stop", "skip"] = "stop"
     """NaN or infinity in an update: end the run, or leave that minibatch out."""
 
-    learning_rate: Schedule = 3e-4
+    learning_rate: LearningRate = 3e-4
     """Adam's step size."""
-    discount: float = Field(0.99, ge=0.0, le=1.0)
+    discount: Share = 0.99
     """gamma: what a reward one step later is worth."""
 
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    checkpoint_period: int = Field(0, ge=0)
+    checkpoint_period: CountOrZero = 0
     """Env steps between checkpoints; 0: only at the end."""
     stop: StopConfig = Field(default_factory=StopConfig)
     expect: ExpectConfig = Field(default_factory=ExpectConfig)

@@ -116,6 +116,44 @@ def configs_directory() -> Path | None:
     return _SOURCE_TREE / "configs" if is_source_tree else None
 
 
+def shipped_configs() -> list[str]:
+    """`ppo/CartPole-v1`, `tune/ppo-cartpole`, ...: the names of the configs that come with rlplat."""
+    directory = configs_directory()
+    found = directory.glob("*/[!_]*.yaml") if directory else []
+    return sorted(f"{path.parent.name}/{path.stem}" for path in found)
+
+
+def find_config(name: str | os.PathLike[str]) -> Path | None:
+    """What the user has under this name; else the shipped config `configs/ppo/Pong.yaml`, or `ppo/Pong` for short."""
+    path, directory = Path(name), configs_directory()
+    if path.exists():
+        return path
+    if directory is None or path.is_absolute() or ".." in path.parts:
+        return None
+    inner = str(path).removeprefix("configs/")
+    shipped = directory / inner
+    if shipped.suffix in (".yaml", ".yml"):
+        return shipped if shipped.is_file() else None
+    algo, slash, env = inner.partition("/")
+    if algo == "tune":
+        return shipped if (shipped := directory / f"{inner}.yaml").is_file() else None
+    return tuned_config(algo, env) if slash else None
+
+
+def require_config(name: str | os.PathLike[str]) -> Path:
+    """`find_config`, or a ConfigError that says what there is."""
+    path = find_config(name)
+    if path is not None:
+        return path
+    text = str(name)
+    if "=" in text:
+        raise ConfigError(f"no config file '{text}'; did you mean --set {text}?")
+    plain = text.removeprefix("configs/").removesuffix(".yaml").removesuffix(".yml")
+    raise ConfigError(
+        f"no config file '{text}'{closest(plain, shipped_configs())} (rlplat configs lists those that come with rlplat)"
+    )
+
+
 def tuned_config(algo: str, env: str) -> Path | None:
     """`configs/<algo>/<env>.yaml`, whatever the case of the name; `Pong` and `ALE/Pong-v5` are one environment."""
     directory = _configs_of(algo)

@@ -8,35 +8,44 @@ learning_rate: {schedule: piecewise, points: [[0, 1e-3], [0.5, 3e-4], [1, 0]]}
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from rlplat.section import Section, Share, Within
+from rlplat.setting_types import Words
 
 
-class LinearSchedule(BaseModel):
+class LinearSchedule(Section):
     """A straight line from `start` to `end`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     schedule: Literal["linear"] = "linear"
     start: float
     """Value at the start of the run."""
-    end: float = 0.0
+    end: float
     """Value once `until` is reached."""
-    until: float = Field(1.0, gt=0.0)
+    until: float = Field(1.0, gt=0.0, le=1000.0)
     """Share of the run after which the value stays at `end`."""
+
+    @property
+    def named_values(self) -> list[float]:
+        return [self.start, self.end]
 
     def value(self, progress: float) -> float:
         share = min(max(progress / self.until, 0.0), 1.0)
         return self.start + share * (self.end - self.start)
 
 
-class PiecewiseSchedule(BaseModel):
+class PiecewiseSchedule(Section):
     """Straight lines between points (progress, value); constant before the first and after the last."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     schedule: Literal["piecewise"] = "piecewise"
-    points: list[tuple[float, float]] = Field(min_length=1)
+    points: list[tuple[Share, float]] = Field(min_length=1)
     """(progress, value), progress ascending."""
+
+    @property
+    def named_values(self) -> list[float]:
+        return [value for _, value in self.points]
 
     @model_validator(mode="after")
     def _check_ascending(self) -> PiecewiseSchedule:
@@ -56,8 +65,24 @@ class PiecewiseSchedule(BaseModel):
         return last[1]
 
 
-Schedule = float | Annotated[LinearSchedule | PiecewiseSchedule, Field(discriminator="schedule")]
+def _kind(value: Any) -> Any:
+    return value.get("schedule") if isinstance(value, dict) else getattr(value, "schedule", None)
+
+
+Schedule = (
+    float
+    | Annotated[
+        Annotated[LinearSchedule, Tag("linear")] | Annotated[PiecewiseSchedule, Tag("piecewise")],
+        Discriminator(_kind),
+        Words("a schedule of such numbers, {schedule: linear, start: A, end: B}"),
+    ]
+)
 """A config field's type: what it accepts is shown at the head of this file."""
+
+LearningRate = Annotated[Schedule, Within(0.0, 10.0)]
+ClipRange = Annotated[Schedule, Within(0.0, 10.0)]
+EntropyCoef = Annotated[Schedule, Within(0.0, 10.0)]
+ScheduledShare = Annotated[Schedule, Within(0.0, 1.0)]
 
 
 def schedule_value(schedule: Schedule, progress: float) -> float:

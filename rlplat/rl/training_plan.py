@@ -12,7 +12,15 @@ from typing import Any
 
 from rlplat.config import Layer, dump, load_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl.registry import BaseConfig, base_config, configs_directory, load_algorithm, shown
+from rlplat.rl.registry import (
+    BaseConfig,
+    algorithm_homes,
+    base_config,
+    configs_directory,
+    load_algorithm,
+    require_config,
+    shown,
+)
 
 _BASE_COMMENT = "# complete settings of a run that was based on "
 
@@ -42,7 +50,13 @@ def plan_training(
     arguments)."""
     layers = list(layers)
     if config_file is not None:
-        return plan_from_file(Path(config_file), layers, algo)
+        file = require_config(config_file)
+        plan = plan_from_file(file, layers, algo)
+        if file != Path(config_file):
+            plan.notes.append(f"using the shipped config {shown(file)}")
+        return plan
+    if algo is not None and not isinstance(algo, str):
+        raise ConfigError(f"algo is the name of an algorithm, such as 'ppo', not {algo!r}{_named(algo)}")
     if algo is None:
         raise ConfigError(
             "which algorithm? give --algo ppo (and --env NAME), or a config file: rlplat train CONFIG.yaml"
@@ -75,6 +89,22 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     algorithm_class = load_algorithm(name)
     config = resolve(algorithm_class.config_class, [layer, *layers])
     return TrainingPlan(name, algorithm_class, config, base=_base(path))
+
+
+def algorithm_of_file(path: Path) -> str | None:
+    """The name that a config file gives its algorithm, or its directory does."""
+    written = load_yaml(path).values.get("algo")
+    return written if isinstance(written, str) else _algo_by_directory(path)
+
+
+def _named(algo: Any) -> str:
+    """`: write 'ppo'` for the class or an object of an algorithm."""
+    wanted = algo if isinstance(algo, type) else type(algo)
+    home = f"{wanted.__module__}:{wanted.__qualname__}"
+    if not hasattr(wanted, "config_class"):
+        return ""
+    names = [name for name, value in algorithm_homes().items() if value == home]
+    return f": write '{names[0] if names else home}'"
 
 
 def default_directory(plan: TrainingPlan) -> Path:

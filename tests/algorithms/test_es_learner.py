@@ -190,7 +190,7 @@ def test_weight_decay_alone_shrinks_the_weights(parameter_server: Any) -> None:
 
 
 def test_an_update_counts_reports_and_publishes(parameter_server: Any) -> None:
-    learner = make_learner(parameter_server, learning_rate={"schedule": "linear", "start": 0.1})
+    learner = make_learner(parameter_server, learning_rate={"schedule": "linear", "start": 0.1, "end": 0.0})
     parts = [make_returns(seed, num_unperturbed=seed) for seed in range(3)]
     report = learner.update(*parts)
     assert report.env_steps == 3 * 12 * 10 + 3 * 7

@@ -236,7 +236,7 @@ def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, spec: Poli
     vector = {"normalize_observations": True} if spec is VECTOR else {}
     settings: dict[str, Any] = vector | {
         "normalize_rewards": True,
-        "learning_rate": {"schedule": "linear", "start": 1e-3},
+        "learning_rate": {"schedule": "linear", "start": 1e-3, "end": 0.0},
     }
     one = make_learner(parameter_server, spec, **settings)
     one.update(make_batch(spec, 0))

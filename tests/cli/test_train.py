@@ -195,7 +195,7 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
         ),
         (
             ["--algo", ALGO, "--env", "X", "--policy", "MyPolicy"],
-            "bad value for 'policy.custom' (from --policy.custom): ",
+            "bad value for 'policy.custom' (from --policy): ",
         ),
         (["--resume", "nowhere"], "no run in nowhere"),
         (["--resume", "a", "--out", "b"], "leave --out away"),

@@ -380,7 +380,7 @@ BAD = [
     (["--algo", "pp", "--env", "CartPole-v1"], "unknown algorithm 'pp'; did you mean 'ppo'?"),
     (["--algo", "ppo", "--set", "learning_rate=1"], "'env' is not set"),
     (["seed.yaml", "--set", "num_sampels=3"], "unknown key 'num_sampels' (from --set num_sampels); did you mean 'num"),
-    (["seed.yaml", "--num-samples", "0"], "bad value for 'num_samples' (from --num-samples): 0 (must be greater than"),
+    (["seed.yaml", "--num-samples", "0"], "'num_samples' (from --num-samples): 0 (must be a whole number above 0)"),
     (["seed.yaml", "--num-samples", "many"], "bad value for 'num_samples' (from --num-samples): 'many'"),
     (["seed.yaml", "--max-concurrent", "-1"], "bad value for 'max_concurrent' (from --max-concurrent): -1"),
     (["seed.yaml", "--set", "resources.cpu=-1"], "bad value for 'resources.cpu' (from --set resources.cpu): -1"),

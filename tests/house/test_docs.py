@@ -18,12 +18,14 @@ import pytest
 from benchmarks import a3c_scaling, curves, runtime, simulation, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
+from rlplat.cli import configs as configs_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import listing as list_command
 from rlplat.cli import logs as logs_command
 from rlplat.cli import memory as memory_command
 from rlplat.cli import play as play_command
 from rlplat.cli import runs as runs_command
+from rlplat.cli import settings as settings_command
 from rlplat.cli import stack as stack_command
 from rlplat.cli import status as status_command
 from rlplat.cli import timeline as timeline_command
@@ -31,7 +33,7 @@ from rlplat.cli import train as train_command
 from rlplat.cli import tune as tune_command
 from rlplat.cli import tune_show as tune_show_command
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
-from rlplat.rl.registry import algorithm_homes, load_algorithm
+from rlplat.rl.registry import algorithm_homes, load_algorithm, require_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -130,11 +132,12 @@ def check_train(arguments: list[str]) -> None:
         ("num-rollout-workers", options.num_rollout_workers or "1"),
         ("framework", options.framework or "torch"),
     ]
-    config = Path(options.config) if options.config else None
-    comes_out = config is not None and config.parts[0] == "runs"  # of another command on the page
-    assert config is None or comes_out or (ROOT / config).is_file(), f"there is no {config}"
-    assert options.resume or config or options.algo in algorithm_homes()
-    algo = options.algo or (config.parent.name if config and not comes_out else "ppo")
+    comes_out = (
+        bool(options.config) and Path(options.config).parts[0] == "runs"
+    )  # of another command on the page
+    config = require_config(options.config) if options.config and not comes_out else None
+    assert options.resume or comes_out or config or options.algo in algorithm_homes()
+    algo = options.algo or (config.parent.name if config else "ppo")
     layers = [layer_from_flags(given + flags), train_command.settings_layer(options.set)]
     resolve(load_algorithm(algo).config_class, layers)
 
@@ -161,6 +164,8 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "tune": check_tune,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
+    "configs": lambda arguments: configs_command.build_parser().parse_args(arguments),
+    "settings": lambda arguments: settings_command.build_parser().parse_args(arguments),
     "runs": lambda arguments: runs_command.build_parser().parse_args(arguments),
     "status": lambda arguments: status_command.build_parser().parse_args(arguments),
     "list": lambda arguments: list_command.build_parser().parse_args(arguments),

@@ -24,7 +24,6 @@ def test_linear() -> None:
     setting = {"schedule": "linear", "start": 1.0, "end": 0.5}
     assert [value(setting, p) for p in (-1.0, 0.0, 0.5, 1.0, 3.0)] == [1.0, 1.0, 0.75, 0.5, 0.5]
     assert value({**setting, "until": 0.5}, 0.25) == 0.75
-    assert value({"schedule": "linear", "start": 1.0}, 1.0) == 0.0
 
 
 def test_piecewise() -> None:

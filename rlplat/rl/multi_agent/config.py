@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from rlplat.rl.algorithm_config import Section
+from rlplat.section import Count, Section
 
 
 class AgentPolicyConfig(Section):
@@ -29,9 +29,9 @@ class SelfPlayConfig(Section):
     """The policy that gets snapshots; it is not trained."""
     learner: str = ""
     """The policy whose snapshots these are; may be left out where only one is trained."""
-    snapshot_period: PositiveInt = 10_000
+    snapshot_period: Count = 10_000
     """Env steps between snapshots."""
-    pool: PositiveInt = 10
+    pool: int = Field(10, ge=1, le=10_000)
     """Snapshots that are kept; the oldest goes."""
     sampling: Literal["latest", "uniform"] = "uniform"
     """Which snapshot an opponent plays a rollout fragment with."""

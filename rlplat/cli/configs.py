@@ -1,0 +1,67 @@
+"""`rlplat configs`: the configs that come with rlplat, which `rlplat train` and `rlplat tune` take by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from typing import Any
+
+_EPILOG = """\
+examples:
+  rlplat configs
+  rlplat train ppo/CartPole-v1 --seed 1      one of them; a file of your own with that path would come first
+  rlplat tune tune/ppo-cartpole
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat configs",
+        description="List the configs that come with rlplat: tuned settings of an algorithm for an environment, and "
+        "experiments for rlplat tune.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    from rlplat.cli.runs import table
+    from rlplat.rl.registry import configs_directory, shipped_configs
+
+    rows = [_described(name) for name in shipped_configs()]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    print(
+        table(
+            [[row["name"], row["env"] or "-", row["about"]] for row in rows], ["name", "environment", "about"]
+        )
+    )
+    print(f"\nThe files are in {configs_directory()}.")
+    return 0
+
+
+def _described(name: str) -> dict[str, Any]:
+    """about: the comment at the head of the file."""
+    from rlplat.config import load_yaml
+    from rlplat.rl.registry import configs_directory
+
+    directory = configs_directory()
+    assert directory is not None, "a shipped config was found"
+    path = directory / f"{name}.yaml"
+    values = load_yaml(path).values
+    settings = values.get("config") or values
+    head = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        head.append(line.lstrip("# "))
+    about = textwrap.shorten(" ".join(head), 90, placeholder=" ...")
+    env = settings.get("env") if isinstance(settings, dict) else None
+    return {"name": name, "env": env, "about": about, "path": str(path)}

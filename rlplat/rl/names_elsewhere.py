@@ -1,0 +1,63 @@
+"""What other libraries call a setting: for `unknown key 'lr'; did you mean 'learning_rate'?`"""
+
+from __future__ import annotations
+
+_HERE = {
+    # here (the first name that the algorithm has): in Stable-Baselines3, CleanRL, RLlib and their like
+    "learning_rate": "lr lr_schedule stepsize step_size anneal_lr optim_stepsize",
+    "discount": "gamma discount_factor",
+    "gae_lambda": "lambda lambda_ lam",
+    "rollout_length n_step": "n_steps num_steps rollout_fragment_length train_batch_size train_batch_size_per_learner",
+    "minibatch_size batch_size": "batch_size mini_batch_size minibatch sgd_minibatch_size num_minibatches nminibatches",
+    "num_epochs": "n_epochs update_epochs epochs num_sgd_iter noptepochs",
+    "clip_range": "clip_coef clip_param clip_ratio eps_clip cliprange",
+    "clip_value_loss": "clip_vloss clip_range_vf vf_clip_param",
+    "entropy_coef": "ent_coef entropy_coeff entropy_coefficient ent_weight",
+    "value_coef": "vf_coef vf_loss_coeff value_loss_coef",
+    "max_gradient_norm": "max_grad_norm grad_clip clip_grad gradient_clip",
+    "normalize_advantages": "normalize_advantage norm_adv",
+    "normalize_observations": "norm_obs observation_filter normalize_obs",
+    "normalize_rewards": "norm_reward normalize_reward",
+    "clip_rewards": "clip_reward reward_clip",
+    "target_kl": "kl_target max_kl",
+    "adam_epsilon optimizer_epsilon": "eps adam_eps rms_prop_eps",
+    "num_envs_per_worker": "n_envs num_envs nenvs num_envs_per_env_runner envs_per_worker",
+    "num_rollout_workers": "num_workers num_env_runners n_workers num_actors num_cpu n_jobs",
+    "stop.env_steps": "total_timesteps timesteps timesteps_total num_timesteps total_steps max_steps",
+    "stop.episode_return_mean": "episode_reward_mean reward_threshold",
+    "stop.wall_s": "time_total_s max_time",
+    "evaluation.period": "eval_freq evaluation_interval eval_every",
+    "evaluation.episodes": "n_eval_episodes eval_episodes evaluation_duration",
+    "checkpoint_period": "save_freq checkpoint_freq checkpoint_frequency save_every",
+    "policy.hidden_sizes": "net_arch fcnet_hiddens hidden_size hidden_dim hiddens layers",
+    "policy.activation": "activation_fn fcnet_activation",
+    "policy.core": "use_lstm use_attention recurrent",
+    "policy.core_size": "lstm_cell_size lstm_hidden_size",
+    "policy.orthogonal_init": "ortho_init",
+    "policy.initial_log_std": "log_std_init",
+    "policy.custom": "custom_model policy_class",
+    "learner.device": "cuda gpu use_gpu",
+    "learner.num_gpus": "num_gpus_per_learner",
+    "env": "env_id env_name environment gym_id",
+    "env_kwargs": "env_config make_kwargs",
+    "deterministic": "torch_deterministic",
+    "replay_capacity": "buffer_size memory_size replay_buffer_capacity",
+    "learning_starts": "start_training_after num_steps_sampled_before_learning_starts warmup_steps",
+    "env_steps_per_update": "train_freq train_frequency training_intensity gradient_steps",
+    "target_period": "target_update_interval target_network_frequency target_network_update_freq",
+    "target_tau": "tau",
+    "epsilon": "exploration_fraction exploration_final_eps exploration_initial_eps start_e end_e epsilon_timesteps",
+    "double": "double_q",
+    "prioritized": "prioritized_replay",
+    "priority_alpha": "prioritized_replay_alpha alpha",
+    "importance_beta": "prioritized_replay_beta beta",
+    "population_size": "pop_size popsize episodes_per_batch",
+    "noise_std": "noise_stdev sigma",
+    "weight_decay": "l2_coeff",
+    "return_shaping": "return_proc_mode",
+}
+
+NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    theirs: tuple(ours.split()) for ours, names in _HERE.items() for theirs in names.split()
+}
+"""Their name -> what may be meant here, of which the first that the algorithm has is suggested."""

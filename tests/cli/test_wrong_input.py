@@ -1,0 +1,115 @@
+"""What the commands answer to wrong input: command line -> message, and an exit code that says who can mend it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import rlplat
+from rlplat.cli import main
+from rlplat.errors import ConfigError
+from rlplat.rl import registry
+
+CARTPOLE = ("train", "--algo", "ppo", "--env", "CartPole-v1")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: Any, *arguments: str) -> str:
+    """The one message of a command that refuses."""
+    assert main(list(arguments)) == 2
+    out = capsys.readouterr()
+    assert "Traceback" not in out.err and out.err.count("rlplat: ") == 1
+    return out.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*CARTPOLE, "--learning-rate", "--out", "x"), "--learning-rate needs a value: a number from 0 to 10"),
+        ((*CARTPOLE, "--discount"), "--discount needs a value: a number from 0 to 1\n"),
+        ((*CARTPOLE, "--num-epochs", "true"), "bad value for 'num_epochs' (from --num-epochs): true (must be a whole"),
+        ((*CARTPOLE, "--learning-rate", "-1"), "(from --learning-rate): -1 (must be a number from 0 to 10"),
+        ((*CARTPOLE, "--set", "learning_rate=-1"), "(from --set learning_rate): -1 (must be a number from 0 to 10"),
+        ((*CARTPOLE, "--policy", "mine"), "bad value for 'policy.custom' (from --policy): 'mine' (must be the name of"),
+        ((*CARTPOLE, "learning_rate=1e-3"), "'learning_rate=1e-3'; did you mean --set learning_rate=1e-3?"),
+        (("train", "ppo/CartPol"), "no config file 'ppo/CartPol'; did you mean 'ppo/CartPole-v1'? (rlplat configs"),
+        (("train", "configs/ppo/CartPol.yaml"), "did you mean 'ppo/CartPole-v1'?"),
+        (("tune", "tune/ppo-cartpol"), "did you mean 'tune/ppo-cartpole'?"),
+        (("train", "--deterministic", "ppo/CartPole-v1", "--discount", "3"), "(from --discount): 3 (must be"),
+        (("train", "--deterministic", "configs/ppo/Pong.yaml", "--discount", "3"), "(from --discount): 3 (must be"),
+        (("train", "--determinstic", "ppo/CartPole-v1"), "did you mean 'deterministic'?"),
+        (("settings", "pp"), "unknown algorithm 'pp'; did you mean 'ppo'?"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_answered(capsys: Any, arguments: tuple[str, ...], message: str) -> None:
+    assert message in said(capsys, *arguments)
+
+
+def test_an_argument_of_the_environment_may_be_a_config_file(here: Path, capsys: Any) -> None:
+    (here / "maze.yaml").write_text("walls: 3\n")
+    error = said(capsys, *CARTPOLE, "--env-kwargs.layout", "maze.yaml")
+    assert "'layout': 'maze.yaml'" in error
+
+
+def test_a_file_of_ones_own_comes_before_a_shipped_config(here: Path) -> None:
+    shipped = registry.find_config("ppo/cartpole-v1")
+    assert shipped is not None and shipped.name == "CartPole-v1.yaml" and shipped.is_absolute()
+    assert registry.find_config("configs/ppo/CartPole-v1.yaml") == shipped
+    assert registry.find_config("tune/ppo-cartpole") == shipped.parents[1] / "tune" / "ppo-cartpole.yaml"
+    assert registry.find_config("../configs/ppo/CartPole-v1.yaml") is None
+    own = here / "configs" / "ppo" / "CartPole-v1.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("env: Pendulum-v1\n")
+    assert registry.find_config("configs/ppo/CartPole-v1.yaml") == own.relative_to(here)
+
+
+def test_configs_lists_what_ships(capsys: Any) -> None:
+    assert main(["configs"]) == 0
+    out = capsys.readouterr().out
+    assert "\nppo/CartPole-v1 " in out and "\ntune/ppo-cartpole " in out and "\ndqn/Pong-rainbow " in out
+    assert main(["configs", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["dqn/Pong-rainbow"]["env"] == "Pong" and Path(rows["dqn/Pong-rainbow"]["path"]).is_file()
+    assert all(registry.find_config(name) == Path(row["path"]) for name, row in rows.items())
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a3c", "dqn", "es"])
+def test_settings_lists_every_setting_with_its_meaning(capsys: Any, algo: str) -> None:
+    assert main(["settings", algo, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    config_class = registry.load_algorithm(algo).config_class
+    assert {row["key"].partition(".")[0] for row in rows} == config_class.model_fields.keys()
+    assert next(row["key"] for row in rows if row["is_required"]) == "env"
+    without = {row["key"] for row in rows if not row["meaning"]}
+    assert without == set()
+    assert main(["settings", algo]) == 0
+    assert "\nlearning_rate: " in capsys.readouterr().out
+
+
+def test_settings_of_an_environment_are_those_of_its_config(capsys: Any) -> None:
+    assert main(["settings", "ppo", "--env", "CartPole-v1", "--json"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    path = registry.tuned_config("ppo", "CartPole-v1")
+    assert path is not None
+    written = yaml.safe_load(path.read_text())
+    assert rows["discount"]["value"] == written["discount"] != rows["discount"]["default"]
+    assert main(["settings", "ppo", "--env", "CartPole-v1"]) == 0
+    assert f"\ndiscount: {written['discount']}   (default 0.99)\n" in capsys.readouterr().out
+
+
+def test_train_takes_the_name_of_an_algorithm() -> None:
+    from rlplat.algorithms.ppo import PPO
+
+    with pytest.raises(
+        ConfigError, match=r"algo is the name of an algorithm, such as 'ppo', not <class .*: write 'ppo'"
+    ):
+        rlplat.train(PPO, env="CartPole-v1")  # type: ignore[arg-type]
