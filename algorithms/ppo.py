@@ -583,14 +583,21 @@ class PPO:
         workers, rings = self._ring()
         started = perf_counter()
         batches = self._next_batches or workers.sample()
+        if self.config.overlap_sampling:
+            self._next_batches = workers.start_sampling()
+            workers.wait_for(batches)  # begun in the step before: what is still waited for is measured
         sampled = perf_counter()
         while True:
-            self._next_batches = workers.start_sampling() if self.config.overlap_sampling else None
             try:
                 report = rings.update(batches)
                 break
             except RlplatError as error:
+                handles = list(workers.handles)
                 batches = workers.replace_lost(batches, error)
+                if self._next_batches is not None:  # of the others, what they have begun is kept
+                    for slot, handle in enumerate(handles):
+                        if workers.handles[slot] is not handle:
+                            self._next_batches[slot] = workers.start_fragment(slot)
         self._tally.count(report.env_steps, report.episodes)
         return self._tally.result(
             report.metrics

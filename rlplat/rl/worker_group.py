@@ -68,7 +68,7 @@ class RolloutWorkers:
     def sample(self) -> list[Any]:
         """One fragment from every worker; returns when all are there (or lost)."""
         fragments = self.start_sampling()
-        _wait_for(fragments)
+        self.wait_for(fragments)
         return fragments
 
     def start_sampling(self) -> list[Any]:
@@ -98,8 +98,15 @@ class RolloutWorkers:
             raise error
         for slot in lost:
             completed[slot] = self.start_fragment(slot)
-        _wait_for(completed)
+        self.wait_for(completed)
         return completed
+
+    def wait_for(self, fragments: Sequence[Any]) -> None:
+        """Returns when all are there (or lost)."""
+        refs: list[ObjectRef] = [
+            ref for fragment in fragments for ref in (fragment if isinstance(fragment, list) else [fragment])
+        ]
+        rlplat.wait(refs, num_returns=len(refs))
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -149,10 +156,3 @@ class RolloutWorkers:
         self.restarts += 1
         self._incarnations[slot] += 1
         self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
-
-
-def _wait_for(fragments: Sequence[Any]) -> None:
-    refs: list[ObjectRef] = [
-        ref for fragment in fragments for ref in (fragment if isinstance(fragment, list) else [fragment])
-    ]
-    rlplat.wait(refs, num_returns=len(refs))

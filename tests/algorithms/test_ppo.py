@@ -14,6 +14,7 @@ import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ConfigError, NotInitialized, RlplatError
 from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.worker_group import RolloutWorkers
 
 QUICK: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -102,6 +103,32 @@ def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None
         # Two workers, two rounds; a lost fragment was neither counted nor learnt from, a new one took its place.
         assert 2 * 2 * 8 * 32 - 2 * 2 * 60 < result.env_steps <= 2 * 2 * 8 * 32
         assert ppo.get_state()["rollout_workers"]["incarnations"] == [0, 1]
+
+
+def test_a_death_while_the_next_round_is_sampled_costs_the_others_nothing(
+    runtime: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fragment that was sampled is learnt from, once: the round ahead of the one that was lost, too."""
+    asked: list[int] = []
+    learnt: list[tuple[int, int]] = []
+
+    def start_fragment(self: RolloutWorkers, slot: int, start: Any = RolloutWorkers.start_fragment) -> Any:
+        asked.append(slot)
+        return start(self, slot)
+
+    def update(self: PPOLearner, *batches: SampleBatch, update: Any = PPOLearner.update) -> Any:
+        learnt.extend((batch.worker_index, batch.incarnation) for batch in batches)
+        return update(self, *batches)
+
+    monkeypatch.setattr(RolloutWorkers, "start_fragment", start_fragment)
+    monkeypatch.setattr(PPOLearner, "update", update)
+    with PPO(PPOConfig(**(QUICK | {"num_rollout_workers": 2, "overlap_sampling": True}))) as ppo:
+        ppo.step()
+        rlplat.kill(ppo._ring()[0].handles[1])
+        result = [ppo.step() for _ in range(3)][-1]
+    assert asked.count(0) == 4 + 1  # four rounds and the one ahead
+    assert learnt.count((0, 0)) == 4 and len(learnt) == 2 * 4
+    assert result.metrics["rollout/worker_restarts"] == 1
 
 
 def test_a_dead_learner_ends_the_run(runtime: None) -> None:
