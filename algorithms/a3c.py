@@ -104,6 +104,9 @@ class A3CConfig(AlgorithmConfig):
     0.5 is 1.0 here)."""
     entropy_coef: EntropyCoef = 0.01
     """beta: weight of the entropy bonus."""
+    normalize_advantages: bool = False
+    """Mean 0 and deviation 1 within each fragment, so that the scale of rewards does not matter to the policy; not in
+    the paper."""
 
     clip_rewards: bool = False
     """Learn from the sign of rewards (Atari); metrics stay raw."""
@@ -295,6 +298,8 @@ class A3CWorker:
             discount=config.discount,
             gae_lambda=config.gae_lambda,
         )
+        if config.normalize_advantages:
+            advantages = normalized(advantages, batch.valid)
         obs = batch.flat_obs()
         gradients, stats = self._network.gradients(
             self._normalize_obs(obs) if config.normalize_observations else obs,
@@ -535,6 +540,15 @@ class A3C:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def normalized(advantages: Array, valid: Array) -> Array:
+    """float32[T, B] -> the same with mean 0 and deviation 1 over the valid rows (bool[T, B]); a single row stays."""
+    chosen = advantages[valid]
+    if len(chosen) < 2:
+        return advantages
+    scaled: Array = (advantages - chosen.mean()) / (chosen.std(ddof=1) + np.float32(1e-8))
+    return scaled
 
 
 def make_optimizer(config: A3CConfig) -> Optimizer:

@@ -10,6 +10,10 @@ from rlplat.rl.interfaces import Array, Episode, UpdateReport, Weights
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
 from rlplat.rl.numpy_optimizers import Optimizer
 
+MIN_OBS = 1_000
+"""Observations before statistics of them are given out: one fragment has some tens, neighbours in time, in which a
+feature may be constant that is not (its deviation would be 0, and its first change ten deviations)."""
+
 
 class ObsMoments(NamedTuple):
     """Mean, (population) variance and number of the observations that a worker has seen since its last gradient."""
@@ -127,7 +131,7 @@ class ParameterServer:
 
     def _current(self) -> Weights:
         """The weights and, with them, the statistics that observations are to be normalised with."""
-        if self._obs_statistics is None:
+        if self._obs_statistics is None or self._obs_statistics.count < MIN_OBS:
             return self._weights
         return self._weights | {
             OBS_MEAN: self._obs_statistics.mean.astype(np.float32),

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, preflight
+from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, normalized, preflight
 from rlplat.errors import ActorDied, ConfigError, NonFiniteError, NotInitialized
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.normalization import OBS_MEAN
@@ -209,12 +209,32 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted(runtime: None) -> Non
     assert rlplat.get(server.version.remote()) == version + 1
 
 
+def test_normalised_advantages_make_the_policys_gradient_blind_to_the_scale_of_rewards(runtime: None) -> None:
+    valid = np.array([[True, True], [True, False]])
+    advantages = np.array([[1.0, 5.0], [-3.0, 1e6]], np.float32)
+    scaled = normalized(advantages, valid)
+    assert scaled[valid].mean() == pytest.approx(0.0, abs=1e-6)
+    assert scaled[valid].std(ddof=1) == pytest.approx(1.0)
+    np.testing.assert_allclose(normalized(1000 * advantages, valid)[valid], scaled[valid], rtol=1e-5)
+    _, (plain,) = make_workers(1)
+    _, (normalizing,) = make_workers(1, normalize_advantages=True)
+    for worker in (plain, normalizing):
+        worker._use(*worker._server.latest())
+    batches = [worker._rollout.roll_out() for worker in (plain, normalizing)]
+    (_, stats), (_, other_stats) = (
+        worker._gradients(batch, 0.0) for worker, batch in zip((plain, normalizing), batches, strict=True)
+    )
+    assert stats["learner/value_loss"] == other_stats["learner/value_loss"]
+    assert stats["learner/policy_loss"] != other_stats["learner/policy_loss"]
+    assert other_stats["learner/policy_loss"] == pytest.approx(0.0, abs=0.1)
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, env: str) -> None:
     """So the critic's values of the rollout are those of the network, and log-probabilities have ratio 1."""
     torch = pytest.importorskip("torch")
     _, (worker,) = make_workers(1, env=env, normalize_observations=True)
-    worker.learn(3, 0.0)
+    worker.learn(30, 0.0)  # statistics come with the first 1,000 observations
     batch = worker._rollout.roll_out()
     obs = worker._normalize_obs(batch.flat_obs())
     assert (obs != batch.flat_obs()).any()
