@@ -771,7 +771,12 @@ class DQN:
             self._handle_next()
         updates_beyond = max(1, self._updates)
         metrics = _means([report.metrics for report in self._reports]) | _means(self._learner_metrics)
+        num_workers = len(self._workers().handles)
         metrics |= {
+            # What a worker and the learner were busy with in this round; they do not wait for each other.
+            "time/worker_busy_s": sum(report.metrics["rollout/sample_s"] for report in self._reports)
+            / num_workers,
+            "time/learner_busy_s": sum(each["time/train_s"] for each in self._learner_metrics),
             "learner/updates": self._updates,
             "learner/env_steps_per_update": (self._limiter.ahead(self._tally.env_steps, 0)) / updates_beyond,
             "learner/replay_size": sum(self._shard_sizes),

@@ -27,22 +27,45 @@ def add_seconds(seconds: dict[str, float], metrics: Mapping[str, float]) -> None
 def shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Of the time of all iterations: env stepping, acting, learning; empty where it was not (or too briefly) measured.
 
-    An iteration waits for the rollouts (`time/sample_s`) and for the update (`time/update_s`); what the rollouts do in
-    their own time (`rollout/env_s`, `rollout/act_s` of `rollout/sample_s`) divides the wait for them.
+    Rounds (PPO, DQN, ES): an iteration waits for the rollouts (`time/sample_s`) and for the update (`time/update_s`);
+    what the rollouts do in their own time (`rollout/env_s`, `rollout/act_s` of `rollout/sample_s`) divides the wait.
+    Asynchronous DQN: of `time/round_s`, what a worker and the learner were busy, side by side. A3C: a worker's turns,
+    which it makes alone: rollout, gradient, exchange with the parameter server.
     """
-    needed = ("time/sample_s", "time/update_s", "rollout/sample_s", "rollout/env_s", "rollout/act_s")
+    if "time/gradient_s" in seconds:
+        return _shares_of_turns(seconds)
+    is_asynchronous = "time/round_s" in seconds
+    sample, update = (
+        ("time/worker_busy_s", "time/learner_busy_s")
+        if is_asynchronous
+        else ("time/sample_s", "time/update_s")
+    )
+    needed = (sample, update, "rollout/sample_s", "rollout/env_s", "rollout/act_s")
     if any(name not in seconds for name in needed):
         return {}
-    total = seconds["time/sample_s"] + seconds["time/update_s"]
+    total = seconds["time/round_s"] if is_asynchronous else seconds[sample] + seconds[update]
     rollout = seconds["rollout/sample_s"]
     if total < MIN_S or rollout <= 0.0:
         return {}
-    sampling = seconds["time/sample_s"] / total
+    sampling = seconds[sample] / total
     return {
         "env stepping": sampling * seconds["rollout/env_s"] / rollout,
         "acting": sampling * seconds["rollout/act_s"] / rollout,
-        "the learner's update": seconds["time/update_s"] / total,
+        "the learner's update": seconds[update] / total,
     }
+
+
+def _shares_of_turns(seconds: Mapping[str, float]) -> dict[str, float]:
+    parts = {
+        "env stepping": seconds.get("rollout/env_s", 0.0),
+        "acting": seconds.get("rollout/act_s", 0.0),
+        "the gradient": seconds["time/gradient_s"],
+        "the exchange with the parameter server": seconds.get("time/exchange_s", 0.0),
+    }
+    total = sum(parts.values())
+    if seconds.get("time/step_s", 0.0) < MIN_S or total <= 0.0:
+        return {}
+    return {what: part / total for what, part in parts.items()}
 
 
 def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
@@ -58,6 +81,8 @@ def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
     more_workers = min(num_cpus, max(2, 2 * workers))
     if what == "the learner's update":
         return f"{head}: a smaller network or (for images) a GPU would help, more rollout workers would not"
+    if what == "the exchange with the parameter server" and envs < MAX_ENVS_PER_WORKER:
+        return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}, which makes fewer gradients"
     if what == "acting" and envs < MAX_ENVS_PER_WORKER:
         return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}"
     if more_workers > workers:

@@ -148,6 +148,8 @@ def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, A
         last = results[-1]
         slack = max(64, 3 * 64 + 2 * 2 * 8) + 3 * 64
         assert abs(last.env_steps - 100 - 8 * last.metrics["learner/updates"]) <= slack
+        busy = {who: last.metrics[f"time/{who}_busy_s"] for who in ("worker", "learner")}
+        assert all(0.0 < seconds < last.metrics["time/round_s"] for seconds in busy.values()), busy
         assert last.metrics["learner/replay_size"] > 0 and np.isfinite(last.metrics["learner/loss"])
         assert max(dqn._shard_sizes) < 3 * min(dqn._shard_sizes), "a worker was left out"
         rlplat.kill(dqn._workers().handles[1])

@@ -80,3 +80,52 @@ def test_only_seconds_are_added_up() -> None:
             seconds, {"time/update_s": 1.5, "rollout/env_s": 2.0, "rollout/worker_restarts": 1, "eval/x_s": 1}
         )
     assert seconds == {"time/update_s": 3.0, "rollout/env_s": 4.0}
+
+
+def turns(
+    env: float, act: float, gradient: float, exchange: float, steps_s: float = 60.0
+) -> dict[str, float]:
+    """A3C: means per update, summed over iterations."""
+    return {
+        "rollout/env_s": env,
+        "rollout/act_s": act,
+        "time/gradient_s": gradient,
+        "time/exchange_s": exchange,
+        "time/step_s": steps_s,
+    }
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [
+        (turns(7.0, 1.0, 1.0, 1.0), "70 % of the time is env stepping: try --num-rollout-workers 4"),
+        (turns(1.0, 1.0, 7.0, 1.0), "70 % of the time is the gradient: try --num-rollout-workers 4"),
+        (
+            turns(1.0, 1.0, 1.0, 7.0),
+            "70 % of the time is the exchange with the parameter server: try --num-envs-per-worker 16, which makes "
+            "fewer gradients",
+        ),
+        (turns(1.0, 1.0, 1.0, 1.0), ""),
+        (turns(7.0, 1.0, 1.0, 1.0, steps_s=2.0), ""),
+    ],
+)
+def test_a3c_workers_turns(seconds: dict[str, float], said: str) -> None:
+    assert bottleneck(seconds, config(num_rollout_workers=2), 4) == said
+
+
+def test_in_the_asynchronous_ring_the_busiest_is_named() -> None:
+    """Workers and learner are busy side by side: shares of the round, which need not add up to 1."""
+    seconds = {
+        "time/round_s": 100.0,
+        "time/worker_busy_s": 50.0,
+        "time/learner_busy_s": 95.0,
+        "rollout/sample_s": 10.0,
+        "rollout/env_s": 8.0,
+        "rollout/act_s": 2.0,
+    }
+    assert shares(seconds) == pytest.approx(
+        {"env stepping": 0.4, "acting": 0.1, "the learner's update": 0.95}
+    )
+    assert bottleneck(seconds, config(), 4).startswith("95 % of the time is the learner's update")
+    busy = seconds | {"time/worker_busy_s": 98.0, "time/learner_busy_s": 20.0}
+    assert bottleneck(busy, config(), 4).startswith("78 % of the time is env stepping: try")
