@@ -3,6 +3,8 @@
 RlplatError
 ├── UsageError                 bad command, config, resources: exit code 2, one message, no traceback
 │   ├── ConfigError            unknown key or bad value in a config, a flag or a Python call
+│   │   └── OptionError        ... in a verb: `init`, `remote`, `.options` (also a builtin ValueError)
+│   │       └── OptionTypeError    ... a value of the wrong type (also a builtin TypeError)
 │   ├── EnvNotFound            no environment of that name (with suggestions)
 │   ├── BadObservation         what a loaded agent was given to act on does not fit (also a builtin ValueError)
 │   ├── MissingExtra           an optional package is not installed (names the extra)
@@ -17,6 +19,7 @@ RlplatError
     ├── WorkerCrashed          the process that ran the task died, and retries are used up
     │   └── OutOfMemory        ... because it was over its memory limit, or the machine was short of memory
     ├── ActorDied              the actor's process ended, or its constructor raised
+    │   └── NoSuchActor        `get_actor` of a name that no living actor has (also a builtin ValueError)
     ├── OwnerDied              the process that owned the object is gone, and the object with it
     ├── ObjectLost             the object's bytes are gone although its owner lives
     ├── ObjectStoreFull        shared memory is full
@@ -44,6 +47,14 @@ class UsageError(RlplatError):
 
 
 class ConfigError(UsageError):
+    pass
+
+
+class OptionError(ConfigError, ValueError):
+    pass
+
+
+class OptionTypeError(OptionError, TypeError):
     pass
 
 
@@ -113,6 +124,10 @@ class TaskError(RuntimeFault):
 
     cause: BaseException | None = None
 
+    def as_instanceof_cause(self) -> TaskError:
+        """For code written for Ray: what `get` raises is an instance of the cause's class already."""
+        return self
+
 
 class SerializationError(RuntimeFault):
     pass
@@ -127,6 +142,10 @@ class OutOfMemory(WorkerCrashed):
 
 
 class ActorDied(RuntimeFault):
+    pass
+
+
+class NoSuchActor(ActorDied, ValueError):
     pass
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlplat.errors import ActorDied, ConfigError
+from rlplat.errors import OptionError
 from rlplat.runtime import codec, exactly_once, messages
 from rlplat.runtime.actor_calls import ActorCalls, Fail
 from rlplat.runtime.api import TERMINATE, ActorHandle, check_groups, methods_of, signatures_of
@@ -53,13 +53,13 @@ class Actors:
     def create(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         client = self._client
         if options.get_if_exists and not options.name:
-            raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+            raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         exactly_once.check(code, options)
         key = self._calls.code_key(code)
         shape = client._shape(options, 0, f"actor {code.name}")
         is_detached = options.lifetime == "detached"
         if is_detached and code.refs:
-            raise ConfigError(
+            raise OptionError(
                 f"detached actor {code.name}: its class closes over {code.refs[0]!r}, and objects end with the process "
                 "that made them: pass the value, or the ref itself as an argument of the constructor"
             )
@@ -122,7 +122,7 @@ class Actors:
                 taken = self._is_taken.pop(actor_id, None)
                 if taken is not None:
                     return self._take_existing(record, taken)
-                if actor.gone is not None and actor.gone.kind == "ConfigError":
+                if actor.gone is not None and actor.gone.kind == "OptionError":
                     raise codec.to_exception(actor.gone)
         return ActorHandle(actor_id, info, None if is_detached else ref)
 
@@ -154,7 +154,7 @@ class Actors:
         where = client.namespace if namespace is None else namespace
         answer = client._questions.ask(lambda request: messages.AskByName(request, name, where))
         if answer.error is not None:
-            raise ActorDied(answer.error.message)
+            raise codec.to_exception(answer.error)
         assert answer.info is not None
         with self._lock:
             return self._handle(answer.actor, answer.info, answer.is_detached)
@@ -196,7 +196,7 @@ class Actors:
         retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
         if group and group not in handle._info.groups and group != TERMINATE:
             known = ", ".join(map(repr, handle._info.groups)) or "none"
-            raise ConfigError(
+            raise OptionError(
                 f"{name}: there is no concurrency group {group!r} in this actor (its groups: {known})"
             )
         # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
@@ -391,7 +391,7 @@ def _template(record: TaskRecord) -> TaskRecord:
 def _inline(name: str, args: tuple, kwargs: dict) -> bytes:
     data, refs = codec.pack_inline((args, kwargs), f"an argument of {name}")
     if refs:
-        raise ConfigError(
+        raise OptionError(
             f"detached actor {name}: an argument contains {refs[0]!r}, and objects end with the process that made "
             "them: pass the value, or the ref itself as an argument"
         )

@@ -15,11 +15,11 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from rlplat.errors import ConfigError
+from rlplat.errors import OptionError, OptionTypeError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
@@ -90,9 +90,9 @@ def init(
     if connection.is_connected():
         outer = connection.backend()
         if not outer.can_nest:
-            raise ConfigError("rlplat.init() was called twice: call rlplat.shutdown() first")
+            raise OptionError("rlplat.init() was called twice: call rlplat.shutdown() first")
         if backend != "inproc":
-            raise ConfigError(
+            raise OptionError(
                 "this code runs in a task or an actor, so it has a cluster: leave rlplat.init() away, or open a "
                 "cluster inside this process by rlplat.init(backend='inproc')"
             )
@@ -126,7 +126,7 @@ def init(
             )
         )
     else:
-        raise ConfigError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
+        raise OptionError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
     atexit.register(shutdown)
 
 
@@ -188,20 +188,31 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     return _connected().get(refs, timeout)
 
 
+_Waitable = TypeVar("_Waitable", ObjectRef, ObjectRefGenerator, ObjectRef | ObjectRefGenerator)
+
+
 def wait(
-    refs: Sequence[ObjectRef],
+    refs: Sequence[_Waitable],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
     fetch_local: bool = True,
-) -> tuple[list[ObjectRef], list[ObjectRef]]:
+) -> tuple[list[_Waitable], list[_Waitable]]:
     """(ready, not ready), both in the order of `refs`, once `num_returns` are ready or `timeout` seconds passed.
 
+    refs: of an empty list both are empty. A generator among them is ready when `next` of it would return at once.
     fetch_local: as Ray's; on one machine everything is local, and it changes nothing.
     """
+    if isinstance(refs, (ObjectRef, ObjectRefGenerator)):
+        raise TypeError(f"rlplat.wait takes a list: put the {type(refs).__name__} into [...]")
     refs = list(refs)
-    if any(not isinstance(ref, ObjectRef) for ref in refs):
-        raise TypeError("rlplat.wait takes a list of ObjectRefs")
+    for ref in refs:
+        if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
+            raise TypeError(f"rlplat.wait takes a list of ObjectRefs, and in it is a {type(ref).__name__}")
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"rlplat.wait: timeout must be seconds, at least 0, not {timeout!r}")
+    if not refs:
+        return [], []
     if len(set(refs)) != len(refs):
         raise ValueError("rlplat.wait: the list has the same ref twice")
     if not 0 < num_returns <= len(refs):
@@ -277,18 +288,20 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
-            raise ConfigError(f"unknown option {key!r} for {what}; {hint}")
+            raise OptionError(f"unknown option {key!r} for {what}; {hint}")
         if key == "num_returns" and isinstance(value, str):
             if value not in _RETURNS:
-                raise ConfigError(
+                raise OptionError(
                     f"num_returns must be a whole number, 'streaming' or 'dynamic', not {value!r}"
                 )
             changes = changes | {key: _RETURNS[value]}
         elif value is not None and (least := _AT_LEAST.get(key)) is not None:
             if isinstance(value, bool) or not isinstance(value, int if key in _WHOLE else (int, float)):
-                raise ConfigError(f"{key} must be a {'whole ' if key in _WHOLE else ''}number, not {value!r}")
+                raise OptionTypeError(
+                    f"{key} must be a {'whole ' if key in _WHOLE else ''}number, not {value!r}"
+                )
             if not value >= least:
-                raise ConfigError(f"{key} must be at least {least}, not {value!r}")
+                raise OptionError(f"{key} must be at least {least}, not {value!r}")
         elif key == "retry_exceptions" and not isinstance(value, bool):
             changes = changes | {key: _exception_classes(value)}
         elif key == "runtime_env":
@@ -296,7 +309,7 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
 
             changes = changes | {key: checked(value or {})}
         elif key == "lifetime" and value not in (None, "detached"):
-            raise ConfigError(f"lifetime must be None or 'detached', not {value!r}")
+            raise OptionError(f"lifetime must be None or 'detached', not {value!r}")
     return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)
 
 
@@ -304,7 +317,7 @@ def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
     classes = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for each in classes:
         if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise ConfigError(
+            raise OptionTypeError(
                 f"retry_exceptions must be True, False or a list of exception classes, not {each!r}"
             )
     return classes
@@ -355,17 +368,38 @@ class RemoteFunction:
         raise TypeError(f"{self._code.name} is a remote function: call {self._code.name}.remote(...)")
 
 
+_OWN = ("_code", "_options")
+_OF_CLASSES = ("__mro__", "__bases__", "__annotations__", "__subclasses__")
+
+
 class RemoteClass:
     """An actor class: `Class.remote(*args)` starts an actor and returns its handle."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
         self._code, self._options = code, options
-        self.__name__ = code.name
-        self.__doc__ = code.target.__doc__
+        self.__name__ = self.__qualname__ = code.name
+        self.__doc__, self.__module__ = code.target.__doc__, code.target.__module__
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         _signature(self._code).check(self._code.name, args, kwargs)
         return _connected().create_actor(self._code, args, kwargs, self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Class attributes, static and class methods, plain functions, the MRO: those of the class itself."""
+        if name in _OWN or (name.startswith("__") and name not in _OF_CLASSES):
+            raise AttributeError(name)
+        target = self._code.target
+        if not hasattr(target, name):
+            close = difflib.get_close_matches(name, dir(target), 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise AttributeError(f"actor class {self._code.name} has no attribute {name!r}{hint}")
+        return getattr(target, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._code.target)})
+
+    def __reduce__(self) -> Any:
+        return RemoteClass, (self._code, self._options)
 
     def options(self, **changes: Any) -> RemoteClass:
         return RemoteClass(self._code, _merge(self._options, changes, "a task or actor"))
@@ -458,14 +492,14 @@ def check_groups(class_name: str, methods: dict[str, CallOptions], groups: dict[
     """Every concurrency group that a method names must be one of the actor's."""
     for name, size in groups.items():
         if not name or not isinstance(name, str) or not isinstance(size, int) or size < 1:
-            raise ConfigError(
+            raise OptionError(
                 f"concurrency_groups of {class_name}: a name and a whole number of at least 1 each, not "
                 f"{name!r}: {size!r}"
             )
     for method, options in methods.items():
         if options.concurrency_group and options.concurrency_group not in groups:
             known = ", ".join(map(repr, groups)) or "none"
-            raise ConfigError(
+            raise OptionError(
                 f"{class_name}.{method} is of the concurrency group {options.concurrency_group!r}, and the actor has "
                 f"these: {known}; name it in concurrency_groups={{{options.concurrency_group!r}: 2}}"
             )

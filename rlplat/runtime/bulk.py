@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rlplat.errors import ConfigError
+from rlplat.errors import OptionError
 from rlplat.runtime import api, codec
 from rlplat.runtime.backend import Options, RemoteCode
 
@@ -63,11 +63,11 @@ def map(
     else:
         code, options = RemoteCode(function, getattr(function, "__qualname__", repr(function))), Options()
     if options.num_returns != 1:
-        raise ConfigError(
+        raise OptionError(
             f"rlplat.map: {code.name} has num_returns={options.num_returns}; it must return one value"
         )
     if chunk_size is not None and chunk_size < 1:
-        raise ConfigError(f"rlplat.map: chunk_size must be at least 1, not {chunk_size!r}")
+        raise OptionError(f"rlplat.map: chunk_size must be at least 1, not {chunk_size!r}")
     chunk = api.RemoteFunction(RemoteCode(_Chunk(code.target, code.name), f"map({code.name})"), options)
     return _results(chunk, iter(items), chunk_size)
 

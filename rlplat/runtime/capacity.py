@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rlplat.errors import ConfigError, RuntimeFault
+from rlplat.errors import OptionError, RuntimeFault
 
 FILE = "account"
 SPILL_LINK = "spill"
@@ -213,7 +213,7 @@ def _bytes(num_slots: int) -> int:
 
 def create_account(session: str, limit: int, full_timeout_s: float) -> None:
     if isinstance(full_timeout_s, bool) or not isinstance(full_timeout_s, (int, float)) or full_timeout_s < 0:
-        raise ConfigError(f"store_full_timeout_s must be seconds, at least 0, not {full_timeout_s!r}")
+        raise OptionError(f"store_full_timeout_s must be seconds, at least 0, not {full_timeout_s!r}")
     descriptor = os.open(
         os.path.join(session, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
     )
@@ -231,9 +231,9 @@ def budget(wanted: int | None, session: str) -> int:
     if wanted is None:
         return max(_MIN_BYTES, int(min(_SHARE_OF_RAM * _ram_bytes(), _SHARE_OF_FREE * usage.free)))
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < _MIN_BYTES:
-        raise ConfigError(f"object_store_memory must be a number of bytes, at least 1 MiB, not {wanted!r}")
+        raise OptionError(f"object_store_memory must be a number of bytes, at least 1 MiB, not {wanted!r}")
     if wanted > usage.total:
-        raise ConfigError(
+        raise OptionError(
             f"object_store_memory is {wanted / 1e6:.0f} MB, but {os.path.dirname(session)} has "
             f"{usage.total / 1e6:.0f} MB in all: ask for less, or give the machine (or container: --shm-size) more"
         )

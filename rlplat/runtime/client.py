@@ -28,7 +28,7 @@ from rlplat.runtime.objects import Objects
 from rlplat.runtime.placement import shape_of
 from rlplat.runtime.questions import Questions
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.streams import Streams
+from rlplat.runtime.streams import ObjectRefGenerator, Streams
 from rlplat.runtime.tasks import IDLE_LEASE_S, Tasks
 from rlplat.runtime.transport import Transport
 
@@ -204,10 +204,10 @@ class Client:
         return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
 
     def wait(
-        self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
         with self._lock:
-            holders = [self._objects.holder(ref) for ref in refs]
+            holders = [ref if type(ref) is ObjectRefGenerator else self._objects.holder(ref) for ref in refs]
             missing = holders
             most_missing = len(holders) - num_returns
 
@@ -220,8 +220,8 @@ class Client:
                 self._wait_until(enough, timeout, "")
             except GetTimeout:
                 pass
-            ready: list[ObjectRef] = []
-            rest: list[ObjectRef] = []
+            ready: list[Any] = []
+            rest: list[Any] = []
             for ref, holder in zip(refs, holders, strict=True):
                 (ready if holder.value is not None and len(ready) < num_returns else rest).append(ref)
         return ready, rest

@@ -380,7 +380,12 @@ def to_exception(info: ErrorInfo) -> BaseException:
 def _task_error(message: str, cause: BaseException | None) -> TaskError:
     if cause is None:
         return TaskError(message)
-    error = _both_classes(type(cause))(message)
+    kind = _both_classes(type(cause))
+    try:
+        error = kind.__new__(kind, message, cause)
+        error.__init__(message)  # type: ignore[misc]
+    except Exception:  # a group of exceptions that are none of `Exception`
+        error = TaskError(message)
     error.cause = cause
     error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
     return error
@@ -396,7 +401,14 @@ def _both_classes(user_class: type) -> type[TaskError]:
         def init(self: Any, message: str) -> None:
             self.args = (message,)
 
+        def new(kind: Any, message: str, cause: BaseException | None = None) -> Any:
+            if issubclass(kind, BaseExceptionGroup):  # one as well: `except*` looks into it
+                inner = [ValueError()] if cause is None else cause.exceptions  # type: ignore[attr-defined]
+                return BaseExceptionGroup.__new__(kind, getattr(cause, "message", ""), inner)
+            return user_class.__new__(kind, message)
+
         body = {
+            "__new__": new,
             "__init__": init,
             "__str__": lambda self: self.args[0],
             "__reduce__": lambda self: (_task_error, (self.args[0], self.cause)),

@@ -73,7 +73,10 @@ class LoopRunner:
 
     def _start(self, owner: str, message: Any) -> None:
         group = self._group_of(message)
-        if self._free[group]:
+        if self._is_ending:
+            with self._worker._lock:
+                self._worker.refuse(owner, message, EXITED)
+        elif self._free[group]:
             self._free[group] -= 1
             self._begin(owner, message, group)
         else:
@@ -156,10 +159,19 @@ class LoopRunner:
 
     async def _drain(self, is_exit: bool) -> None:
         """Wait for the calls that run; for those that wait as well, unless the actor exits."""
-        self._is_ending = is_exit
+        if is_exit:
+            self.refuse_waiting(EXITED)
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
             await asyncio.sleep(0)
+
+    def refuse_waiting(self, reason: str) -> None:
+        self._is_ending = True
+        for waiting in self._waiting.values():
+            while waiting:
+                owner, message = waiting.popleft()
+                with self._worker._lock:
+                    self._worker.refuse(owner, message, reason)
 
     def warn_of_blocking(self) -> None:
         if not self.has_warned:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.errors import ConfigError
+from rlplat.errors import OptionError
 from rlplat.runtime import codec
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
@@ -40,7 +40,7 @@ def check(code: RemoteCode, options: Options) -> None:
     if not options.exactly_once:
         return
     if (options.max_concurrency or 1) > 1 or options.concurrency_groups:
-        raise ConfigError(
+        raise OptionError(
             f"actor {code.name}: exactly_once=True needs calls that run one after the other: leave max_concurrency "
             "and concurrency_groups out"
         )
@@ -51,14 +51,14 @@ def check(code: RemoteCode, options: Options) -> None:
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
     ]
     if asynchronous:
-        raise ConfigError(
+        raise OptionError(
             f"actor {code.name}: exactly_once=True needs calls that run one after the other, and {asynchronous[0]} is "
             "an async method"
         )
     has = [hasattr(code.target, name) for name in ("get_state", "set_state")]
     if any(has) and not all(has):
         lacking = "set_state" if has[0] else "get_state"
-        raise ConfigError(
+        raise OptionError(
             f"actor {code.name} has no {lacking}(): exactly_once=True keeps its state over a restart with both "
             "get_state() and set_state(state)"
         )

@@ -48,6 +48,7 @@ class EndOfActor(msgspec.Struct):
 
 
 EXITED = "it called rlplat.exit_actor()"
+EXITED_AT_ONCE = "it called rlplat.exit_actor() in its constructor"
 TERMINATED = "it was asked to end (__ray_terminate__), after the calls that were made before that"
 
 
@@ -65,6 +66,10 @@ class Runner(Protocol):
 
     def cancel(self, task: Key, recursive: bool) -> None:
         """A call that is in this runner, or is not known (any thread, lock held)."""
+        ...
+
+    def refuse_waiting(self, reason: str) -> None:
+        """The actor ends: calls that were not begun fail (in the thread of the call that ends it, or the main one)."""
         ...
 
     def awaits_for_cancelled(self) -> bool:
@@ -121,8 +126,8 @@ class ThreadRunner:
     def submit(self, owner: str, message: Any) -> None:
         if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
             is_exit = type(message) is EndOfActor
-            for pool in self._pools.values():
-                pool.shutdown(wait=False, cancel_futures=is_exit)
+            if is_exit:
+                self.refuse_waiting(message.reason)
             for pool in self._pools.values():
                 pool.shutdown(wait=True)
             self._worker.end_actor(message.reason if is_exit else TERMINATED)
@@ -130,6 +135,12 @@ class ThreadRunner:
         future = self._pools[self._group_of(message)].submit(self._worker._call, owner, message)
         self._futures[key] = (future, message)
         future.add_done_callback(lambda _: self._futures.pop(key, None))
+
+    def refuse_waiting(self, reason: str) -> None:
+        for (owner, _), (future, call) in list(self._futures.items()):
+            if future.cancel():
+                with self._worker._lock:
+                    self._worker.refuse(owner, call, reason)
 
     def cancel(self, task: Key, recursive: bool) -> None:
         future, message = self._futures.get(task, (None, None))

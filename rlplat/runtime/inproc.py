@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import ActorDied, ConfigError, NotInitialized, UsageError
+from rlplat.errors import NoSuchActor, NotInitialized, OptionError, UsageError
 from rlplat.runtime import codec, exactly_once
 from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of, signatures_of
 from rlplat.runtime.backend import Backend, Options, RemoteCode
@@ -93,13 +93,13 @@ class InprocBackend:
         return self._objects.get(refs, timeout)
 
     def wait(
-        self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None, fetch_local: bool = True
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
         self._objects.wait_for(refs, num_returns, timeout)
-        ready: list[ObjectRef] = []
-        rest: list[ObjectRef] = []
+        ready: list[Any] = []
+        rest: list[Any] = []
         for ref in refs:
-            is_ready = self._objects.outcome(ref) is not None and len(ready) < num_returns
+            is_ready = self._objects.is_there(ref) and len(ready) < num_returns
             (ready if is_ready else rest).append(ref)
         return ready, rest
 
@@ -209,9 +209,7 @@ class InprocBackend:
                     return
                 except ActorExit:
                     assert actor is not None
-                    self._end(
-                        actor, ErrorInfo("ActorDied", f"actor {actor.class_name} ended by rlplat.exit_actor")
-                    )
+                    self._end(actor, _exited(actor, " in its constructor" if call is actor.make else ""))
                     self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
                     return
                 except Exception as error:
@@ -346,13 +344,13 @@ class InprocBackend:
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         names = None
         if options.get_if_exists and options.name is None:
-            raise ConfigError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+            raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         if options.name is not None:
             names = (self.namespace if options.namespace is None else options.namespace, options.name)
             if names in self._actor_by_name:
                 if options.get_if_exists:
                     return self._handle(self._actor_by_name[names])
-                raise ConfigError(
+                raise OptionError(
                     f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
                 )
         what = f"actor {code.name}"
@@ -405,7 +403,7 @@ class InprocBackend:
             return self._submit(call)
         if group and group not in actor.concurrency_groups:
             known = ", ".join(sorted(actor.concurrency_groups)) or "none"
-            raise ConfigError(
+            raise OptionError(
                 f"{what}: there is no concurrency group {group!r} (groups of this actor: {known})"
             )
         call = self._call(
@@ -451,7 +449,7 @@ class InprocBackend:
         if actor is None:
             known = ", ".join(repr(other) for space, other in sorted(self._actor_by_name) if space == where)
             place = f" in namespace {where!r}" if where else ""
-            raise ActorDied(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
+            raise NoSuchActor(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
         return self._handle(actor)
 
     def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
@@ -545,5 +543,5 @@ def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) ->
         loop.call_soon_threadsafe(callback)
 
 
-def _exited(actor: LocalActor) -> ErrorInfo:
-    return ErrorInfo("ActorDied", f"actor {actor.class_name} ended itself by rlplat.exit_actor()")
+def _exited(actor: LocalActor, where: str = "") -> ErrorInfo:
+    return ErrorInfo("ActorDied", f"actor {actor.class_name} is gone: it called rlplat.exit_actor(){where}")

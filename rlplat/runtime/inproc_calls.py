@@ -343,19 +343,20 @@ class LocalStreams:
 
     # -- consuming
 
+    def is_ready(self, stream: Any) -> bool:
+        return bool(stream.can_take() or stream.iterator is not None)
+
     def next_ref(self, stream: Any, completed: ObjectRef, timeout_s: float | None) -> ObjectRef | None:
         with self._objects.changed:
-            if not (stream.can_take() or stream.iterator is not None):
+            if not self.is_ready(stream):
                 self._objects.check_may_block(completed)
-                self._objects.changed.wait_for(
-                    lambda: stream.can_take() or stream.iterator is not None, timeout_s
-                )
+                self._objects.changed.wait_for(lambda: self.is_ready(stream), timeout_s)
         return self._take(stream, completed)
 
     async def next_ref_async(self, stream: Any, completed: ObjectRef) -> ObjectRef | None:
         while True:
             with self._objects.changed:
-                if stream.can_take() or stream.iterator is not None:
+                if self.is_ready(stream):
                     break
                 loop = asyncio.get_running_loop()
                 waiter = loop.create_future()

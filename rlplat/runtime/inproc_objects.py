@@ -14,6 +14,7 @@ from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
 from rlplat.runtime import codec
 from rlplat.runtime.codec import ErrorInfo, Packed
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.streams import ObjectRefGenerator
 
 _ids = itertools.count(1)
 """Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
@@ -115,20 +116,24 @@ class LocalObjects:
             self._entries[ref.id].callbacks.append(callback)
             return True
 
-    def wait_for(self, refs: Sequence[ObjectRef], num: int, timeout_s: float | None) -> int:
+    def is_there(self, ref: Any) -> bool:
+        """The value of a ref, or the next one of a generator."""
+        return (ref.value if isinstance(ref, ObjectRefGenerator) else self.outcome(ref)) is not None
+
+    def wait_for(self, refs: Sequence[Any], num: int, timeout_s: float | None) -> int:
         """Wait until `num` of `refs` are there; how many are."""
 
         def count() -> int:
-            return sum(self.outcome(ref) is not None for ref in refs)
+            return sum(map(self.is_there, refs))
 
         with self.changed:
             if count() >= num or timeout_s == 0:
                 return count()
-            self.check_may_block(next(ref for ref in refs if self.outcome(ref) is None))
+            self.check_may_block(next(ref for ref in refs if not self.is_there(ref)))
             self.changed.wait_for(lambda: count() >= num, timeout_s)
             return count()
 
-    def check_may_block(self, ref: ObjectRef) -> None:
+    def check_may_block(self, ref: object) -> None:
         if threading.current_thread() is self.loop_thread:
             raise RuntimeFault(
                 f"a coroutine of an async actor blocks on {ref!r}, which another coroutine is to make: with "

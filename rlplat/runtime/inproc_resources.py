@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.errors import InfeasibleResources, OptionError
 from rlplat.runtime import codec
 from rlplat.runtime.codec import ErrorInfo, Packed
 from rlplat.runtime.messages import GroupState, NodeState, Shape
@@ -88,7 +88,7 @@ class LocalResources:
             return self.free
         entry = self._groups.get(shape.group)
         if entry is None:
-            raise ConfigError(
+            raise OptionError(
                 f"{who}: its placement group belongs to another cluster, or one that was shut down"
             )
         if entry.error is not None:
@@ -106,7 +106,7 @@ class LocalResources:
         self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str
     ) -> PlacementGroup:
         if name and any(e.group.name == name and e.state != "REMOVED" for e in self._groups.values()):
-            raise ConfigError(f"a placement group named {name!r} exists already")
+            raise OptionError(f"a placement group named {name!r} exists already")
         group = PlacementGroup(f"inproc:{next(self._ids)}", bundles, strategy, name)
         entry = self._groups[group.id] = _Group(group)
         needed: Resources = {}
@@ -159,7 +159,7 @@ class LocalResources:
 
     def _entry(self, group: PlacementGroup) -> _Group:
         if group.id not in self._groups:
-            raise ConfigError(f"{group!r} belongs to a cluster that was shut down")
+            raise OptionError(f"{group!r} belongs to a cluster that was shut down")
         return self._groups[group.id]
 
     # -- views

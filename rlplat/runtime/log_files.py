@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlplat.errors import ConfigError
+from rlplat.errors import OptionError
 from rlplat.runtime.session import is_session_alive
 
 KEPT_SESSIONS = 5
@@ -45,7 +45,7 @@ def make_session_folder(session: str, root: str | None) -> Path:
         (top / session).chmod(0o700)
     except OSError as error:
         if root is not None:
-            raise ConfigError(f"rlplat.init: log_dir={root!r} cannot be used: {error}") from None
+            raise OptionError(f"rlplat.init: log_dir={root!r} cannot be used: {error}") from None
         top = Path(tempfile.mkdtemp(prefix=f"rlplat-{os.getuid()}-"))
         session_logs(session, top).mkdir(mode=0o700, parents=True)
     return top / session

@@ -46,7 +46,7 @@ class NestedBackend(InprocBackend):
             num_gpus = len(self.gpu_ids)  # what the worker holds, not what the machine has
         super().__init__(num_cpus, num_gpus, resources, namespace, runtime_env)
 
-    def _is_ours(self, ref: ObjectRef) -> bool:
+    def _is_ours(self, ref: Any) -> bool:
         return ref.owner == self.client_id
 
     def _is_our_actor(self, handle: ActorHandle) -> bool:
@@ -67,8 +67,8 @@ class NestedBackend(InprocBackend):
         return [values[ref] for ref in refs]
 
     def wait(
-        self, refs: Sequence[ObjectRef], num_returns: int, timeout: float | None, fetch_local: bool = True
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
         num_ours = sum(map(self._is_ours, refs))
         if num_ours == len(refs):
             return super().wait(refs, num_returns, timeout)

@@ -198,7 +198,7 @@ class Node:
             others = sorted({space for space, name in by_name if name == message.name})
             hint = f"; there is one in namespace {others[0]!r}" if others else ""
             text = f"there is no actor named {message.name!r}{where} (named actors: {names}){hint}"
-            return Answer(message.request, error=ErrorInfo("ActorDied", text))
+            return Answer(message.request, error=ErrorInfo("NoSuchActor", text))
         entry = self._scheduler.actors[actor]
         return Answer(message.request, actor, entry.info, is_detached=entry.is_detached)
 

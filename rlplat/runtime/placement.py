@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.errors import InfeasibleResources, OptionError
 from rlplat.runtime import messages
 from rlplat.runtime.messages import Capture, Shape, Value
 from rlplat.runtime.resources import Resources, check_feasible
@@ -76,28 +76,28 @@ def placement_group(
     lifetime: "detached" groups outlive the actor that created them; every group ends with the cluster.
     """
     if strategy not in STRATEGIES:
-        raise ConfigError(
+        raise OptionError(
             f"placement_group: strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}"
         )
     if lifetime not in (None, "detached"):
-        raise ConfigError(f"placement_group: lifetime must be None or 'detached', not {lifetime!r}")
+        raise OptionError(f"placement_group: lifetime must be None or 'detached', not {lifetime!r}")
     made = tuple(_bundle(number, bundle) for number, bundle in enumerate(bundles))
     if not made:
-        raise ConfigError("placement_group needs at least one bundle, e.g. [{'CPU': 1}]")
+        raise OptionError("placement_group needs at least one bundle, e.g. [{'CPU': 1}]")
     return _connected().create_group(made, strategy, name, lifetime == "detached")
 
 
 def _bundle(number: int, bundle: Any) -> tuple[tuple[str, float], ...]:
     if not isinstance(bundle, dict):
-        raise ConfigError(
+        raise OptionError(
             f"placement_group: bundle {number} must be a dict like {{'CPU': 1}}, not {bundle!r}"
         )
     for name, amount in bundle.items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount >= 0:
-            raise ConfigError(f"placement_group: bundle {number} has {name}={amount!r}: not an amount")
+            raise OptionError(f"placement_group: bundle {number} has {name}={amount!r}: not an amount")
     kept = tuple(sorted((name, float(amount)) for name, amount in bundle.items() if amount))
     if not kept:
-        raise ConfigError(f"placement_group: bundle {number} is empty, and reserves nothing")
+        raise OptionError(f"placement_group: bundle {number} is empty, and reserves nothing")
     return kept
 
 
@@ -114,7 +114,7 @@ def get_placement_group(name: str) -> PlacementGroup:
             bundles = tuple(tuple(sorted(bundle.items())) for bundle in state.bundles)
             return PlacementGroup(state.group, bundles, state.strategy, name)
     names = ", ".join(repr(state.name) for state in states if state.name and state.state != "REMOVED")
-    raise ConfigError(f"there is no placement group named {name!r} (named groups: {names or 'none'})")
+    raise OptionError(f"there is no placement group named {name!r} (named groups: {names or 'none'})")
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _placement(options: Options, who: str) -> tuple[PlacementGroup | None, int, 
     if isinstance(options.scheduling_strategy, PlacementGroupSchedulingStrategy) and isinstance(
         options.placement_group, PlacementGroup
     ):
-        raise ConfigError(f"{who}: give the placement group once, as placement_group= or in the strategy")
+        raise OptionError(f"{who}: give the placement group once, as placement_group= or in the strategy")
     options = _plain(options)
     wanted: Any = options.scheduling_strategy
     group, bundle = options.placement_group, options.placement_group_bundle_index
@@ -214,26 +214,26 @@ def _placement(options: Options, who: str) -> tuple[PlacementGroup | None, int, 
         group = None
     if group is not None:
         if not isinstance(group, PlacementGroup):
-            raise ConfigError(f"{who}: placement_group must be a PlacementGroup, not {group!r}")
+            raise OptionError(f"{who}: placement_group must be a PlacementGroup, not {group!r}")
         if wanted not in (None, "DEFAULT"):
-            raise ConfigError(
+            raise OptionError(
                 f"{who}: a placement group says where it runs: no scheduling_strategy={wanted!r}"
             )
         if isinstance(bundle, bool) or not isinstance(bundle, int) or not -1 <= bundle < group.bundle_count:
-            raise ConfigError(
+            raise OptionError(
                 f"{who}: placement_group_bundle_index must be -1 (any) or one of its {group.bundle_count} bundles, "
                 f"not {bundle!r}"
             )
         return group, bundle, ""
     if bundle != -1:
-        raise ConfigError(f"{who}: placement_group_bundle_index={bundle!r} without a placement_group")
+        raise OptionError(f"{who}: placement_group_bundle_index={bundle!r} without a placement_group")
     if wanted is None or wanted == "DEFAULT":
         return None, -1, ""
     if wanted == "SPREAD":
         return None, -1, "SPREAD"
     if isinstance(wanted, NodeAffinitySchedulingStrategy):
         return None, -1, f"node{'?' if wanted.soft else ''}:{wanted.node_id}"
-    raise ConfigError(
+    raise OptionError(
         f"{who}: scheduling_strategy must be 'DEFAULT', 'SPREAD', a PlacementGroupSchedulingStrategy or a "
         f"NodeAffinitySchedulingStrategy, not {wanted!r}"
     )

@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.errors import InfeasibleResources, OptionError
 
 Resources = dict[str, float]
 
@@ -15,7 +15,7 @@ Resources = dict[str, float]
 def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
     for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus, **(custom or {})}.items():
         if amount is not None and amount < 0:
-            raise ConfigError(f"rlplat.init: {name} must be at least 0, not {amount!r}")
+            raise OptionError(f"rlplat.init: {name} must be at least 0, not {amount!r}")
     found = {
         "CPU": float(len(os.sched_getaffinity(0)) if num_cpus is None else num_cpus),
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),
@@ -24,7 +24,7 @@ def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Reso
 
 
 def check_at_least(name: str, value: Any, least: float, at_most: float = float("inf")) -> None:
-    """ConfigError unless a number argument of `rlplat.init` is within its bounds."""
+    """OptionError unless a number argument of `rlplat.init` is within its bounds."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
@@ -36,7 +36,7 @@ def check_at_least(name: str, value: Any, least: float, at_most: float = float("
             if at_most == float("inf")
             else f"more than {least:g} and at most {at_most:g}"
         )
-        raise ConfigError(f"rlplat.init: {name} must be a number of {bounds}, not {value!r}")
+        raise OptionError(f"rlplat.init: {name} must be a number of {bounds}, not {value!r}")
 
 
 def visible_gpus() -> list[str]:

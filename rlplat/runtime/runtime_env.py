@@ -1,6 +1,6 @@
 """Runtime environments: what a worker finds around it. Checked and prepared in the driver, applied in the worker.
 
-    checked(env)            the user's dictionary in normal form; ConfigError names what is wrong with it
+    checked(env)            the user's dictionary in normal form; OptionError names what is wrong with it
     merged(parent, child)   as Ray merges: the child's fields replace the parent's, `env_vars` join
     prepared(env, folder)   directories replaced by snapshots in `folder`; (key, JSON) of what is sent to the node
     apply(env)              in the worker, before any code of the user's: variables, directory, sys.path
@@ -24,7 +24,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rlplat.errors import ConfigError
+from rlplat.errors import OptionError
 
 KEYS = ("env_vars", "working_dir", "py_modules", "excludes", "pip", "uv", "config")
 _ELSEWHERE = {
@@ -47,23 +47,23 @@ Env = dict[str, Any]
 
 
 def checked(env: Any) -> Env:
-    """`env` in normal form: absolute paths, options as lists. ConfigError when it cannot be meant."""
+    """`env` in normal form: absolute paths, options as lists. OptionError when it cannot be meant."""
     if not isinstance(env, dict):
-        raise ConfigError(f"runtime_env must be a dictionary, not {type(env).__name__}")
+        raise OptionError(f"runtime_env must be a dictionary, not {type(env).__name__}")
     for key in env:
         if key in KEYS:
             continue
         if key in _ELSEWHERE:
-            raise ConfigError(f"runtime_env: {key!r} does not exist in rlplat: use {_ELSEWHERE[key]}")
+            raise OptionError(f"runtime_env: {key!r} does not exist in rlplat: use {_ELSEWHERE[key]}")
         import difflib
 
         close = difflib.get_close_matches(str(key), KEYS, 1)
-        raise ConfigError(
+        raise OptionError(
             f"unknown key {key!r} in runtime_env; "
             + (f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(KEYS)}")
         )
     if env.get("pip") and env.get("uv"):
-        raise ConfigError("runtime_env: give either 'pip' or 'uv', not both")
+        raise OptionError("runtime_env: give either 'pip' or 'uv', not both")
     checks = {
         "env_vars": _env_vars,
         "working_dir": _working_dir,
@@ -78,38 +78,38 @@ def checked(env: Any) -> Env:
 
 def _env_vars(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise ConfigError(f"runtime_env['env_vars'] must be a dictionary, not {type(value).__name__}")
+        raise OptionError(f"runtime_env['env_vars'] must be a dictionary, not {type(value).__name__}")
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise ConfigError(
+            raise OptionError(
                 f"runtime_env['env_vars'][{name!r}] must be text, not {text!r} ({type(text).__name__}): "
                 "write it as a string"
             )
         if "=" in name or "\0" in name + text or not name:
-            raise ConfigError(f"runtime_env['env_vars']: {name!r} cannot be a variable's name")
+            raise OptionError(f"runtime_env['env_vars']: {name!r} cannot be a variable's name")
     return dict(value)
 
 
 def _working_dir(value: Any) -> str:
     path = _path("runtime_env['working_dir']", value)
     if not os.path.isdir(path):
-        raise ConfigError(f"runtime_env['working_dir']: there is no directory {path}")
+        raise OptionError(f"runtime_env['working_dir']: there is no directory {path}")
     return path
 
 
 def _py_modules(value: Any) -> list[str]:
     if isinstance(value, (str, os.PathLike, types.ModuleType)):
-        raise ConfigError("runtime_env['py_modules'] must be a list of paths or modules: put it into [...]")
+        raise OptionError("runtime_env['py_modules'] must be a list of paths or modules: put it into [...]")
     found = []
     for each in value:
         if isinstance(each, types.ModuleType):
             paths = list(getattr(each, "__path__", ())) or [each.__file__]
             if not paths[0]:
-                raise ConfigError(f"runtime_env['py_modules']: module {each.__name__!r} has no file")
+                raise OptionError(f"runtime_env['py_modules']: module {each.__name__!r} has no file")
             each = paths[0]
         path = _path("runtime_env['py_modules']", each)
         if not os.path.isdir(path) and not (os.path.isfile(path) and path.endswith((".py", ".whl"))):
-            raise ConfigError(
+            raise OptionError(
                 f"runtime_env['py_modules']: there is no directory, .py file or wheel at {path}"
             )
         found.append(path)
@@ -118,10 +118,10 @@ def _py_modules(value: Any) -> list[str]:
 
 def _path(where: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
-        raise ConfigError(f"{where} must be a path, not {value!r}")
+        raise OptionError(f"{where} must be a path, not {value!r}")
     text = os.fspath(value)
     if "://" in text:
-        raise ConfigError(f"{where}: {text!r} is no local path, and only those can be used on one machine")
+        raise OptionError(f"{where}: {text!r} is no local path, and only those can be used on one machine")
     return os.path.abspath(os.path.expanduser(text))
 
 
@@ -134,13 +134,13 @@ def _packages(tool: str, value: Any) -> Env:
         known = ("packages", f"{tool}_install_options" if tool == "pip" else "uv_pip_install_options")
         for key in value:
             if key not in (*known, "pip_check", "uv_check", "pip_version", "uv_version"):
-                raise ConfigError(f"runtime_env[{tool!r}]: unknown key {key!r}; known: {', '.join(known)}")
+                raise OptionError(f"runtime_env[{tool!r}]: unknown key {key!r}; known: {', '.join(known)}")
         options = _strings(f"{tool}_install_options", value.get(known[1], []))
         value = value.get("packages", [])
     if isinstance(value, (str, os.PathLike)):
         path = _path(f"runtime_env[{tool!r}]", value)
         if not os.path.isfile(path):
-            raise ConfigError(f"runtime_env[{tool!r}]: there is no requirements file {path}")
+            raise OptionError(f"runtime_env[{tool!r}]: there is no requirements file {path}")
         base = os.path.dirname(path)
         lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in Path(path).read_text().splitlines()]
         value = [
@@ -159,7 +159,7 @@ def _packages(tool: str, value: Any) -> Env:
         elif line.startswith((".", "~", os.sep)):
             packages.append(_path(f"runtime_env[{tool!r}]", line))
             if not os.path.exists(packages[-1]):
-                raise ConfigError(f"runtime_env[{tool!r}]: there is nothing at {packages[-1]}")
+                raise OptionError(f"runtime_env[{tool!r}]: there is nothing at {packages[-1]}")
         else:
             packages.append(line)
     return {"packages": packages, "options": options}
@@ -167,13 +167,13 @@ def _packages(tool: str, value: Any) -> Env:
 
 def _strings(where: str, value: Any) -> list[str]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-        raise ConfigError(f"runtime_env[{where!r}] must be a list of strings, not {value!r}")
+        raise OptionError(f"runtime_env[{where!r}] must be a list of strings, not {value!r}")
     return list(value)
 
 
 def _config(value: Any) -> Env:
     if not isinstance(value, dict) or set(value) - {"setup_timeout_seconds", "eager_install"}:
-        raise ConfigError(f"runtime_env['config'] knows 'setup_timeout_seconds' only, not {value!r}")
+        raise OptionError(f"runtime_env['config'] knows 'setup_timeout_seconds' only, not {value!r}")
     return {key: value[key] for key in value if key == "setup_timeout_seconds"}
 
 
@@ -216,7 +216,7 @@ def _snapshot(path: str, name: str, folder: str, excludes: list[str]) -> str:
     files = list(_files(path, excludes))
     size = sum(size for _, size, _ in files)
     if size > _MOST_BYTES:
-        raise ConfigError(
+        raise OptionError(
             f"runtime_env: {path} holds {size / 1e6:,.0f} MB, and at most {_MOST_BYTES / 1e6:,.0f} MB are copied: name "
             "what is not needed in 'excludes', or leave working_dir out (workers run in the driver's directory anyway)"
         )
@@ -242,7 +242,7 @@ def _snapshot(path: str, name: str, folder: str, excludes: list[str]) -> str:
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(target):  # else: another process was faster
-            raise ConfigError(f"runtime_env: {path} could not be copied to {folder}: {error}") from None
+            raise OptionError(f"runtime_env: {path} could not be copied to {folder}: {error}") from None
     return target
 
 

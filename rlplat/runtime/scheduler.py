@@ -279,7 +279,7 @@ class Scheduler:
 
     def _refuse_name(self, event: ActorRequested, holder: ActorEntry, seekers: list[str]) -> None:
         text = f"an actor named {event.name!r} exists already: use rlplat.get_actor({event.name!r})"
-        error = ErrorInfo("ConfigError", text)
+        error = ErrorInfo("OptionError", text)
         if event.get_if_exists:
             taken = TellNameTaken(event.client, event.actor, holder.id, holder.info, holder.is_detached)
             self._turn.out.append(taken)

@@ -103,6 +103,10 @@ class Source(Protocol):
 
     async def next_ref_async(self, stream: Stream, completed: ObjectRef) -> ObjectRef | None: ...
 
+    def is_ready(self, stream: Any) -> bool:
+        """Whether the next one, or the end, is there."""
+        ...
+
     def drop(self, task: int) -> None:
         """The generator object is gone (called from whatever thread the garbage collector runs in)."""
         ...
@@ -141,7 +145,16 @@ class ObjectRefGenerator:
 
     def next_ready(self) -> bool:
         """Whether `next` would return (or stop) at once."""
-        return self._stream.can_take()
+        return self.value is not None
+
+    @property
+    def owner(self) -> str:
+        return self._completed.owner
+
+    @property
+    def value(self) -> ObjectRefGenerator | None:
+        """For `wait`, to which values and generators are alike: None while `next` would have to wait."""
+        return self if self._source.is_ready(self._stream) else None
 
     def is_finished(self) -> bool:
         """Whether the generator has ended and all its refs are taken."""
@@ -230,6 +243,9 @@ class Streams:
                 self._client._cancels.close_generator(stream.task)
 
     # ---------------------------------------------------------------- consumers (without the lock)
+
+    def is_ready(self, stream: Stream) -> bool:
+        return stream.can_take()
 
     def next_ref(self, stream: Stream, completed: ObjectRef, timeout_s: float | None) -> ObjectRef | None:
         client = self._client

@@ -27,6 +27,7 @@ from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.exactly_once import ExactlyOnce, Kept, checkpoint_path
 from rlplat.runtime.execution import (
     EXITED,
+    EXITED_AT_ONCE,
     TERMINATED,
     ActorExit,
     EndOfActor,
@@ -411,6 +412,9 @@ class Worker(Client):
                 once.open(self._instance)
                 self._once = once
             crash_point("after_constructor_before_report")
+        except ActorExit:
+            self._actor_name = name
+            self.end_actor(EXITED_AT_ONCE)
         except BaseException as error:
             self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
             return
@@ -586,12 +590,22 @@ class Worker(Client):
     # ---------------------------------------------------------------- the end of an actor
 
     def exit_actor(self) -> None:
-        if not self._actor_name:
+        if not self._is_actor:
             super().exit_actor()
         raise ActorExit
 
+    def refuse(self, owner: str, message: Any, reason: str) -> None:
+        """A call that the end of the actor overtakes: it did not run, and its caller is told so (lock held)."""
+        self.drop_arguments(owner, message)
+        method = message.method if type(message) is messages.Call else message.name
+        text = f"{self._actor_name}.{method} did not run: actor {self._actor_name} is gone: {reason}"
+        values = [Value(error=ErrorInfo("ActorDied", text))] * max(1, getattr(message, "num_returns", 1))
+        self._transport.post(owner, messages.DoneFull(message.task, values))
+
     def request_end(self, reason: str) -> None:
         """A call in a thread or coroutine wants the actor to end: the main thread sees to it, ahead of all calls."""
+        if self._runner is not None:
+            self._runner.refuse_waiting(reason)
         self._work.appendleft((self.client_id, EndOfActor(reason)))
         self._loop.wake()
 
@@ -599,6 +613,11 @@ class Worker(Client):
         """End this process in order (main thread): calls that were not begun fail, `atexit` handlers run."""
         with self._lock:
             self._is_ending = True
+            for owner, message in (*self._held_calls, *self._work):
+                if type(message) is not EndOfActor:
+                    self.refuse(owner, message, reason)
+            self._held_calls.clear()
+            self._work.clear()
             # The news of our death comes from the node, and must not overtake our results.
             self._farewells.update(set(self._transport.peers()) - {NODE, self.client_id})
             for peer in self._farewells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -283,3 +284,52 @@ def test_the_returns_of_one_task_are_separate_objects(backend: str) -> None:
     a, b = f.remote()
     assert a != b
     assert rlplat.get([use.remote(b), use.remote(a)]) == ["two", 1]
+
+
+class Base:
+    INHERITED = "base"
+
+
+class Documented(Base):
+    """What it is for."""
+
+    SIZE = 4
+
+    @staticmethod
+    def twice(x: int) -> int:
+        return 2 * x
+
+    @classmethod
+    def size(cls) -> int:
+        return cls.SIZE
+
+    def method(self) -> int:
+        return self.SIZE
+
+
+def test_a_decorated_class_shows_the_class(backend: str) -> None:
+    decorated = rlplat.remote(num_cpus=0)(Documented)
+    assert (decorated.SIZE, decorated.INHERITED) == (4, "base")
+    assert (decorated.twice(3), decorated.size()) == (6, 4)
+    assert decorated.method is Documented.method
+    assert decorated.__mro__ == Documented.__mro__
+    assert decorated.__bases__ == (Base,)
+    assert (decorated.__name__, decorated.__doc__) == ("Documented", "What it is for.")
+    assert decorated.__module__ == __name__
+    assert {"SIZE", "twice", "remote", "options"} <= set(dir(decorated))
+    with pytest.raises(
+        AttributeError, match="actor class Documented has no attribute 'SIZ'; did you mean 'SIZE'"
+    ):
+        decorated.SIZ
+
+
+def test_a_decorated_class_travels_and_is_copied(backend: str) -> None:
+    decorated = rlplat.remote(Documented)
+
+    @rlplat.remote
+    def use(given: Any) -> Any:
+        actor = given.options(num_cpus=0).remote()
+        return given.SIZE, rlplat.get(actor.method.remote()) if backend == "zmq" else 4
+
+    assert rlplat.get(use.remote(decorated)) == (4, 4)
+    assert copy.copy(decorated).SIZE == copy.deepcopy(decorated).SIZE == 4

@@ -239,3 +239,55 @@ def test_the_recursion_limit_is_an_exception_like_any_other(backend: str) -> Non
             rlplat.get(endless.remote())
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_a_group_is_a_group_here_too(backend: str) -> None:
+    """`except*` looks into it; the whole is a TaskError as well."""
+
+    class Mine(ExceptionGroup):
+        pass
+
+    def made() -> Any:
+        return Mine("two of them", [ValueError(1), KeyError(2)])
+
+    for make in (made, lambda: ExceptionGroup("two of them", [ValueError(1), KeyError(2)])):
+        ref, found = raising(make).remote(), []
+        try:
+            rlplat.get(ref)
+        except* ValueError as group:
+            found.append([type(each) for each in group.exceptions])
+        except* KeyError as group:
+            found.append([type(each) for each in group.exceptions])
+        assert found == [[ValueError], [KeyError]]
+        with pytest.raises(TaskError) as caught:
+            rlplat.get(ref)
+        assert isinstance(caught.value, ExceptionGroup)
+        assert caught.value.message == "two of them"
+        assert "Traceback" in str(caught.value)
+        assert type(caught.value.cause).__name__ == type(make()).__name__
+
+
+def test_a_group_goes_through_tasks_and_values(backend: str) -> None:
+    @rlplat.remote
+    def catch(ref: list[Any]) -> Any:
+        try:
+            rlplat.get(ref[0])
+        except ExceptionGroup as error:
+            return error
+
+    ref = raising(lambda: ExceptionGroup("inner", [ValueError(1)])).remote()
+    error = rlplat.get(catch.remote([ref]))
+    assert isinstance(error, TaskError)
+    assert isinstance(error, ExceptionGroup)
+    assert [str(each) for each in error.exceptions] == ["1"]
+
+
+def test_a_group_that_is_no_exception_is_a_task_error(cluster: None) -> None:
+    with pytest.raises(TaskError, match="stop"):
+        rlplat.get(raising(lambda: BaseExceptionGroup("stop", [GeneratorExit()])).remote())
+
+
+def test_as_instanceof_cause_is_the_error_itself(backend: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        rlplat.get(raising(lambda: ValueError("v")).remote())
+    assert caught.value.as_instanceof_cause() is caught.value  # type: ignore[attr-defined]

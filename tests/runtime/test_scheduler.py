@@ -174,7 +174,7 @@ def test_a_name_is_taken_until_its_actor_is_gone() -> None:
     house = House()
     (placed,) = house.actor("driver:1", name="n")
     (refused,) = house.actor("driver:2", name="n")
-    assert refused.error.kind == "ConfigError"
+    assert refused.error.kind == "OptionError"
     assert house.scheduler.actor_by_name == {("", "n"): "driver:1"}
     out = house.tell(WorkerLost(placed.worker, "SIGKILL"))
     assert [type(action) for action in out] == [TellGone, TellDied]

@@ -136,7 +136,7 @@ def test_names_count_in_their_namespace() -> None:
     house.placed("driver:2", name="n", namespace="b")
     assert house.scheduler.actor_by_name == {("a", "n"): "driver:1", ("b", "n"): "driver:2"}
     (refused,) = house.actor("driver:3", name="n", namespace="b")
-    assert refused.error.kind == "ConfigError"
+    assert refused.error.kind == "OptionError"
 
 
 def test_a_name_is_kept_through_restarts() -> None:
