@@ -12,7 +12,7 @@ import pytest
 
 import rlplat
 from rlplat.runtime import observer
-from tests.leak_meter import MARK, LeakMeter, marked_processes
+from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
 
 # How fast examples are made and run says how loaded the machine is, not whether the code is right.
 hypothesis.settings.register_profile(
@@ -34,6 +34,7 @@ def log_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.getbasetemp() / "cluster-logs"
         patch.setenv("RLPLAT_LOG_DIR", str(root))
+        patch.setenv(DROPS_FILE, str(tmp_path_factory.getbasetemp() / "dropped-messages"))
         patch.setattr("tests.leak_meter.log_root", root)
         yield
 
@@ -46,6 +47,12 @@ def leak_meter() -> Iterator[LeakMeter]:
     leaks = meter.finish()
     if leaks:
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def may_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here messages that cannot be handled are sent on purpose."""
+    monkeypatch.delenv(DROPS_FILE)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""What a test left behind: processes, shared memory, files, sockets, threads.
+"""What a test left behind: processes, shared memory, files, sockets, threads; and messages that nobody could handle.
 
     meter = LeakMeter.start()         # puts a random mark into the environment, which every child process inherits
     ...the test...
@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "RLPLAT_TEST_MARK"
+DROPS_FILE = "RLPLAT_DROPS_FILE"
+"""`rlplat.runtime.dropped`: every process writes there what it could not handle. That is a bug of ours, in a test."""
 SHM_PREFIX = "rlplat-"
 SETTLE_S = 30.0
 log_root: Path | None = None
@@ -62,6 +64,7 @@ class Snapshot:
 class LeakMeter:
     def __init__(self, mark: str, outer_mark: str | None, before: Snapshot) -> None:
         self.mark, self._outer_mark, self._before = mark, outer_mark, before
+        self._num_dropped = len(_dropped())
 
     @classmethod
     def start(cls) -> LeakMeter:
@@ -77,19 +80,23 @@ class LeakMeter:
             while leaks := self.leaks():
                 if time.monotonic() > deadline:
                     self._clean_up()
-                    return leaks
+                    return leaks + self.dropped()
                 if not has_collected:  # files and sockets in reference cycles end with the next collection
                     has_collected = True
                     gc.collect()
                 else:
                     time.sleep(pause_s)
                     pause_s = min(0.1, 2 * pause_s)
-            return []
+            return self.dropped()
         finally:
             if self._outer_mark is None:
                 os.environ.pop(MARK, None)
             else:
                 os.environ[MARK] = self._outer_mark
+
+    def dropped(self) -> list[str]:
+        """Messages that a process of the test could not handle."""
+        return [f"a message that was dropped: {line}" for line in _dropped()[self._num_dropped :]]
 
     def leaks(self) -> list[str]:
         before, now = self._before, Snapshot.take()
@@ -118,6 +125,11 @@ class LeakMeter:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+
+def _dropped() -> list[str]:
+    path = os.environ.get(DROPS_FILE)
+    return Path(path).read_text().splitlines() if path and os.path.exists(path) else []
 
 
 def marked_processes(mark: str) -> dict[int, str]:

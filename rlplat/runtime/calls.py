@@ -225,6 +225,8 @@ class Calls:
         lane: Lane | None = None
         lease: Lease | None = None
         actor: ActorCalls | None = None
+        if len(message.tasks) != len(message.data):
+            raise ValueError(f"{len(message.data)} results of {len(message.tasks)} tasks")
         for id, data in zip(message.tasks, message.data, strict=True):
             record = tasks.get(id)
             if record is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -24,6 +25,8 @@ from rlplat.runtime.log_files import LogFile
 
 _TIMEOUT_S = 600.0
 _ERROR_LINES = 15
+_KEY = re.compile(r"[0-9a-zA-Z_-]{1,64}")
+"""Also part of the name of the build's log file."""
 
 
 class _Build(msgspec.Struct):
@@ -64,20 +67,23 @@ class EnvBuilds:
         )
 
         env = json.loads(spec)
-        known = self._known[key] = _Known(env, spec)
+        if not _KEY.fullmatch(key) or not isinstance(env, dict):
+            raise ValueError(f"environment {key!r:.50} is {spec!r:.50}")
+        needs_own_process = runtime_env.needs_own_process(env)
+        timeout_s = float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S))
         try:
-            venv = env_build.venv_folder(env)
+            venv, failure = env_build.venv_folder(env), ""
         except OSError as error:
-            self.fail(key, f"{type(error).__name__}: {error}")
-            return
-        if venv is None:
-            known.python = sys.executable if runtime_env.needs_own_process(env) else ""
+            venv, failure = None, f"{type(error).__name__}: {error}"
+        known = self._known[key] = _Known(env, spec)
+        if failure:
+            self.fail(key, failure)
+        elif venv is None:
+            known.python = sys.executable if needs_own_process else ""
         elif env_build.is_complete(venv):
             known.python = env_build.venv_python(venv)
         else:
-            self._begin(
-                key, spec, venv, float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S))
-            )
+            self._begin(key, spec, venv, timeout_s)
 
     def _begin(self, key: str, spec: str, venv: Path, timeout_s: float) -> None:
         import subprocess
@@ -106,6 +112,9 @@ class EnvBuilds:
         if known is None or known.python is None:
             return None
         return known.python, known.spec
+
+    def is_known(self, key: str) -> bool:
+        return key in self._known
 
     def error(self, key: str) -> ErrorInfo | None:
         known = self._known.get(key)

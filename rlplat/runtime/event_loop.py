@@ -64,6 +64,9 @@ class LoopRunner:
             is_exit = type(message) is EndOfActor
             asyncio.run_coroutine_threadsafe(self._drain(is_exit), self._loop).result()
             self._worker.end_actor(message.reason if is_exit else TERMINATED)
+        group = self._group_of(message)
+        if group not in self._waiting:
+            raise ValueError(f"there is no concurrency group {group!r:.50}")
         self._inbox.post(self._start, owner, message)
 
     def cancel(self, task: Key, recursive: bool) -> None:
@@ -88,7 +91,7 @@ class LoopRunner:
         task.add_done_callback(lambda _: self._ended(key, group))
 
     def _ended(self, key: Key, group: str) -> None:
-        del self._tasks[key]
+        self._tasks.pop(key, None)  # (two calls of one number: no caller of ours does that)
         self._begun.discard(key)
         self._cancelled.pop(key, None)
         if self._waiting[group] and not self._is_ending:

@@ -141,13 +141,10 @@ class IoLoop:
 
     def drain(self) -> bool:
         """Handle whatever input is here."""
-        handlers, did = self.handlers, False
+        deliver, handler_of, did = self.transport.dropped.deliver, self.handlers.get, False
         for sender, batch in self.transport.receive():
             did = True
-            for message in batch:
-                handler = handlers.get(type(message))
-                if handler is not None:  # else: a message that nobody may send us
-                    handler(sender, message)
+            deliver(sender, batch, handler_of)
             self.after_frame()
         if did and self._num_users > 1:
             self._changed.notify_all()

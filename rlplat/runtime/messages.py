@@ -13,6 +13,8 @@ import msgspec
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.signatures import Signature
 
+NODE, DRIVER = "node", "driver"
+"""Client ids; workers are "w1", "w2", ..."""
 Key = tuple[str, int]
 """An object: (its owner's client id, its id there)."""
 
@@ -639,6 +641,12 @@ AnyMessage = (
     | MakeRoom | RoomMade | BytesLost
     | ReturnedTo | Held | HeldHeard | DeathHeard | Settled
 )  # fmt: skip
+
+FROM_NODE = frozenset((
+    Welcome, Granted, LeasesRefused, Placed, ActorRestarting, ActorGone, NameTaken, Answer, Cluster, GroupNews,
+    EnvFailed, WorkerDied, Settled, Exit, Ping, WhoMakes,
+))  # fmt: skip
+"""What the node alone says."""
 
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode

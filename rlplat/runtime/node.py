@@ -20,12 +20,14 @@ import msgspec
 from rlplat.runtime import inspection, messages, stack_dump, wait_graph
 from rlplat.runtime.capacity import remove_files_of
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.dropped import Handler
 from rlplat.runtime.log_files import SNAPSHOTS
-from rlplat.runtime.messages import Answer
+from rlplat.runtime.messages import DRIVER, Answer, Shape
 from rlplat.runtime.processes import Processes
 from rlplat.runtime.resources import visible_gpus
 from rlplat.runtime.scheduler import Scheduler
 from rlplat.runtime.scheduling import events
+from rlplat.runtime.scheduling.admission import check_actor, check_bundles, check_count, check_shape
 from rlplat.runtime.session import MARK, kill_marked, remove_session
 from rlplat.runtime.settling import Settling
 from rlplat.runtime.watch import Watch
@@ -106,24 +108,37 @@ class Node:
 
     def _receive(self) -> None:
         for sender, batch in self._transport.receive():
-            for message in batch:
-                self._on_message(sender, message)
+            is_client = sender == DRIVER or sender in self._scheduler.placing.workers
+            handler_of = self._handler_for_client if is_client else self._handler_for_stranger
+            self._transport.dropped.deliver(sender, batch, handler_of)
+
+    def _handler_for_client(self, kind: type) -> Handler | None:
+        return self._on_message if kind is not messages.Inspect else None
+
+    def _handler_for_stranger(self, kind: type) -> Handler | None:
+        return self._on_inspect if kind is messages.Inspect else None
+
+    def _on_inspect(self, sender: str, message: messages.Inspect) -> None:
+        inspection.answer_as_node(self, sender, message)
 
     def _on_message(self, sender: str, message: Any) -> None:
         kind = type(message)
-        if sender in self._dead:
-            return  # its last words: what they ask for nobody would ever give back
         if kind is messages.Hello:
             self._clients.add(sender)
             self._processes.on_ready(sender)
             self._post(sender, messages.Welcome(self._total, self._namespace, dead=dict(self._dead)))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
+            check_count(message.shape, message.count)
+            self._check_env(message.shape)
             self._event(events.LeasesRequested(sender, message.shape, message.count))
         elif kind is messages.ReturnLease:
             self._event(events.LeaseReturned(sender, message.worker))
         elif kind is messages.PlaceActor:
             m = message
+            check_actor(m.actor, sender)
+            check_shape(m.shape)
+            self._check_env(m.shape)
             self._event(
                 events.ActorRequested(
                     sender,
@@ -158,8 +173,6 @@ class Node:
         elif kind is messages.AskResources:
             amounts = self._scheduler.available if message.available else self._total
             self._post(sender, Answer(message.request, amounts=dict(amounts)))
-        elif kind is messages.Inspect:
-            inspection.answer_as_node(self, sender, message)
         elif kind is messages.KillWorker:
             self._processes.kill(message.worker, message.reason)
         elif kind is messages.DeathHeard:
@@ -172,6 +185,7 @@ class Node:
         elif kind is messages.CreateGroup:
             m = message
             bundles = tuple(m.bundles)
+            check_bundles(bundles)
             self._event(events.GroupRequested(sender, m.group, bundles, m.strategy, m.name, m.is_detached))
         elif kind is messages.FindGroup:
             self._event(events.GroupSought(sender, message.group))
@@ -185,6 +199,12 @@ class Node:
             self._keep_creation(message)
         elif kind is messages.Done or kind is messages.DoneFull:
             self._on_created(message)
+        else:
+            raise TypeError("it is not for the node")
+
+    def _check_env(self, shape: Shape) -> None:
+        if shape.env and not self._processes.envs.is_known(shape.env):
+            raise ValueError(f"environment {shape.env!r:.50} was not defined")
 
     def _by_name(self, message: messages.AskByName) -> Answer:
         by_name = self._scheduler.actor_by_name
@@ -276,7 +296,8 @@ class Node:
             for task in message.tasks:
                 self._creating.pop(task, None)
             return
-        actor, error = self._creating.pop(message.task, ""), message.values[0].error
+        error = message.values[0].error
+        actor = self._creating.pop(message.task, "")
         if actor and error is not None:
             entry = self._scheduler.actors.get(actor)
             name = entry.info.class_name if entry is not None else actor

@@ -101,7 +101,7 @@ class Book:
         if left:
             entry.borrowers[line] = left
         else:
-            del entry.borrowers[line]
+            entry.borrowers.pop(line, None)
         if not entry.num_refs:
             self._settle(entry)
         return True

@@ -11,6 +11,7 @@ thread-safe: the client's lock guards it; only `fd` may be polled without.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ import msgspec
 import zmq
 
 from rlplat.runtime import messages
+from rlplat.runtime.dropped import Dropped
+from rlplat.runtime.messages import NODE
 
 _MAX_FRAME_BYTES = 1 << 30
 # As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
@@ -25,6 +28,8 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
 _EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
 _NOWHERE = b"?"
 """A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
+_CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
+"""The name of a socket in the session's folder: no path, and short enough for the address of a Unix socket."""
 
 
 class Transport:
@@ -47,6 +52,7 @@ class Transport:
         self._callers: set[bytes] = set()
         self._senders: dict[bytes, str] = {}
         """Client ids by the label that their frames bear."""
+        self.dropped = Dropped(client_id)
         self._forgotten: set[str] = set()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
@@ -63,6 +69,9 @@ class Transport:
                 return (
                     _NOWHERE  # ids are never used twice; and a second connect under one label aborts libzmq
                 )
+            if not _CLIENT_ID.fullmatch(peer):
+                self.dropped.add("a message to", peer, "that is not a client id")
+                return _NOWHERE
             label = f"{peer}>".encode()
             if label not in self._callers:
                 label = peer.encode()
@@ -138,23 +147,21 @@ class Transport:
 
     def receive(self) -> Iterator[tuple[str, list[Any]]]:
         """(sender's client id, messages) of each frame that is here; ends when there is none."""
-        receive, senders = self._socket.recv, self._senders
+        receive, more, senders = self._socket.recv, self._socket.getsockopt, self._senders
         while self.has_input():
             label = receive(_NOBLOCK)
-            sender = senders.get(label)
+            sender = senders.get(label) or self._new_sender(label)
             if sender is None:
-                if label.decode(errors="replace").rstrip(">") in self._forgotten:
-                    self._drop_parts()
-                    continue
-                if not label.endswith(b">") and label not in self._labels.values():
-                    continue  # the tail of something: nobody's message
-                sender = self._new_sender(label)
+                self._drop_parts()
+                continue
             frame = receive(_NOBLOCK)
+            if more(_RCVMORE):  # a tail, which must not pass for a label
+                self._drop_parts()
+                self.dropped.add("the tail of a frame from", sender, "a frame has one part")
             try:
                 decoded = messages.decode(frame)
-            except msgspec.MsgspecError:
-                # Nothing that one of us has sent. Its further parts, if any, must not pass for labels.
-                self._drop_parts()
+            except msgspec.MsgspecError as error:
+                self.dropped.add("a frame from", sender, str(error))
                 continue
             yield sender, decoded
 
@@ -163,11 +170,19 @@ class Transport:
         while self._socket.getsockopt(_RCVMORE):
             self._socket.recv(_NOBLOCK)
 
-    def _new_sender(self, label: bytes) -> str:
-        """The client id behind a label that is seen for the first time."""
-        sender = label.decode(errors="replace").rstrip(">")
+    def _new_sender(self, label: bytes) -> str | None:
+        """The client id behind a label that is seen for the first time; None when nothing is taken from there."""
+        sender = label.decode(errors="replace").removesuffix(">")
+        if sender in self._forgotten:
+            return None
+        is_caller = label.endswith(b">")
+        # (The node never calls, it answers; and nobody but us names the connections that we have made.)
+        is_known = sender != NODE if is_caller else label in self._labels.values()
+        if not is_known or not _CLIENT_ID.fullmatch(sender):
+            self.dropped.add("a frame from", sender, "nobody here is called that")
+            return None
         self._senders[label] = sender
-        if label.endswith(b">"):
+        if is_caller:
             self._callers.add(label)
         return sender
 

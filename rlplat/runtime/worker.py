@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 import threading
@@ -48,6 +49,9 @@ _FLUSH_RESULTS = 256
 _BLOCKED_AFTER_S = 0.002
 _SPANS = 10_000
 _FAREWELL_S, _END_S = 2.0, 10.0
+_MOST_RETURNS = 1 << 24
+_ACTOR_ID = re.compile(r"[a-z][a-z0-9-]*:[0-9]+")
+"""Also part of the name of its checkpoint's file."""
 
 
 class Worker(Client):
@@ -112,11 +116,26 @@ class Worker(Client):
             self._calls.code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
+        kind = type(message)
+        if kind is not messages.Call:
+            self._check_work(kind, message)
         self._work.append((sender, message))
-        if type(message) is messages.CreateActor:
+        if kind is messages.CreateActor:
             self._is_actor = True
         if self._is_blocked and not self._is_actor:
             self._give_back()
+
+    def _check_work(self, kind: type, message: Any) -> None:
+        """Raise ValueError for what the main thread cannot even answer with an error."""
+        if message.code not in self._code and (message.code or kind is not messages.RunFull):
+            raise ValueError(f"its code {message.code!r:.50} was not sent")
+        if kind is messages.RunFull and not -2 <= message.num_returns <= _MOST_RETURNS:
+            raise ValueError(f"num_returns={message.num_returns}")
+        if kind is messages.CreateActor:
+            if self._is_actor:
+                raise ValueError("there is an actor in this process")
+            if not _ACTOR_ID.fullmatch(message.actor):
+                raise ValueError(f"{message.actor!r:.50} is not an actor's id")
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         super()._on_worker_died(sender, message)
@@ -163,7 +182,10 @@ class Worker(Client):
                 num_results, flushed_at = 0, clock()
                 continue
             self._running = owner
-            self._execute(owner, message)
+            try:
+                self._execute(owner, message)
+            except Exception as error:  # not the user's: what his code raises is a reply
+                self._drop_work(owner, message, error)
             num_results += 1
             now = clock()
             if num_results >= _FLUSH_RESULTS or now - flushed_at > _FLUSH_S:
@@ -173,6 +195,20 @@ class Worker(Client):
             self._running = ""
             if self._calls.records:
                 self._first_child = next(self._objects.ids)
+
+    def _drop_work(self, owner: str, message: Any, error: Exception) -> None:
+        """It cannot be executed: its caller must not wait for ever."""
+        if type(message) is EndOfActor:
+            raise error
+        with self._lock:
+            self._transport.dropped.add(
+                f"{type(message).__name__} from", owner, f"{type(error).__name__}: {error}", error
+            )
+            text = f"worker {self.client_id} cannot execute this call: {type(error).__name__}: {error}"
+            values = [Value(error=ErrorInfo("RuntimeFault", text))] * max(
+                1, getattr(message, "num_returns", 1)
+            )
+            self._transport.post(owner, messages.DoneFull(message.task, values))
 
     def _await_work(self) -> bool:
         """Send what there is and wait; False: this process may end."""

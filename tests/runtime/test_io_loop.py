@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlplat.runtime.dropped import Dropped
 from rlplat.runtime.io_loop import IoLoop
 
 
@@ -19,6 +20,7 @@ class SilentTransport:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.num_unsent = 0
+        self.dropped = Dropped("driver")
         self.frames: deque[tuple[str, list[Any]]] = deque()
 
     def flush(self) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.leak_meter import SHM_PREFIX, LeakMeter
+from rlplat.runtime.dropped import Dropped
+from rlplat.runtime.messages import Exit
+from tests.leak_meter import DROPS_FILE, SHM_PREFIX, LeakMeter
 
 _DOUBLE_FORK = """
 import os, subprocess, sys
@@ -136,3 +138,13 @@ def test_a_clean_test_pays_milliseconds() -> None:
     for _ in range(10):
         assert LeakMeter.start().finish() == []
     assert (time.process_time() - started) / 10 < 0.02
+
+
+def test_a_dropped_message_fails_a_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DROPS_FILE, str(tmp_path / "dropped"))
+    meter = LeakMeter.start()
+    Dropped("w1").deliver("driver", [Exit()], {}.get)
+    assert meter.finish() == [
+        "a message that was dropped: w1 dropped Exit from 'driver': only the node may say that"
+    ]
+    assert LeakMeter.start().finish() == []

@@ -133,6 +133,7 @@ def test_late_frames_of_the_dead_are_dropped(make: Callable[[str], Transport], c
     assert receive(a, 1) == [("w2", done(4))]
 
 
+@pytest.mark.usefixtures("may_drop")
 def test_garbage_is_dropped_and_the_honest_are_heard(
     make: Callable[[str], Transport], tmp_path: Path
 ) -> None:
@@ -159,6 +160,41 @@ def test_garbage_is_dropped_and_the_honest_are_heard(
     context.term()
 
 
+@pytest.mark.usefixtures("may_drop")
+@pytest.mark.parametrize("tail", [b"", b"w1>", b"w2>", b"node>"])
+def test_a_tail_behind_a_frame_is_never_a_label(
+    make: Callable[[str], Transport], tmp_path: Path, tail: bytes
+) -> None:
+    """Not when there is a further part behind it either, which would be a frame of that name."""
+    a, b = make("driver"), make("w1")
+    context = zmq.Context()
+    intruder = context.socket(zmq.DEALER)
+    intruder.setsockopt(zmq.LINGER, 0)
+    intruder.setsockopt(zmq.ROUTING_ID, b"w2>")
+    intruder.connect(f"ipc://{tmp_path / 'driver'}")
+    intruder.send_multipart([messages.encode([done(1)]), tail])
+    intruder.send_multipart([messages.encode([done(2)]), tail, messages.encode([done(3)])])
+    intruder.send(messages.encode([done(4)]))
+    assert receive(a, 3) == [("w2", done(1)), ("w2", done(2)), ("w2", done(4))]
+    assert a.dropped.count == 2
+    b.post("driver", done(5))
+    b.flush()
+    assert receive(a, 1) == [("w1", done(5))]
+    intruder.close()
+    context.term()
+
+
+@pytest.mark.usefixtures("may_drop")
+@pytest.mark.parametrize("peer", ["", "x" * 300, "../w1", "a\0b", "W1"])
+def test_what_is_for_nobody_goes_nowhere(make: Callable[[str], Transport], peer: str) -> None:
+    a = make("driver")
+    a.post(peer, done(1))
+    a.flush()
+    assert a.num_unsent == 0
+    assert a.dropped.count == 1
+
+
+@pytest.mark.usefixtures("may_drop")
 def test_a_name_that_is_no_text_harms_nobody(make: Callable[[str], Transport], tmp_path: Path) -> None:
     a = make("driver")
     context = zmq.Context()

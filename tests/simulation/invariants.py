@@ -111,6 +111,7 @@ class Invariants:
         touched = self.world.touched
         if "node" in touched:
             self.cluster.node.scheduler.check_valid()
+            _check_dropped(self.cluster.node)
         for name in touched:
             process = self.world.processes[name]
             if process.client is not None:
@@ -122,6 +123,7 @@ class Invariants:
 
     def _check_client(self, client: Any) -> None:
         name = client.client_id
+        _check_dropped(client)
         client._objects.book.check_valid()
         leases = []
         for lane in client._tasks.lanes.values():
@@ -215,6 +217,13 @@ class Invariants:
             if process.state != "ended" and getattr(client, "_running", "x"):
                 lines.append(f"{client.client_id} is {process.state}")
         return lines[:20]
+
+
+def _check_dropped(process: Any) -> None:
+    """Everything that is said here makes sense."""
+    dropped = process._transport.dropped
+    if dropped.count:
+        raise Violation(f"{dropped.count} messages were dropped, the last one: {dropped.last}")
 
 
 def _values_in(message: Any) -> list[Any]:
