@@ -41,7 +41,7 @@ from rlplat.errors import (
     WorkerCrashed,
 )
 from rlplat.rl import env_check
-from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
@@ -59,6 +59,7 @@ from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.unused_settings import Unused
 from rlplat.rl.worker_group import RolloutWorkers
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
 
@@ -68,9 +69,20 @@ if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
 
 
+_ON_CPU = "a3c's workers compute gradients on the CPU; the learner of --algo ppo takes a GPU"
+
+
 class A3CConfig(AlgorithmConfig):
     """A3C's settings. Of the defaults, t_max, RMSProp's decay and the entropy bonus are the paper's for Atari; rewards
     are not clipped, the learning rate is constant. For Atari: configs/a3c/_atari.yaml."""
+
+    unused = {
+        "learner.num_learners": Unused(
+            "every rollout worker computes gradients; raise num_rollout_workers", is_error=True
+        ),
+        "learner.device": Unused(_ON_CPU, is_error=True, harmless=("cpu",)),
+        "learner.num_gpus": Unused(_ON_CPU, is_error=True, harmless=(0,)),
+    }
 
     num_rollout_workers: int = Field(2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
@@ -379,7 +391,7 @@ class A3C:
     config_class = A3CConfig
 
     def __init__(self, config: A3CConfig) -> None:
-        self.config = config
+        self.config = settings_of(config, A3CConfig, "A3C")
         self._servers: list[ActorHandle] = []
         self._rollout_workers: RolloutWorkers | None = None
         self._calls: dict[ObjectRef, int] = {}  # under way: ref -> slot of the worker
@@ -563,12 +575,7 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
 
 def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    require_framework(config.framework, config.learner.num_learners)
-    if config.learner.device == "cuda" or config.learner.num_gpus not in ("auto", 0):
-        raise ConfigError(
-            "A3C's workers compute gradients on the CPU: leave learner.device and learner.num_gpus at auto, or train "
-            "with --algo ppo, whose learner takes a GPU"
-        )
+    require_framework(config.framework)
     spaces = env_check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)

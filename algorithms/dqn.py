@@ -46,7 +46,7 @@ from rlplat.errors import (
     RlplatError,
     WorkerCrashed,
 )
-from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig, settings_of
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
@@ -68,6 +68,7 @@ from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
 from rlplat.rl.transition_batch import TransitionBatch
 from rlplat.rl.transition_worker import TransitionWorker
+from rlplat.rl.unused_settings import Unused
 from rlplat.rl.worker_group import RolloutWorkers
 from rlplat.section import Count, Epsilon, Norm
 
@@ -100,6 +101,13 @@ class QEvaluationConfig(EvaluationConfig):
 
 class DQNConfig(AlgorithmConfig):
     """DQN's settings. The defaults are plain DQN for small environments; for Atari: configs/dqn/_atari.yaml."""
+
+    unused = {
+        "learner.num_learners": Unused("dqn has one learner", is_error=True),
+        "policy.share_encoder": Unused("a Q-network has one encoder"),
+        "policy.squash_actions": Unused("actions are discrete"),
+        "policy.initial_log_std": Unused("actions are discrete"),
+    }
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
@@ -659,7 +667,7 @@ class DQN:
     config_class = DQNConfig
 
     def __init__(self, config: DQNConfig) -> None:
-        self.config = config
+        self.config = settings_of(config, DQNConfig, "DQN")
         self._rollout_workers: RolloutWorkers | None = None
         self._rings: PolicyRings | None = None
         self._actors: list[ActorHandle] = []
@@ -995,7 +1003,7 @@ def replay_shape(
 
 def preflight(config: DQNConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | MultiAgentPlan]:
     """In the driver, before any actor starts: environment and policies fit, and the replay fits into memory."""
-    require_framework(config.framework, config.learner.num_learners)
+    require_framework(config.framework)
     settings = config.model_dump()
     spaces = look_at_env(settings)
     if isinstance(spaces, MultiAgentPlan):

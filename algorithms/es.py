@@ -42,7 +42,7 @@ from pydantic import Field
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
 from rlplat.rl import env_check
-from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
 from rlplat.rl.envs import make_vector_env
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
@@ -56,6 +56,7 @@ from rlplat.rl.run_tally import RunTally
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.tree_reduction import reduce_in_tasks, reduce_pairs
+from rlplat.rl.unused_settings import Unused
 from rlplat.rl.worker_group import RolloutWorkers
 from rlplat.section import Coefficient, Count, Epsilon, Share
 
@@ -63,8 +64,25 @@ if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
 
 
+_MLPS = "es has MLPs only; use ppo, a3c or dqn for other networks"
+_OF_LEARNER = ("learner.num_gpus", "learner.device", "learner.precision", "learner.num_threads")
+
+
 class ESConfig(AlgorithmConfig):
-    """ES's settings. `discount`, `learner` and most of `policy` (all but hidden_sizes and activation) are not used."""
+    """ES's settings."""
+
+    unused = {
+        "learner.num_learners": Unused(
+            "es has one learner; rollout workers share the population", is_error=True
+        ),
+        **dict.fromkeys(("policy.core", "policy.custom"), Unused(_MLPS, is_error=True)),
+        "policy.encoder": Unused(_MLPS, is_error=True, harmless=("mlp",)),
+        "discount": Unused("an episode counts by its undiscounted return"),
+        **dict.fromkeys(("framework", "deterministic", *_OF_LEARNER), Unused("es computes with numpy")),
+        **dict.fromkeys(("policy.squash_actions", "policy.initial_log_std"), Unused("see action_noise")),
+        "policy.orthogonal_init": Unused("es has an initialisation of its own"),
+        "policy.share_encoder": Unused("es has no value network"),
+    }
 
     population_size: Count = 64
     """n: noise vectors per update; each is tried with both signs."""
@@ -581,7 +599,7 @@ class ES:
     not_saved: tuple[str, ...] = ()
 
     def __init__(self, config: ESConfig) -> None:
-        self.config = config
+        self.config = settings_of(config, ESConfig, "ES")
         self._rollout_workers: RolloutWorkers | None = None
         self._learner: ActorHandle | None = None
         self._parameter_server: ActorHandle | None = None
@@ -707,14 +725,10 @@ def preflight(config: ESConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and ES can act in it."""
     spaces = env_check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
-    policy = config.policy
     if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
         raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {spaces.obs}")
     if spaces.action.kind not in ("discrete", "box"):
         raise ConfigError(f"es gives Discrete or Box actions, but {config.env} has {spaces.action}")
-    if policy.core != "none" or policy.custom or policy.encoder not in ("auto", "mlp"):
-        given = f"core={policy.core}, encoder={policy.encoder}, custom={policy.custom or 'none'}"
-        raise ConfigError(f"es has MLPs only, but policy has {given}; use ppo, a3c or dqn for other networks")
     if max(1, config.num_rollout_workers) > config.population_size:
         raise ConfigError(
             f"num_rollout_workers={config.num_rollout_workers} is more than population_size={config.population_size}: "

@@ -34,7 +34,7 @@ from pydantic import Field
 
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
-from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
@@ -526,7 +526,7 @@ class PPO:
     config_class = PPOConfig
 
     def __init__(self, config: PPOConfig) -> None:
-        self.config = config
+        self.config = settings_of(config, PPOConfig, "PPO")
         self._rollout_workers: RolloutWorkers | None = None
         self._rings: PolicyRings | None = None
         self._next_batches: list[ObjectRef] | None = None

@@ -10,6 +10,7 @@ Complaints read like `unknown key 'learning_rte' in configs/ppo/Pong.yaml:7; did
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,6 +65,13 @@ def resolve(model: type[Model], layers: Sequence[Layer]) -> Model:
     raise ConfigError(
         "\n".join(text for _, text in sorted(complaints, key=lambda item: _order(item[0], merged)))
     )
+
+
+def with_origins(text: str, origins: Mapping[KeyPath, str]) -> str:
+    """The message with the files and lines where the settings that it names (`policy.core=lstm`) were written."""
+    keys = dict.fromkeys(tuple(name.split(".")) for name in re.findall(r"\b([a-z_][\w.]*)=", text))
+    places = [f"{'.'.join(key)} is from {origins[key]}" for key in keys if ":" in origins.get(key, "")]
+    return f"{text} ({', '.join(places)})" if places else text
 
 
 def dump(config: BaseModel) -> str:
@@ -210,7 +218,7 @@ def _complaints_of(error: Any, merged: Layer, model: type[BaseModel]) -> list[tu
             hint = closest(path[-1], _fields_by_key(owner_and_field(model, path)[0]))
             complaints[path] = f"unknown key '{name}'{_where(path, merged)}{hint}"
         elif not path:
-            complaints[path] = said
+            complaints[path] = with_origins(said, merged.origins)
         else:
             is_ours = item["type"] in ("value_error", "assertion_error")
             allowed = said if is_ours else f"must be {takes(owner_and_field(model, path)[1])}"

@@ -6,14 +6,16 @@ config = config.model_copy(update={"seed": 2})
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, Field, PlainValidator
+from pydantic import AliasChoices, Field, PlainValidator, model_validator
 
 from rlplat.errors import ConfigError
 from rlplat.rl.env_objects import env_name
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
 from rlplat.rl.schedules import LearningRate
+from rlplat.rl.unused_settings import Unused, refusal
 from rlplat.section import Count, CountOrZero, Seconds, Section, Share
 from rlplat.setting_types import Words
 
@@ -124,7 +126,8 @@ else:
 class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
-    names_elsewhere: ClassVar = NAMES_ELSEWHERE
+    names_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES_ELSEWHERE
+    unused: ClassVar[Mapping[str, Unused]] = {}
 
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
@@ -160,3 +163,21 @@ class AlgorithmConfig(Section):
     """Env steps between checkpoints; 0: only at the end."""
     stop: StopConfig = Field(default_factory=StopConfig)
     expect: ExpectConfig = Field(default_factory=ExpectConfig)
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        if text := refusal(self):
+            raise ValueError(text)
+        return self
+
+
+Config = TypeVar("Config", bound=AlgorithmConfig)
+
+
+def settings_of(config: Any, config_class: type[Config], algorithm: str) -> Config:
+    """The config that an algorithm's constructor was given, or a ConfigError that shows the call."""
+    if isinstance(config, config_class):
+        return config
+    name, given = config_class.__name__, type(config).__name__
+    call = f"{name}(**settings)" if isinstance(config, Mapping) else f'{name}(env="CartPole-v1")'
+    raise ConfigError(f"{algorithm} takes a {name}, not a {given}: {algorithm}({call})")

@@ -120,7 +120,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     if core != "none" and shared is False:
         raise ConfigError(
             f"policy.core={core} carries one state for policy and value, so policy.share_encoder=false cannot be had "
-            "with it: leave share_encoder at auto"
+            "with it: leave share_encoder at auto (--policy.share-encoder auto)"
         )
     if core == "attention" and policy["core_size"] % policy["attention_heads"]:
         raise ConfigError(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
-from rlplat.config import Layer, closest, layer_from_arguments
+from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.bottleneck import add_seconds, bottleneck
 from rlplat.rl.env_objects import is_marker
@@ -236,7 +236,12 @@ def open_run(
     """
     nothing: dict[str, Any] = {"wall_s": 0.0 if takes_over else None, "last": None}
     saved = checkpoint.state["training"] if checkpoint else nothing
-    with plan.algorithm_class(plan.config) as algorithm:
+    try:
+        made = plan.algorithm_class(plan.config)
+    except ConfigError as error:
+        error.args = (with_origins(str(error), plan.origins),)
+        raise
+    with made as algorithm:
         if checkpoint:
             restore(algorithm, checkpoint)
         run = RunDirectory(

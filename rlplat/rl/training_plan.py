@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.config import Layer, dump, load_yaml, resolve
+from rlplat.config_sources import KeyPath, merge
 from rlplat.errors import ConfigError
 from rlplat.rl.registry import (
     BaseConfig,
@@ -21,6 +22,7 @@ from rlplat.rl.registry import (
     require_config,
     shown,
 )
+from rlplat.rl.unused_settings import announcement
 
 _BASE_COMMENT = "# complete settings of a run that was based on "
 
@@ -36,6 +38,8 @@ class TrainingPlan:
     """One line each: what was decided for the user."""
     base: str = ""
     """The file in configs/ that the settings were laid over, for people; empty where there is none."""
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+    """Where each key was written: a file and line, a flag."""
 
     def to_yaml(self) -> str:
         """What `config.yaml` of a run holds; `plan_from_file` reads it back."""
@@ -54,7 +58,7 @@ def plan_training(
         plan = plan_from_file(file, layers, algo)
         if file != Path(config_file):
             plan.notes.append(f"using the shipped config {shown(file)}")
-        return plan
+        return _announced(plan)
     if algo is not None and not isinstance(algo, str):
         raise ConfigError(f"algo is the name of an algorithm, such as 'ppo', not {algo!r}{_named(algo)}")
     if algo is None:
@@ -65,11 +69,22 @@ def plan_training(
     env = next((layer.values["env"] for layer in reversed(layers) if "env" in layer.values), None)
     path, note = base_config(algo, env) if isinstance(env, str) else BaseConfig(None, "")
     if path is None:
-        plan = TrainingPlan(algo, algorithm_class, resolve(algorithm_class.config_class, layers))
+        plan = TrainingPlan(
+            algo,
+            algorithm_class,
+            resolve(algorithm_class.config_class, layers),
+            origins=merge(layers).origins,
+        )
     else:
         is_tuned = not path.stem.startswith("_")
         plan = plan_from_file(path, [_without_env(layer) for layer in layers] if is_tuned else layers, algo)
     plan.notes += [note] if note else []
+    return _announced(plan)
+
+
+def _announced(plan: TrainingPlan) -> TrainingPlan:
+    if text := announcement(plan.config, plan.algo):
+        plan.notes.append(text)
     return plan
 
 
@@ -88,7 +103,9 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
         raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
     algorithm_class = load_algorithm(name)
     config = resolve(algorithm_class.config_class, [layer, *layers])
-    return TrainingPlan(name, algorithm_class, config, base=_base(path))
+    return TrainingPlan(
+        name, algorithm_class, config, base=_base(path), origins=merge([layer, *layers]).origins
+    )
 
 
 def algorithm_of_file(path: Path) -> str | None:

@@ -270,7 +270,7 @@ def test_closed_is_closed(runtime: None) -> None:
 @pytest.mark.parametrize(
     "settings, complaint",
     [
-        ({"policy": {"core": "lstm"}}, "es has MLPs only, but policy has core=lstm"),
+        ({"policy": {"core": "lstm"}}, "policy.core=lstm has no effect: es has MLPs only"),
         ({"policy": {"encoder": "nature_cnn"}}, "encoder=nature_cnn"),
         (
             {"env": "FrozenLake-v1"},

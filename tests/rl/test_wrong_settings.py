@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import rlplat
 from rlplat.algorithms.a3c import A3CConfig
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.es import ESConfig
@@ -16,7 +18,13 @@ from rlplat.algorithms.ppo import PPOConfig
 from rlplat.cli.settings import rows_of
 from rlplat.config import layer_from_flags, parse_yaml, resolve
 from rlplat.errors import ConfigError
+from rlplat.rl import registry
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
+from rlplat.rl.policy_spec import policy_spec
+from rlplat.rl.registry import shipped_configs
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.training_plan import plan_training
+from rlplat.rl.unused_settings import announcement
 from rlplat.section import InvalidSettings
 
 CONFIGS: dict[str, type[BaseModel]] = {
@@ -155,3 +163,90 @@ def test_a_switch_may_stand_alone_and_nothing_else() -> None:
         caught.value
     )
     assert sum(" needs a value: " in line for line in lines) == len(flags) - 1
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "said"),
+    [
+        (
+            "dqn",
+            {"learner": {"num_learners": 2}},
+            "learner.num_learners=2 has no effect: dqn has one learner",
+        ),
+        (
+            "a3c",
+            {"learner": {"num_learners": 2}},
+            "learner.num_learners=2 has no effect: every rollout worker",
+        ),
+        (
+            "a3c",
+            {"learner": {"device": "cuda"}},
+            "learner.device=cuda has no effect: a3c's workers compute",
+        ),
+        (
+            "a3c",
+            {"learner": {"num_gpus": 1}},
+            "learner.num_gpus=1.0 has no effect: a3c's workers compute",
+        ),
+        ("es", {"learner": {"num_learners": 2}}, "learner.num_learners=2 has no effect: es has one learner"),
+        ("es", {"policy": {"core": "lstm"}}, "policy.core=lstm has no effect: es has MLPs only"),
+    ],
+)
+def test_a_setting_that_asks_for_what_the_algorithm_has_not_is_refused(
+    algo: str, settings: dict[str, Any], said: str
+) -> None:
+    assert message(CONFIGS[algo], **settings).startswith(said)
+
+
+def test_other_settings_that_the_algorithm_ignores_are_announced_in_one_line() -> None:
+    assert announcement(ESConfig(env="X"), "es") == ""
+    config = ESConfig(env="X", discount=0.5, framework="tf", learner={"precision": "float32"})
+    assert announcement(config, "es") == (
+        "es does not use discount (an episode counts by its undiscounted return), framework (es computes with numpy), "
+        "learner.precision (es computes with numpy)"
+    )
+    plan = plan_training(
+        "dqn", None, [layer_from_flags([("env", "CartPole-v1"), ("policy.squash-actions", None)])]
+    )
+    assert plan.notes[-1] == "dqn does not use policy.squash_actions (actions are discrete)"
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if not name.startswith("tune/")])
+def test_shipped_configs_set_nothing_that_is_ignored(name: str) -> None:
+    assert not any("does not use" in note for note in plan_training(None, name, []).notes)
+
+
+@pytest.mark.parametrize("algo", CONFIGS)
+def test_what_an_algorithm_does_not_use_exists(algo: str) -> None:
+    assert set(CONFIGS[algo].unused) <= {row["key"] for row in rows_of(CONFIGS[algo])}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", "Acrobot-v1", "HalfCheetah-v5", "Hopper-v5", "MountainCar-v0"]
+)
+@pytest.mark.parametrize("algo", ["ppo", "a3c"])
+def test_configs_for_vectors_take_a_core(algo: str, env: str) -> None:
+    plan = plan_training(algo, None, [layer_from_flags([("env", env), ("policy.core", "lstm")])])
+    spaces = SpaceSpec(ObsSpec("vector", (4,), "float32"), ActionSpec("discrete", n=2))
+    assert policy_spec(plan.config.policy.model_dump(), spaces).core == "lstm"
+
+
+def test_a_refusal_names_the_file_that_set_what_it_refuses(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("algo: ppo\nenv: CartPole-v1\nnum_rollout_workers: 0\npolicy:\n  share_encoder: false\n")
+    with pytest.raises(ConfigError) as caught:
+        rlplat.train(config=file, out=tmp_path / "run", **{"policy.core": "lstm"})
+    assert "(--policy.share-encoder auto)" in str(caught.value)
+    assert str(caught.value).endswith(f"(policy.share_encoder is from {file}:5)")
+
+
+@pytest.mark.parametrize("given", [{"env": "CartPole-v1"}, "CartPole-v1", DQNConfig(env="CartPole-v1"), None])
+@pytest.mark.parametrize("name", ["PPO", "A3C", "DQN", "ES"])
+def test_a_constructor_shows_how_it_is_called(name: str, given: Any) -> None:
+    if name == "DQN" and isinstance(given, DQNConfig):
+        return
+    algorithm = registry.load_algorithm(name.lower())
+    with pytest.raises(
+        ConfigError, match=rf"{name} takes a {name}Config, not an? .*: {name}\({name}Config\("
+    ):
+        algorithm(given)
