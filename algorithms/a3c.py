@@ -44,6 +44,7 @@ from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
+from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning_rewards import LearningRewards
 from rlplat.rl.normalization import ObsNormalizer
@@ -514,6 +515,13 @@ class A3C:
         self._workers().set_state(state["rollout_workers"])
         self._tally.set_state(state)
 
+    def set_weights(self, weights: Weights) -> None:
+        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
+        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
+        state = self.get_state()
+        require_fitting(self.policy_weights(state), weights, normalizes=self.config.normalize_observations)
+        self.set_state(self.with_weights(state, weights))
+
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         return make_policy(
@@ -527,6 +535,12 @@ class A3C:
     def policy_weights(state: dict[str, Any]) -> Weights:
         """The acting weights in what `get_state` returned."""
         return ShardedParameterServer.acting_weights(state["parameter_server"])
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its own."""
+        own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
+        return state | {"parameter_server": state["parameter_server"] | own}
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""

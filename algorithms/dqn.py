@@ -49,11 +49,12 @@ from rlplat.errors import (
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig, settings_of
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
+from rlplat.rl.initial_weights import network_weights, require_fitting
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
-from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, weights_in_state
+from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policy_spec import PolicySpec, policy_spec
@@ -921,6 +922,13 @@ class DQN:
         self._tally.set_state(state)
         self._updates = int(state["updates"])
 
+    def set_weights(self, weights: Weights) -> None:
+        """Act and learn on from these weights (`rlplat.load(RUN).weights()`). The
+        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
+        state = self.get_state()
+        require_fitting(self.policy_weights(state), weights, normalizes=False)
+        self.set_state(self.with_weights(state, weights))
+
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
@@ -936,6 +944,15 @@ class DQN:
     def policy_weights(state: dict[str, Any]) -> Weights:
         """What `make_policy`'s policy acts with, out of `get_state()`."""
         return weights_in_state(state["learner"], lambda learner: learner["weights"] | learner["exploration"])
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its own, for the target network too."""
+
+        def put(learner: dict[str, Any], own: Weights) -> dict[str, Any]:
+            return learner | {"weights": network_weights(own), "target": network_weights(own)}
+
+        return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""

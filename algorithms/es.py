@@ -45,6 +45,7 @@ from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
 from rlplat.rl.envs import make_vector_env
 from rlplat.rl.evaluation import Evaluation
+from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.noise_table import NoiseTable, make_noise
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
@@ -679,6 +680,13 @@ class ES:
         rlplat.get(learner.set_state.remote(state["learner"]))
         self._tally.set_state(state)
 
+    def set_weights(self, weights: Weights) -> None:
+        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
+        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
+        state = self.get_state()
+        require_fitting(self.policy_weights(state), weights, normalizes=self.config.normalize_observations)
+        self.set_state(self.with_weights(state, weights))
+
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
@@ -695,6 +703,12 @@ class ES:
         """What `make_policy`'s policy acts with, out of `get_state()`."""
         weights: Weights = state["learner"]["weights"]
         return weights
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its own."""
+        own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
+        return state | {"learner": state["learner"] | own}
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""

@@ -37,12 +37,13 @@ from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatErr
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
 from rlplat.rl.evaluation import Evaluation
 from rlplat.rl.framework_check import require_framework
+from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning_rewards import LearningRewards
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
-from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, weights_in_state
+from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
 from rlplat.rl.policy_spec import PolicySpec, make_policy, policy_spec
@@ -635,6 +636,13 @@ class PPO:
         workers.set_state(state["rollout_workers"])
         self._tally.set_state(state)
 
+    def set_weights(self, weights: Weights) -> None:
+        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
+        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
+        state = self.get_state()
+        require_fitting(self.policy_weights(state), weights, normalizes=self.config.normalize_observations)
+        self.set_state(self.with_weights(state, weights))
+
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
@@ -646,6 +654,15 @@ class PPO:
     def policy_weights(state: dict[str, Any]) -> Weights:
         """What `make_policy`'s policy acts with, out of `get_state()`."""
         return weights_in_state(state["learner"], lambda learner: learner["weights"] | learner["obs_weights"])
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its own."""
+
+        def put(learner: dict[str, Any], own: Weights) -> dict[str, Any]:
+            return learner | {"weights": network_weights(own), "obs_statistics": carried_statistics(own)}
+
+        return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
 
     def close(self) -> None:
         """Stop the actors; and the runtime, if this object started it. May be called again."""

@@ -21,6 +21,7 @@ examples:
   rlplat train --algo ppo --env CartPole-v1 --policy ./my_policy.py:MyPolicy
   rlplat train configs/ppo/Pong.yaml --stop.wall-s 3600 --out runs/pong-hour
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
+  rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
 
 Ctrl-C once: finishes the step, saves a checkpoint, says how to go on (exit code 130). Twice: leaves at once.
 """
@@ -63,6 +64,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--resume", metavar="DIR", help="go on with the run in this directory, from its newest checkpoint"
     )
     parser.add_argument(
+        "--init-from",
+        metavar="RUN[:CHECKPOINT]",
+        help="begin with the weights of another run: its newest checkpoint, or RUN:best, RUN:step_N",
+    )
+    parser.add_argument(
         "--set",
         nargs="+",
         action="extend",
@@ -86,7 +92,14 @@ def run(arguments: list[str]) -> int:
     if options.policy is not None:
         put(named, ("policy", "custom"), options.policy, "--policy")
     layers = [named, settings_layer(options.set)]
-    trained = train(options.algo, config=options.config, out=options.out, resume=options.resume, flags=layers)
+    trained = train(
+        options.algo,
+        config=options.config,
+        out=options.out,
+        resume=options.resume,
+        init_from=options.init_from,
+        flags=layers,
+    )
     if trained.num_iterations == 0:
         rules = stop_rules(trained.config)
         reached = " or ".join(f"{key} {limit:,.10g}" for key, limit in rules.items())

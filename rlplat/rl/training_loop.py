@@ -25,6 +25,7 @@ from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.bottleneck import add_seconds, bottleneck
 from rlplat.rl.env_objects import is_marker
 from rlplat.rl.evaluation_schedule import Evaluations
+from rlplat.rl.initial_weights import InitialWeights, find_initial
 from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
 from rlplat.rl.progress import Progress, open_progress
@@ -136,6 +137,7 @@ def train(
     out: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
+    init_from: str | os.PathLike[str] | None = None,
     flags: Sequence[Layer] = (),
     **overrides: Any,
 ) -> TrainedRun:
@@ -145,6 +147,7 @@ def train(
     be copied (a run of those that no name leads to needs `env` again where it is resumed or loaded);
     config: a YAML file (default: the tuned one of algo and env, if any); out: the run directory (default:
     runs/<algo>-<env>-<time>); resume: a run directory to resume;
+    init_from: RUN, RUN:best or RUN:step_N, whose weights (and normaliser statistics) the run begins with;
     flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
 
     Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
@@ -152,7 +155,10 @@ def train(
     given = {"env": env, **overrides} if env is not None else overrides
     layers = [*flags, layer_from_arguments(given)]
     checkpoint: Checkpoint | None = None
+    initial: InitialWeights | None = None
     if resume is not None:
+        if init_from is not None:
+            raise ConfigError(f"--resume {resume} goes on with the run's own weights; omit --init-from")
         directory = Path(resume)
         if out is not None and Path(out) != directory:
             raise ConfigError(f"--resume {directory} goes on in that directory; leave --out away")
@@ -166,7 +172,10 @@ def train(
         plan = plan_training(algo, config, layers)
         directory = Path(out) if out is not None else default_directory(plan)
         refuse_existing(directory)
-    return _run(plan, directory, checkpoint)
+        if source := init_from or plan.init_from:
+            initial = find_initial(source)
+            plan.init_from = initial.path
+    return _run(plan, directory, checkpoint, initial)
 
 
 def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
@@ -196,7 +205,9 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
     return plan
 
 
-def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> TrainedRun:
+def _run(
+    plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None, initial: InitialWeights | None
+) -> TrainedRun:
     first_env_steps = checkpoint.info.env_steps if checkpoint else 0
     progress = open_progress(getattr(plan.config.stop, "env_steps", None), first_env_steps)
     for note in plan.notes:
@@ -204,7 +215,7 @@ def _run(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None) -> 
     try:
         with (
             Interruption(progress.say) as interruption,
-            open_run(plan, directory, checkpoint, progress) as (algorithm, run, evaluations),
+            open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
         ):
             try:
                 return _turn(plan, algorithm, run, evaluations, interruption)
@@ -229,9 +240,11 @@ def open_run(
     progress: Progress,
     *,
     takes_over: bool = False,
+    initial: InitialWeights | None = None,
 ) -> Iterator[tuple[Any, RunDirectory, Evaluations]]:
     """The algorithm, its run directory and its evaluations; from a checkpoint, of this run or of another, they go on.
 
+    initial: without a checkpoint, the weights to begin with.
     takes_over: without a checkpoint, begin in a directory where a run may be already, and forget what that one wrote.
     """
     nothing: dict[str, Any] = {"wall_s": 0.0 if takes_over else None, "last": None}
@@ -244,6 +257,7 @@ def open_run(
     with made as algorithm:
         if checkpoint:
             restore(algorithm, checkpoint)
+        told = initial.give_to(algorithm) if initial and not checkpoint else ""
         run = RunDirectory(
             directory,
             config_yaml=plan.to_yaml(),
@@ -253,6 +267,8 @@ def open_run(
             last=Result(**saved["last"]) if saved["last"] else None,
         )
         try:
+            if told:
+                run.say(told)
             with Evaluations(algorithm, run=run) as evaluations:
                 if saved.get("evaluations"):
                     evaluations.set_state(saved["evaluations"])

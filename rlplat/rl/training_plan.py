@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -40,11 +41,14 @@ class TrainingPlan:
     """The file in configs/ that the settings were laid over, for people; empty where there is none."""
     origins: dict[KeyPath, str] = field(default_factory=dict)
     """Where each key was written: a file and line, a flag."""
+    init_from: str = ""
+    """The checkpoint whose weights the run begins with; empty: the network's own."""
 
     def to_yaml(self) -> str:
         """What `config.yaml` of a run holds; `plan_from_file` reads it back."""
         base = f"{_BASE_COMMENT}{self.base}\n" if self.base else ""
-        return f"algo: {self.algo}\n{base}{dump(self.config)}"
+        initial = f"init_from: {json.dumps(self.init_from)}\n" if self.init_from else ""
+        return f"algo: {self.algo}\n{base}{initial}{dump(self.config)}"
 
 
 def plan_training(
@@ -96,6 +100,9 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     written = layer.values.pop("algo", None)
     if written is not None and not isinstance(written, str):
         raise ConfigError(f"{path}: 'algo' is the name of an algorithm, not {written!r}")
+    init_from = layer.values.pop("init_from", None) or ""
+    if not isinstance(init_from, str):
+        raise ConfigError(f"{path}: 'init_from' is a run or a checkpoint of one, not {init_from!r}")
     if written and algo and written.lower() != algo.lower():
         raise ConfigError(f"--algo {algo} does not fit {path}, which is for '{written}'")
     name = algo or written or _algo_by_directory(path)
@@ -103,9 +110,8 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
         raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
     algorithm_class = load_algorithm(name)
     config = resolve(algorithm_class.config_class, [layer, *layers])
-    return TrainingPlan(
-        name, algorithm_class, config, base=_base(path), origins=merge([layer, *layers]).origins
-    )
+    origins = merge([layer, *layers]).origins
+    return TrainingPlan(name, algorithm_class, config, base=_base(path), origins=origins, init_from=init_from)
 
 
 def algorithm_of_file(path: Path) -> str | None:

@@ -211,6 +211,24 @@ def split_weights(weights: Weights) -> dict[str, Weights]:
     return by_policy
 
 
+def put_weights_in_state(
+    state: dict[str, Any], weights: Weights, put: Callable[[dict[str, Any], Weights], dict[str, Any]]
+) -> dict[str, Any]:
+    """The other way round than `weights_in_state`: a state with these; put: (one learner's state, its weights)."""
+    if "policies" not in state:
+        return put(state, weights)
+    by_policy = split_weights(weights)
+    pool = state["opponent_pool"]
+    if pool:
+        newest = {**pool["snapshots"][-1], "weights": by_policy[state["opponent"]]}
+        pool = {**pool, "snapshots": [*pool["snapshots"][:-1], newest]}
+    return state | {
+        "policies": {name: put(each, by_policy[name]) for name, each in state["policies"].items()},
+        "frozen": {name: by_policy[name] for name in state["frozen"]},
+        "opponent_pool": pool,
+    }
+
+
 def weights_in_state(state: dict[str, Any], acting_weights: Callable[[dict[str, Any]], Weights]) -> Weights:
     """All policies' weights in `PolicyRings.get_state()`, joined; acting_weights: those in one learner's state."""
     if "policies" not in state:
