@@ -16,7 +16,7 @@ import gymnasium as gym
 import pytest
 
 import rlplat
-from algorithms.ppo import PPOConfig
+from rlplat.algorithms.ppo import PPOConfig
 from rlplat.config import Layer, dump, layer_from_arguments, parse_yaml, resolve
 from rlplat.errors import ConfigError, EnvNotFound
 from rlplat.rl.env_check import check_env
