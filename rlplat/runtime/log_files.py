@@ -13,11 +13,12 @@ import tempfile
 from pathlib import Path
 
 from rlplat.errors import OptionError
-from rlplat.runtime.session import is_session_alive
+from rlplat.runtime.session import is_own_folder, is_session_alive
 
 KEPT_SESSIONS = 5
 SNAPSHOTS = "snapshots"
 """Folder of a session with copies of directories (`runtime_env`); gone at its end."""
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 MOST_BYTES = 10 << 20
 """Of a log file; then it becomes `<worker>.log.1`, in the place of an earlier one."""
 
@@ -38,8 +39,9 @@ def make_session_folder(session: str, root: str | None) -> Path:
     top = Path(root).expanduser().absolute() if root is not None else default_root()
     try:
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if top.stat().st_uid != os.getuid():
-            raise PermissionError(f"{top} belongs to another user")
+        is_named = root is not None or "RLPLAT_LOG_DIR" in os.environ  # a link that the user names is meant
+        if not is_own_folder(top.resolve() if is_named else top):
+            raise PermissionError(f"{top} is not a folder of this user")
         _remove_old(top)
         session_logs(session, top).mkdir(mode=0o700, parents=True)
         (top / session).chmod(0o700)
@@ -97,7 +99,7 @@ class LogFile:
                 self._size = 0
             if not self._size:
                 data = self._head + data
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.path, _FLAGS, 0o600)
             try:
                 written = os.write(descriptor, data)
             finally:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import signal
+import stat
 import tempfile
 import time
 
@@ -58,14 +59,37 @@ def make_spill_folder(session: str, parent: str | None) -> None:
 
 
 def remove_session(session: str) -> None:
-    """The session's folder, and what was spilled from it."""
+    """The session's folder, and what was spilled from it. Nothing that a link in a shared folder leads to."""
+    spilled = ""
     try:
-        spilled = os.readlink(os.path.join(session, SPILL_LINK))
-    except OSError:  # it never had any, or somebody else is at it
-        spilled = ""
-    if os.path.basename(spilled).startswith(_PREFIX):
+        folder = os.open(session, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # it is gone, or no folder
+        return
+    try:
+        if os.fstat(folder).st_uid != os.getuid():
+            return
+        spilled = os.readlink(SPILL_LINK, dir_fd=folder)
+    except OSError:  # it never had any, or another process removes it
+        pass
+    finally:
+        os.close(folder)
+    if _driver_of(spilled) == _driver_of(session):
         shutil.rmtree(spilled, ignore_errors=True)
     shutil.rmtree(session, ignore_errors=True)
+
+
+def _driver_of(folder: str) -> str:
+    """Its pid and start time, with which the names of both folders of a session begin."""
+    return os.path.basename(folder).rpartition("-")[0]
+
+
+def is_own_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a folder of this user, and no link to one: names in shared folders are anybody's choice."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def adopt_orphans() -> None:
@@ -195,7 +219,7 @@ def running_sessions() -> list[str]:
             path = os.path.join(root, name)
             try:
                 prefix, pid, started, _ = name.split("-", 3)
-                if f"{prefix}-" != _PREFIX or os.stat(path).st_uid != os.getuid():
+                if f"{prefix}-" != _PREFIX or not is_own_folder(path):
                     continue
                 if _start_time(int(pid)) == started and os.path.exists(os.path.join(path, "node")):
                     found.append((int(started), path))
@@ -224,9 +248,9 @@ def remove_dead_sessions(root: str) -> None:
             continue
         path = os.path.join(root, name)
         try:
-            if os.stat(path).st_uid != os.getuid() or is_session_alive(name):
+            if not is_own_folder(path) or is_session_alive(name):
                 continue
-            if time.time() - os.stat(path).st_mtime > 10:  # its node may still be busy removing it
+            if time.time() - os.lstat(path).st_mtime > 10:  # its node may still be busy removing it
                 remove_session(path)
         except (ValueError, OSError):
             continue
