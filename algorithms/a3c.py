@@ -268,14 +268,15 @@ class A3CWorker:
         self._server.set_weights(0, self._network.weights())
         return self._shapes
 
-    def learn(self, num_updates: int, progress: float) -> None:
+    def learn(self, num_updates: int, env_steps: int) -> None:
         """`num_updates` times: roll out, compute the gradient, exchange it for fresh weights.
 
-        progress: of the run, 0 to 1, for the schedules. Everything worth telling goes to the server with the gradient:
+        env_steps: how far the run is, for the schedules. Everything worth telling goes to the server with the gradient:
         when this process dies, what was applied has been counted.
         """
-        learning_rate = schedule_value(self.config.learning_rate, progress)
-        entropy_coef = schedule_value(self.config.entropy_coef, progress)
+        run_env_steps = self.config.stop.env_steps
+        learning_rate = schedule_value(self.config.learning_rate, env_steps, run_env_steps)
+        entropy_coef = schedule_value(self.config.entropy_coef, env_steps, run_env_steps)
         if not self._versions:
             self._use(*self._server.latest())
         for _ in range(num_updates):
@@ -440,7 +441,9 @@ class A3C:
             report = self._take_report()
         if self.config.num_rollout_workers > 1:
             self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
-        learning_rate = schedule_value(self.config.learning_rate, self._progress)
+        learning_rate = schedule_value(
+            self.config.learning_rate, self._tally.env_steps, self.config.stop.env_steps
+        )
         self._tally.count(report.env_steps, report.episodes)
         return self._tally.result(
             report.metrics
@@ -451,16 +454,12 @@ class A3C:
             },
         )
 
-    @property
-    def _progress(self) -> float:
-        return self._tally.env_steps / self.config.stop.env_steps
-
     def _keep_learning(self) -> None:
         """A call for every worker that has none."""
         busy = set(self._calls.values())
         for slot, worker in enumerate(self._workers().handles):
             if slot not in busy:
-                self._calls[worker.learn.remote(self.config.updates_per_report, self._progress)] = slot
+                self._calls[worker.learn.remote(self.config.updates_per_report, self._tally.env_steps)] = slot
 
     def _collect(self, calls: Sequence[ObjectRef]) -> None:
         """These calls are over; a worker that died in one is replaced, and only its fragment is lost."""

@@ -64,7 +64,7 @@ from rlplat.rl.registry import load_class
 from rlplat.rl.replay_buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
 from rlplat.rl.replay_shard import ReplayShard
 from rlplat.rl.run_tally import RunTally
-from rlplat.rl.schedules import LinearSchedule, ScheduledShare, schedule_value
+from rlplat.rl.schedules import LinearSchedule, Schedule, ScheduledShare, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
 from rlplat.rl.transition_batch import TransitionBatch
@@ -516,7 +516,7 @@ class DQNLearner:
             self._credit += env_steps
             due = int(self._credit // config.env_steps_per_update)
             self._credit -= due * config.env_steps_per_update
-            beta = schedule_value(config.importance_beta, self._progress())
+            beta = self._value(config.importance_beta)
             while due:
                 chunk = min(due, self._chunk)
                 drawn = self._replay.sample(chunk * config.batch_size, beta)
@@ -558,7 +558,7 @@ class DQNLearner:
     def _train(self, drawn: Minibatch | SequenceMinibatch) -> list[Trained]:
         """One gradient step for every `batch_size` of what was drawn."""
         config, size = self.config, self.config.batch_size
-        learning_rate = schedule_value(config.learning_rate, self._progress())
+        learning_rate = self._value(config.learning_rate)
         trained: list[Trained] = []
         ahead = None
         for start in range(0, len(drawn.rows), size):
@@ -581,13 +581,12 @@ class DQNLearner:
         return trained
 
     def _metrics(self, trained: list[Trained]) -> dict[str, float]:
-        progress = self._progress()
         finite = [result for result in trained if math.isfinite(result.gradient_norm)]
         metrics: dict[str, float] = {
             "learner/updates": self._updates,
             "learner/skipped_minibatches": len(trained) - len(finite),
-            "learner/learning_rate": schedule_value(self.config.learning_rate, progress),
-            "learner/epsilon": schedule_value(self.config.epsilon, progress),
+            "learner/learning_rate": self._value(self.config.learning_rate),
+            "learner/epsilon": self._value(self.config.epsilon),
             "learner/weights_version": self._version,
         }
         if finite:
@@ -598,8 +597,8 @@ class DQNLearner:
             }
         return metrics
 
-    def _progress(self) -> float:
-        return self._env_steps / self.config.stop.env_steps
+    def _value(self, schedule: Schedule) -> float:
+        return schedule_value(schedule, self._env_steps, self.config.stop.env_steps)
 
     def _non_finite_report(self, batch: Any, result: Trained) -> str:
         """What was not finite, from the cause to the effect."""
@@ -623,7 +622,7 @@ class DQNLearner:
 
     def _exploration(self) -> Weights:
         """The share of random actions, as it travels with the weights."""
-        return {EPSILON: np.array([schedule_value(self.config.epsilon, self._progress())], np.float32)}
+        return {EPSILON: np.array([self._value(self.config.epsilon)], np.float32)}
 
     def _publish(self) -> None:
         weights = self._net.weights() | self._exploration()
@@ -813,7 +812,7 @@ class DQN:
             self._calls_under_way += 1
             shard = self._shards[self._next_shard]
             self._next_shard = (self._next_shard + 1) % len(self._shards)
-            beta = schedule_value(config.importance_beta, self._tally.env_steps / config.stop.env_steps)
+            beta = schedule_value(config.importance_beta, self._tally.env_steps, config.stop.env_steps)
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
             self._pending[drawn] = partial(self._on_drawn, shard, drawn)
 

@@ -485,7 +485,7 @@ class ESLearner:
                 f"{np.abs(returns).max():g} are too large for return_shaping={config.return_shaping}; set it to "
                 "centered_ranks"
             )
-        learning_rate = schedule_value(config.learning_rate, self._env_steps / config.stop.env_steps)
+        learning_rate = schedule_value(config.learning_rate, self._env_steps, config.stop.env_steps)
         before = self._theta.copy()
         descent = np.float32(config.weight_decay) * before - gradient
         self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)

@@ -52,7 +52,7 @@ from rlplat.rl.returns import explained_variance, gae
 from rlplat.rl.rollout_worker import RolloutWorker
 from rlplat.rl.run_tally import RunTally
 from rlplat.rl.sample_batch import SampleBatch, episode_starts, join_envs
-from rlplat.rl.schedules import ClipRange, EntropyCoef, schedule_value
+from rlplat.rl.schedules import ClipRange, EntropyCoef, Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.worker_group import RolloutWorkers
@@ -325,7 +325,7 @@ class PPOLearner:
     def update(self, *batches: SampleBatch) -> UpdateReport:
         """One round: scale rewards, estimate advantages, `num_epochs` passes of minibatches, publish version + 1."""
         started = perf_counter()
-        config, progress = self.config, self._env_steps / self.config.stop.env_steps
+        config = self.config
         batch = join_envs(batches)
         advantages, returns = gae(
             np.concatenate([self._learning_rewards(each) for each in batches], axis=1),
@@ -347,11 +347,11 @@ class PPOLearner:
         network_obs = self._normalize_obs(obs)
         starts = episode_starts(batch).reshape(-1)
         self._net.load_round(network_obs, batch.flat("actions"), columns, batch.core_state, starts, valid)
-        learning_rate = schedule_value(config.learning_rate, progress)
+        learning_rate = self._value(config.learning_rate)
         loss_arguments = {
-            "clip_range": schedule_value(config.clip_range, progress),
+            "clip_range": self._value(config.clip_range),
             "value_coef": config.value_coef,
-            "entropy_coef": schedule_value(config.entropy_coef, progress),
+            "entropy_coef": self._value(config.entropy_coef),
             "clip_value_loss": config.clip_value_loss,
         }
         prepared = perf_counter()
@@ -415,6 +415,9 @@ class PPOLearner:
             "learner/epochs": epochs,
             "learner/skipped_minibatches": skipped,
         }
+
+    def _value(self, schedule: Schedule) -> float:
+        return schedule_value(schedule, self._env_steps, self.config.stop.env_steps)
 
     def _share_of(self, indices: Array, valid: Array) -> tuple[Array, float]:
         """This learner's part of a minibatch, and what its gradient counts."""

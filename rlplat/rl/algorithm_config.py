@@ -91,7 +91,7 @@ class StopConfig(Section):
     """The run ends when the first of these is reached."""
 
     env_steps: Count = 1_000_000
-    """Agent decisions over all environments; schedules run from 0 to here."""
+    """Agent decisions over all environments; schedules without a horizon of their own run from 0 to here."""
     episode_return_mean: float | None = Field(
         None, validation_alias=AliasChoices("episode_return_mean", "episode_return")
     )

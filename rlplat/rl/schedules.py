@@ -1,16 +1,21 @@
-"""Numbers that change over a run: a plain float, or a schedule over progress (0 at the start, 1 at `stop.env_steps`).
+"""Numbers that change over a run: a plain float, or a schedule over progress (0 at the start, 1 at its horizon).
 
 learning_rate: 3e-4
 learning_rate: {schedule: linear, start: 3e-4, end: 0}
 learning_rate: {schedule: piecewise, points: [[0, 1e-3], [0.5, 3e-4], [1, 0]]}
+epsilon: {schedule: linear, start: 1, end: 0.05, horizon: 250_000}
+
+The horizon is in env steps. Without one it is the run's `stop.env_steps`; a run that is resumed with another stop keeps
+the first one (`with_horizon`), so that no learning rate that has come down goes up again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
 
 from rlplat.section import Section, Share, Within
 from rlplat.setting_types import Words
@@ -26,6 +31,8 @@ class LinearSchedule(Section):
     """Value once `until` is reached."""
     until: float = Field(1.0, gt=0.0, le=1000.0)
     """Share of the run after which the value stays at `end`."""
+    horizon: PositiveInt | None = None
+    """Env steps at which progress is 1; null: the run's (first) stop.env_steps."""
 
     @property
     def named_values(self) -> list[float]:
@@ -42,6 +49,8 @@ class PiecewiseSchedule(Section):
     schedule: Literal["piecewise"] = "piecewise"
     points: list[tuple[Share, float]] = Field(min_length=1)
     """(progress, value), progress ascending."""
+    horizon: PositiveInt | None = None
+    """Env steps at which progress is 1; null: the run's (first) stop.env_steps."""
 
     @property
     def named_values(self) -> list[float]:
@@ -85,10 +94,30 @@ EntropyCoef = Annotated[Schedule, Within(0.0, 10.0)]
 ScheduledShare = Annotated[Schedule, Within(0.0, 1.0)]
 
 
-def schedule_value(schedule: Schedule, progress: float) -> float:
-    """The value at `progress` in [0, 1] (beyond 1: the end value)."""
-    return (
-        schedule.value(progress)
-        if isinstance(schedule, LinearSchedule | PiecewiseSchedule)
-        else float(schedule)
-    )
+def schedule_value(schedule: Schedule, env_steps: float, run_env_steps: float) -> float:
+    """The value after `env_steps` of a run whose `stop.env_steps` is `run_env_steps` (beyond the horizon: the end)."""
+    if not isinstance(schedule, LinearSchedule | PiecewiseSchedule):
+        return float(schedule)
+    return schedule.value(env_steps / (schedule.horizon or run_env_steps))
+
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def with_horizon(config: Config, env_steps: int) -> Config:
+    """The same with `env_steps` as horizon of every schedule that has none of its own."""
+    changes = {
+        name: value.model_copy(update={"horizon": env_steps})
+        for name, value in config
+        if isinstance(value, LinearSchedule | PiecewiseSchedule) and value.horizon is None
+    }
+    return config.model_copy(update=changes) if changes else config
+
+
+def scaled_horizons(settings: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """settings: a config as plain data -> its schedules that have a horizon, with that share of it."""
+    return {
+        name: value | {"horizon": max(1, round(value["horizon"] * share))}
+        for name, value in settings.items()
+        if isinstance(value, dict) and "schedule" in value and value.get("horizon")
+    }

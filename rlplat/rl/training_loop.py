@@ -30,6 +30,7 @@ from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
 from rlplat.rl.progress import Progress, open_progress
 from rlplat.rl.run_directory import RunDirectory, refuse_existing
+from rlplat.rl.schedules import with_horizon
 from rlplat.rl.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 
 EPISODES_FOR_STOP = 100
@@ -196,6 +197,15 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
         was = getattr(before, key, None)
         if getattr(plan.config, key, None) != was and not (key == "env" and is_marker(str(was))):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
+    first_env_steps = getattr(before.stop, "env_steps", None)
+    if first_env_steps and first_env_steps != plan.config.stop.env_steps:
+        pinned = with_horizon(plan.config, first_env_steps)
+        if pinned is not plan.config:
+            plan.config = pinned
+            plan.notes.append(
+                f"schedules keep their horizon of {first_env_steps:,} env steps, and stay at their end beyond it (to "
+                'change one: --set "learning_rate={schedule: linear, start: A, end: B, horizon: N}")'
+            )
     frameworks = [getattr(config, "framework", None) for config in (before, plan.config)]
     if frameworks[0] != frameworks[1]:
         plan.notes.append(

@@ -18,6 +18,8 @@ from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.metrics import read_records
 from rlplat.rl import registry
+from rlplat.rl.schedules import schedule_value
+from rlplat.rl.training_plan import plan_from_file
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
 ROOT = Path(__file__).resolve().parents[2]
@@ -281,6 +283,21 @@ def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
         in capsys.readouterr().out
     )
     assert saved_steps(here / "demo")[-1] == "step_80"
+
+
+def test_a_learning_rate_that_has_come_down_does_not_go_up_when_the_stop_moves(
+    here: Path, capsys: Any
+) -> None:
+    falling = "learning_rate={schedule: linear, start: 1, end: 0}"
+    assert train("--stop.env-steps", "50", "--set", falling, "--out", "demo") == 0
+    assert main(["train", "--resume", "demo", "--stop.env-steps", "80"]) == 0
+    assert "schedules keep their horizon of 50 env steps" in capsys.readouterr().err
+    for stop in (80, 200):  # and in whatever follows from this run
+        config = plan_from_file(here / "demo/config.yaml", []).config
+        assert config.stop.env_steps == stop and config.learning_rate.horizon == 50
+        assert [schedule_value(config.learning_rate, n, stop) for n in (25, 50, 80)] == [0.5, 0.0, 0.0]
+        assert main(["train", "--resume", "demo", "--stop.env-steps", "200"]) == 0
+    assert "schedules keep" not in capsys.readouterr().err
 
 
 def test_what_weights_depend_on_cannot_change_on_resume(here: Path, capsys: Any) -> None:

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlplat.rl.schedules import LinearSchedule, PiecewiseSchedule, Schedule, schedule_value
+from rlplat.rl.schedules import (
+    LinearSchedule,
+    PiecewiseSchedule,
+    Schedule,
+    scaled_horizons,
+    schedule_value,
+    with_horizon,
+)
 
 
 class Settings(BaseModel):
@@ -12,7 +19,7 @@ class Settings(BaseModel):
 
 
 def value(setting: object, progress: float) -> float:
-    return schedule_value(Settings.model_validate({"learning_rate": setting}).learning_rate, progress)
+    return schedule_value(Settings.model_validate({"learning_rate": setting}).learning_rate, progress, 1)
 
 
 def test_constant() -> None:
@@ -31,6 +38,40 @@ def test_piecewise() -> None:
     assert [value(setting, p) for p in (0.0, 0.2, 0.4, 1.0, 2.0)] == [1.0, 1.0, 3.0, 0.0, 0.0]
     assert value(setting, 0.3) == pytest.approx(2.0)
     assert value(setting, 0.7) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"schedule": "linear", "start": 1.0, "end": 0.0, "horizon": 100},
+        {"schedule": "piecewise", "points": [[0.0, 1.0], [1.0, 0.0]], "horizon": 100},
+    ],
+)
+def test_a_horizon_of_its_own(setting: dict[str, object]) -> None:
+    schedule = Settings.model_validate({"learning_rate": setting}).learning_rate
+    for run_env_steps in (50, 100, 1_000_000):
+        assert [schedule_value(schedule, steps, run_env_steps) for steps in (0, 25, 100, 500)] == [
+            1,
+            0.75,
+            0,
+            0,
+        ]
+    without = Settings.model_validate({"learning_rate": setting | {"horizon": None}}).learning_rate
+    assert schedule_value(without, 25, 50) == 0.5
+
+
+def test_a_horizon_for_the_schedules_that_have_none() -> None:
+    plain, own = (
+        Settings(learning_rate=1.0),
+        Settings(learning_rate=LinearSchedule(start=1, end=0, horizon=5)),
+    )
+    assert with_horizon(plain, 100) is plain and with_horizon(own, 100) is own
+    pinned = with_horizon(Settings(learning_rate=LinearSchedule(start=1, end=0)), 100)
+    assert schedule_value(pinned.learning_rate, 50, 1_000) == 0.5
+    assert scaled_horizons(pinned.model_dump(), 0.5) == {
+        "learning_rate": {"schedule": "linear", "start": 1.0, "end": 0.0, "until": 1.0, "horizon": 50}
+    }
+    assert scaled_horizons(plain.model_dump() | {"policy": {"core": "none"}}, 0.5) == {}
 
 
 def test_round_trip_through_plain_data() -> None:

@@ -26,6 +26,7 @@ from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.multi_agent.games import Game, Moment, is_multi_agent, make_game
 from rlplat.rl.own_process import Beat
 from rlplat.rl.policy_spec import PolicySpec, policy_spec
+from rlplat.rl.schedules import scaled_horizons
 from rlplat.rl.spaces import MASK, SpaceSpec
 
 SHARED = "shared"
@@ -97,11 +98,16 @@ class MultiAgentPlan:
         seed = settings["seed"]
         if index:
             seed = int(np.random.SeedSequence(seed, spawn_key=(9, index)).generate_state(1)[0])
-        return settings | {
-            "policy": settings["policy"] | self.policies[name].section,
-            "seed": seed,
-            "stop": settings["stop"] | {"env_steps": max(1, round(settings["stop"]["env_steps"] * share))},
-        }
+        return (
+            settings
+            | scaled_horizons(settings, share)
+            | {
+                "policy": settings["policy"] | self.policies[name].section,
+                "seed": seed,
+                "stop": settings["stop"]
+                | {"env_steps": max(1, round(settings["stop"]["env_steps"] * share))},
+            }
+        )
 
     def specs(self, settings: dict[str, Any]) -> dict[str, PolicySpec]:
         """The network of every policy."""
