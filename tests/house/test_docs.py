@@ -247,7 +247,8 @@ def test_the_readmes_training_runs(tmp_path: Path) -> None:
         assert text in block
         block = block.replace(text, smaller)
     lines = run_block(block, tmp_path).splitlines()
-    assert lines[-1].startswith("runs/demo ")
+    assert lines[-2].startswith("runs/demo ")
+    assert lines[-1] in ("0 is the action for this observation", "1 is the action for this observation")
     assert (tmp_path / "runs" / "demo" / "checkpoints" / "latest").exists()
 
 
