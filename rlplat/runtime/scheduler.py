@@ -459,11 +459,16 @@ class Scheduler:
         if not queue.requests:
             queue.is_watched = queue.is_warned = False
             return
+        starving = [request for request in queue.requests if not self.placing.is_served(request)]
+        if not starving:  # they go on, with fewer workers than they would like
+            queue.moved_at, queue.is_warned = now, False
         since_s = now - queue.moved_at
         if since_s >= WARN_AFTER_S - 1e-6 and not queue.is_warned:
             queue.is_warned = True
             why = views.why_waiting(self.placing, queue)
-            self._turn.out.append(Warn(f"{views.waiter(queue)} has waited for {since_s:.0f} s: {why}"))
+            self._turn.out.append(
+                Warn(f"{views.waiter(queue, starving)} has waited for {since_s:.0f} s: {why}")
+            )
         self._turn.wake_at((now if queue.is_warned else queue.moved_at) + WARN_AFTER_S, self._explain, queue)
 
     def _explain_group(self, group: Group) -> None:

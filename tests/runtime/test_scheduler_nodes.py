@@ -146,6 +146,19 @@ def test_a_queue_that_moves_is_not_complained_about() -> None:
     assert house.warnings == []
 
 
+def test_tasks_that_stream_through_fewer_workers_than_they_would_like_cause_no_alarm() -> None:
+    house = Cluster(2)
+    house.placed("driver:1", what=CPU)
+    assert len(house.lease("driver", count=2)) == 1
+    house.pass_time(60)
+    assert house.warnings == []
+    assert house.lease("other") == []  # this one has none at all, and says so
+    house.pass_time(25)
+    (warning,) = house.warnings
+    assert warning.startswith("a task of other that needs {'CPU': 1.0} has waited for ")
+    assert "CPU is in use by " in warning and "tasks of driver x 1" in warning
+
+
 # ---------------------------------------------------------------- workers
 
 

@@ -156,6 +156,15 @@ class Placing:
         if request.actor is not None:
             request.actor.request = request
 
+    def is_served(self, request: Request) -> bool:
+        """Whether its client has a worker of just this kind at work: its tasks come one after the other there."""
+        if request.actor is not None:
+            return False
+        placements = [
+            worker.placement for worker in self.leases.get(request.client, ()) if not worker.is_blocked
+        ]
+        return any(placement is not None and placement.shape == request.shape for placement in placements)
+
     def unqueue(self, request: Request) -> None:
         queue = request.queue
         assert queue is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlplat.runtime.messages import GroupState, NodeState, Place
 from rlplat.runtime.resources import Resources
 from rlplat.runtime.scheduling.nodes import Pool
-from rlplat.runtime.scheduling.queues import Queue
+from rlplat.runtime.scheduling.queues import Queue, Request
 
 if TYPE_CHECKING:
     from rlplat.runtime.scheduler import Scheduler
@@ -224,10 +224,10 @@ def free_text(placing: Placing) -> str:
     return "; ".join(parts) or "there is no node"
 
 
-def waiter(queue: Queue) -> str:
-    """Who waits in a queue."""
-    request = queue.head()
-    num = sum(request.count for request in queue.requests)
+def waiter(queue: Queue, requests: list[Request]) -> str:
+    """Who waits in a queue, in words."""
+    request = requests[0]
+    num = sum(request.count for request in requests)
     who = f"a task of {request.client}" if request.actor is None else f"actor {request.actor.info.class_name}"
     return f"{who} that needs {dict(queue.shape.demand)}" + (f" (and {num - 1} like it)" if num > 1 else "")
 
