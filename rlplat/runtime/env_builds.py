@@ -22,6 +22,7 @@ import msgspec
 from rlplat.runtime import runtime_env
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.log_files import LogFile
+from rlplat.runtime.session import main_of
 
 _TIMEOUT_S = 600.0
 _ERROR_LINES = 15
@@ -90,7 +91,7 @@ class EnvBuilds:
 
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlplat.runtime.env_build", spec, str(venv)],
+                [sys.executable, "-c", main_of("rlplat.runtime.env_build"), spec, str(venv)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

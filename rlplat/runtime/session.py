@@ -30,6 +30,15 @@ _KILL_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def main_of(module: str) -> str:
+    """Code for `python -c` that calls the module's `main`, of this very package, and leaves sys.path as it was.
+
+    (PYTHONPATH would outlast that: with the site-packages in it that hold a wheel, no venv's packages would count.)
+    """
+    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return f"import sys; sys.path.insert(0, {place!r}); from {module} import main; del sys.path[0]; main()"
+
+
 def make_session() -> str:
     """A new folder for a cluster of this process."""
     root = shared_memory_root()

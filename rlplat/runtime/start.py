@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NodeLost
@@ -20,6 +19,7 @@ from rlplat.runtime.session import (
     MARK,
     NO_WORKER,
     WORKER_MARK,
+    main_of,
     make_session,
     make_spill_folder,
     remove_session,
@@ -27,8 +27,6 @@ from rlplat.runtime.session import (
 
 if TYPE_CHECKING:
     from rlplat.runtime.driver import Driver
-
-_NODE_CODE = "from rlplat.runtime.launch import main; main()"
 
 
 def start_private_cluster(
@@ -53,7 +51,7 @@ def start_private_cluster(
     raise_file_limit()  # the node and its workers inherit it
     session = make_session()
     node = subprocess.Popen(
-        [sys.executable, "-c", _NODE_CODE],
+        [sys.executable, "-c", main_of("rlplat.runtime.launch")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -110,8 +108,6 @@ def start_private_cluster(
 
 
 def _environment(session: str) -> dict[str, str]:
-    here = str(Path(__file__).parents[2])
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Worker processes are many: numpy's own threads would only fight over the cores. torch has its own setting.
     marks = {MARK: os.path.basename(session), WORKER_MARK: NO_WORKER}
-    return {**os.environ, **marks, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
+    return {**os.environ, **marks, "OPENBLAS_NUM_THREADS": "1"}

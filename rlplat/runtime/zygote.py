@@ -28,11 +28,11 @@ from rlplat.runtime.session import (
     adopt_orphans,
     kill_family,
     kill_marked,
+    main_of,
     mark_as_worker,
     remove_session,
 )
 
-_LIFE_CODE = "from rlplat.runtime.zygote import live_in_own_python; live_in_own_python()"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -142,10 +142,11 @@ def _execute(python: str, life: dict[str, Any]) -> None:
         path = os.pathsep.join([os.path.dirname(python), own.get("PATH", os.defpath)])
         own |= {"VIRTUAL_ENV": venv, "PATH": path}
     own = runtime_env.environment(life["env"], own)
-    os.execve(python, [python, "-c", _LIFE_CODE, json.dumps({**life, "sys_path": sys.path})], own)
+    life["sys_path"] = sys.path
+    os.execve(python, [python, "-c", main_of("rlplat.runtime.zygote"), json.dumps(life)], own)
 
 
-def live_in_own_python() -> None:
+def main() -> None:
     """The main program of an executed worker."""
     life = json.loads(sys.argv.pop())
     # The driver's path goes first, as far as this python has not found it by itself.
