@@ -92,10 +92,17 @@ def _get_all(refs: Sequence[ObjectRef]) -> list[Any]:
 
 
 def learner_gpus(num_gpus: float | str, device: str, spec: PolicySpec) -> float:
-    """What `learner.num_gpus` comes to: `auto` is one GPU for an image encoder where the cluster has one."""
+    """What `learner.num_gpus` comes to: `auto` is one GPU for an image encoder, or for learner.device=cuda, where the
+    cluster has one."""
     available = rlplat.cluster_resources().get("GPU", 0)
+    if not available and (device == "cuda" or num_gpus not in ("auto", 0)):
+        wanted = "device=cuda" if device == "cuda" else f"num_gpus={float(num_gpus):g}"
+        raise InfeasibleResources(
+            f"learner.{wanted}, but there is no GPU here: leave learner.device and learner.num_gpus at auto, which "
+            "takes a GPU where there is one"
+        )
     if num_gpus == "auto":
-        return 1 if spec.has_images and device != "cpu" and available >= 1 else 0
+        return 1 if available >= 1 and (device == "cuda" or (spec.has_images and device != "cpu")) else 0
     if float(num_gpus) > available:
         raise InfeasibleResources(
             f"learner.num_gpus is {float(num_gpus):g}, but there are {available:g} GPUs here: "

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
-from rlplat.errors import ActorDied, ConfigError, RlplatError
+from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RlplatError
 from rlplat.rl.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.parameter_server import ParameterServer
 from rlplat.rl.policy_spec import PolicySpec
@@ -181,8 +181,21 @@ def test_gpus_of_a_learner() -> None:
         images, vector = make_spec(IMAGE), make_spec()
         assert learner_gpus("auto", "auto", images) == 1
         assert learner_gpus("auto", "cpu", images) == learner_gpus("auto", "auto", vector) == 0
+        assert learner_gpus("auto", "cuda", vector) == 1
         assert learner_gpus(0.5, "auto", vector) == 0.5
         with pytest.raises(RlplatError, match=r"learner\.num_gpus is 2, but there are 1 GPUs here"):
             learner_gpus(2, "auto", images)
     finally:
         rlplat.shutdown()
+
+
+@pytest.mark.parametrize(("num_gpus", "device"), [("auto", "cuda"), (1, "auto"), (1, "cuda")])
+def test_a_machine_without_a_gpu_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: Any, device: str
+) -> None:
+    monkeypatch.setattr(rlplat, "cluster_resources", lambda: {"CPU": 2.0})
+    with pytest.raises(
+        InfeasibleResources, match=r"^learner\.\S+=\S+, but there is no GPU here: leave learner"
+    ):
+        learner_gpus(num_gpus, device, make_spec())
+    assert learner_gpus(0, "auto", make_spec()) == learner_gpus("auto", "auto", make_spec()) == 0

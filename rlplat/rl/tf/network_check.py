@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlplat.errors import RlplatError, UsageError
+from rlplat.rl.mask_check import forbidden_choice, masks_with_one_choice
 from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.spaces import MASK
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.tensors import sample_obs
 from rlplat.rl.tf.weights import named_variables
@@ -57,6 +59,23 @@ def check_network(network: Any, spec: PolicySpec) -> None:
             f"{name}: parameters {', '.join(unused[:5])} take no part in log-probabilities, entropies or values: use "
             "them in __call__, or leave them out"
         )
+    if spec.has_mask:
+        _check_mask(name, network, spec, state_size)
+
+
+def _check_mask(name: str, network: Any, spec: PolicySpec, state_size: int) -> None:
+    """An action that the mask forbids has probability 0."""
+    mask, choices = masks_with_one_choice(spec)
+    obs = sample_obs(spec, len(mask))
+    obs[MASK] = tf.cast(tf.constant(mask), obs[MASK].dtype)
+    distribution, _, _ = network(obs, tf.zeros((len(mask), state_size)), tf.zeros((1, len(mask)), tf.bool))
+    actions = distribution.mode()
+
+    def log_prob(array: Any) -> Any:
+        return distribution.log_prob(tf.cast(tf.constant(array), actions.dtype)).numpy().astype("float64")
+
+    if text := forbidden_choice(spec, choices, actions.numpy(), log_prob):
+        raise UsageError(f"{name}: {text}")
 
 
 def _require(name: str, what: str, tensor: Any, expected: tuple[int, ...], spec: PolicySpec) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import rlplat
 from rlplat.errors import ConfigError, RlplatError, UsageError
+from rlplat.rl.mask_check import forbidden_choice, masks_with_one_choice
 from rlplat.rl.policy_spec import PolicySpec
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import MASK, ObsSpec
 from rlplat.rl.torch.encoders import TensorObs
 
 NUM_STEPS, NUM_ENVS = 2, 3
@@ -47,6 +48,26 @@ def check_network(network: Any, spec: PolicySpec, device: torch.device) -> None:
             "leave them out, or register what is not learnt as a buffer"
         )
     network.zero_grad(set_to_none=True)
+    if spec.has_mask:
+        _check_mask(name, network, spec, device, state_size)
+
+
+def _check_mask(name: str, network: Any, spec: PolicySpec, device: torch.device, state_size: int) -> None:
+    """An action that the mask forbids has probability 0."""
+    mask, choices = masks_with_one_choice(spec)
+    obs = _sample_obs(spec, len(mask), device)
+    assert isinstance(obs, dict)
+    obs[MASK] = torch.from_numpy(mask).to(obs[MASK].dtype).to(device)
+    with torch.no_grad():
+        distribution, _, _ = network(obs, torch.zeros(len(mask), state_size, device=device), None)
+        actions = distribution.mode()
+
+        def log_prob(array: np.ndarray) -> np.ndarray:
+            given = torch.from_numpy(array).to(actions.dtype).to(device)
+            return cast(np.ndarray, distribution.log_prob(given).double().cpu().numpy())
+
+        if text := forbidden_choice(spec, choices, actions.cpu().numpy(), log_prob):
+            raise UsageError(f"{name}: {text}")
 
 
 def _check_call(

@@ -28,6 +28,7 @@ from rlplat.rl.torch import networks as torch_networks  # noqa: E402
 from rlplat.rl.torch import weights as torch_weights  # noqa: E402
 from rlplat.rl.torch.action_distributions import ActionDistribution as TorchDistribution  # noqa: E402
 from rlplat.rl.torch.adam import Adam as TorchAdam  # noqa: E402
+from tests.rl.specimens import DISCRETE, make_spec, masked  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 
 DOCS = Path(__file__).parents[3] / "docs" / "frameworks.md"
@@ -260,3 +261,16 @@ def test_device_and_precision() -> None:
     if not tf.config.list_physical_devices("GPU"):
         with pytest.raises(ConfigError, match="TensorFlow sees no GPU"):
             resolve_device("cuda", image)
+
+
+class IgnoresTheMask(networks.ActorCritic):
+    def distribution(self, features: Any, obs: Any) -> Any:
+        return ActionDistribution(self.spec, self.actor_head(features), getattr(self, "log_std", None))
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_network_that_ignores_the_mask_is_refused(core: str) -> None:
+    spec = make_spec(obs=masked(DISCRETE), action=DISCRETE, core=core)
+    check_network(networks.ActorCritic(spec), spec)
+    with pytest.raises(UsageError, match=r"an action that the action mask forbids .* expected 0"):
+        check_network(IgnoresTheMask(spec), spec)

@@ -14,11 +14,13 @@ from torch import nn  # noqa: E402
 
 from rlplat.errors import UsageError  # noqa: E402
 from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
+from rlplat.rl.spaces import ActionSpec  # noqa: E402
 from rlplat.rl.torch.action_distributions import ActionDistribution  # noqa: E402
 from rlplat.rl.torch.network_check import check_network  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
 from tests.rl.specimens import (  # noqa: E402
     ACTIONS,
+    BOX,
     DISCRETE,
     MULTI_DISCRETE,
     TREE,
@@ -88,6 +90,13 @@ class FromOne(ActionDistribution):
 class OneTooFar(ActorCritic):
     def distribution(self, features: Any, obs: Any) -> Any:
         return FromOne(self.spec, self.actor_head(features))
+
+
+class IgnoresTheMask(ActorCritic):
+    """As a network of one's own that does not hand the mask on."""
+
+    def distribution(self, features: Any, obs: Any) -> Any:
+        return ActionDistribution(self.spec, self.actor_head(features), getattr(self, "log_std", None))
 
 
 class Plain(nn.Module):
@@ -215,3 +224,20 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("class Mine(:\n")
     with pytest.raises(UsageError, match=r"broken\.py:Mine: making the network raised SyntaxError"):
         make_network(make_spec(custom=f"{tmp_path}/broken.py:Mine"))
+
+
+@pytest.mark.parametrize(
+    ("action", "column"),
+    [
+        (DISCRETE, 0),
+        (MULTI_DISCRETE, 0),
+        (ActionSpec("composite", parts=(("a", BOX), ("b", DISCRETE))), BOX.flat_size),
+    ],
+)
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_network_that_ignores_the_mask_is_refused(action: ActionSpec, column: int, core: str) -> None:
+    text = message(IgnoresTheMask, obs=masked(action), action=action, core=core)
+    assert "my_policy:IgnoresTheMask: an action that the action mask forbids is as likely as " in text
+    assert f"(column {column} of the actions), expected 0: give the mask to the distribution" in text
+    spec = make_spec(obs=masked(action), action=action, core=core)
+    check_network(ActorCritic(spec), spec, CPU)
