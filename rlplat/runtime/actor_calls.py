@@ -8,7 +8,8 @@ Rules
 4. The creator sends `CreateActor` to each incarnation, ahead of every call. A creation is never charged: how often an
    actor may restart is the scheduler's to count.
 5. News of an incarnation that is older than the present one is void.
-6. Exactly-once calls are numbered from 1; at most `WINDOW` of them are under way, which bounds what the actor keeps.
+6. A call that raised what its `retry_exceptions` name goes once more, behind those that were sent meanwhile.
+7. Exactly-once calls are numbered from 1; at most `WINDOW` of them are under way, which bounds what the actor keeps.
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ class ActorCalls:
         """The result of a call is here (or nobody waits for it any more)."""
         self.in_flight.pop(id, None)
         return self.advance() if self.queue else []
+
+    def again(self, record: TaskRecord) -> list[TaskRecord]:
+        """It raised, and is to run once more."""
+        self.in_flight.pop(record.id, None)
+        self.queue.appendleft(record)
+        return self.advance()
 
     # ---------------------------------------------------------------- events that are the end of calls
 

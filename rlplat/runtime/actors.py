@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from rlplat.errors import OptionError
 from rlplat.runtime import codec, exactly_once, messages
 from rlplat.runtime.actor_calls import ActorCalls, Fail
-from rlplat.runtime.api import TERMINATE, ActorHandle, check_groups, methods_of, signatures_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, check_retries, describe_actor
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.calls import NODE, Calls, Deps
 from rlplat.runtime.codec import ErrorInfo
@@ -20,6 +18,7 @@ from rlplat.runtime.messages import PLAIN_CALL, ActorInfo, CallOptions, Value
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import capture_of
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.retries import History
 
 if TYPE_CHECKING:
     from rlplat.runtime.client import Client
@@ -71,7 +70,7 @@ class Actors:
         else:
             what = f"{code.name}.__init__"
             call, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", full=True)
-        info = _describe(code, options)
+        info = describe_actor(code, options)
         with self._lock:
             client._check_open()
             message = messages.CreateActor(
@@ -156,8 +155,11 @@ class Actors:
         if answer.error is not None:
             raise codec.to_exception(answer.error)
         assert answer.info is not None
+        return self.handle_of(answer.actor, answer.info, answer.is_detached)
+
+    def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
         with self._lock:
-            return self._handle(answer.actor, answer.info, answer.is_detached)
+            return self._handle(actor_id, info, is_detached)
 
     def names(self, all_namespaces: bool) -> list[tuple[str, str]]:
         """(namespace, name) of the named actors that are alive."""
@@ -193,6 +195,8 @@ class Actors:
                     return self._submit_plain_call(handle, actor, method, data)
         num_returns = options.num_returns
         name = f"{handle._info.class_name}.{method}"
+        if options.retry_exceptions:
+            check_retries(name, handle._info.exactly_once)
         retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
         if group and group not in handle._info.groups and group != TERMINATE:
             known = ", ".join(map(repr, handle._info.groups)) or "none"
@@ -212,6 +216,9 @@ class Actors:
             record.target = handle._actor_id
             if retries:
                 record.retries_left = retries
+            if options.retry_exceptions:
+                classes = options.retry_exceptions
+                record.history = History(classes if isinstance(classes, bool) else frozenset(classes))
             if group:
                 message.group = group
             if num_returns < 0 or options.timeout_s is not None:
@@ -269,6 +276,11 @@ class Actors:
         actor = self._books.get(actor_id)
         if actor is not None and actor.queue:
             self.send(actor, actor.advance())
+
+    def again(self, record: TaskRecord) -> None:
+        """It raised, and its `retry_exceptions` say so."""
+        actor = self._books[record.target]
+        self.send(actor, actor.again(record))
 
     def forget_call(self, record: TaskRecord) -> None:
         """It failed, or was cancelled, while it was under way."""
@@ -361,24 +373,6 @@ class Actors:
         if actor is None or actor.worker is not None:
             return f"which is with worker {None if actor is None else actor.worker}"
         return "whose actor starts again" if actor.incarnation else "whose actor waits for its resources"
-
-
-def _describe(code: RemoteCode, options: Options) -> ActorInfo:
-    """What handles know: each method with its own or the actor's number of retries."""
-    retries = options.max_task_retries
-    if options.exactly_once and not retries:
-        retries = -1  # a call that may be repeated, and takes effect once, is what was asked for
-    methods = methods_of(code.target)
-    check_groups(code.name, methods, options.concurrency_groups)
-    if retries:
-        methods = {
-            name: each
-            if each.max_task_retries is not None
-            else msgspec.structs.replace(each, max_task_retries=retries)
-            for name, each in methods.items()
-        }
-    groups, signatures = tuple(options.concurrency_groups), signatures_of(code.target, methods)
-    return ActorInfo(code.name, methods, retries, options.exactly_once, groups, signatures)
 
 
 def _template(record: TaskRecord) -> TaskRecord:

@@ -22,6 +22,7 @@ import msgspec
 from rlplat.errors import OptionError, OptionTypeError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.codec import class_names
 from rlplat.runtime.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
 from rlplat.runtime.signatures import ANYTHING, Signature, method_signature, signature_of
@@ -238,7 +239,8 @@ def remote(*args: Any, **options: Any) -> Any:
 def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`@rlplat.method(num_returns=2)` on a method of an actor class: its calls return that many refs.
 
-    Options: num_returns, concurrency_group, max_task_retries, timeout_s, generator_backpressure.
+    Options: num_returns, concurrency_group, max_task_retries, retry_exceptions, timeout_s, generator_backpressure;
+    `.options(...)` of a handle's method takes the same, for one call.
     """
     checked = _merge(CallOptions(), options, "a method")
 
@@ -303,7 +305,8 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
             if not value >= least:
                 raise OptionError(f"{key} must be at least {least}, not {value!r}")
         elif key == "retry_exceptions" and not isinstance(value, bool):
-            changes = changes | {key: _exception_classes(value)}
+            classes = _exception_classes(value)
+            changes = changes | {key: tuple(class_names(each)[0] for each in classes) if is_call else classes}
         elif key == "runtime_env":
             from rlplat.runtime.runtime_env import checked
 
@@ -486,6 +489,31 @@ def methods_of(actor_class: Any) -> dict[str, CallOptions]:
 
 def signatures_of(actor_class: Any, methods: dict[str, CallOptions]) -> dict[str, Signature]:
     return {name: method_signature(actor_class, name) for name in methods}
+
+
+def describe_actor(code: RemoteCode, options: Options) -> ActorInfo:
+    """What handles know: each method with its own or the actor's number of retries."""
+    retries = options.max_task_retries
+    if options.exactly_once and not retries:
+        retries = -1  # a call that may be repeated, and takes effect once, is what was asked for
+    methods = methods_of(code.target)
+    check_groups(code.name, methods, options.concurrency_groups)
+    for name, each in methods.items():
+        if each.retry_exceptions:
+            check_retries(f"{code.name}.{name}", options.exactly_once)
+        if retries and each.max_task_retries is None:
+            methods[name] = msgspec.structs.replace(each, max_task_retries=retries)
+    groups, signatures = tuple(options.concurrency_groups), signatures_of(code.target, methods)
+    return ActorInfo(code.name, methods, retries, options.exactly_once, groups, signatures)
+
+
+def check_retries(name: str, is_exactly_once: bool) -> None:
+    """A call with `retry_exceptions` is none of an exactly-once actor, which answers a repeated call from its notes."""
+    if is_exactly_once:
+        raise OptionError(
+            f"{name}: retry_exceptions runs a call again that has taken effect, and exactly_once=True says that none "
+            "does: catch the exception in the method"
+        )
 
 
 def check_groups(class_name: str, methods: dict[str, CallOptions], groups: dict[str, int]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlplat.runtime.api import ActorHandle
-    from rlplat.runtime.messages import CallOptions, Cluster
+    from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster
     from rlplat.runtime.placement import PlacementGroup
     from rlplat.runtime.refs import ObjectRef
     from rlplat.runtime.signatures import Signature
@@ -140,6 +140,10 @@ class Backend(Protocol):
     def kill(self, handle: ActorHandle, no_restart: bool) -> None: ...
 
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle: ...
+
+    def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
+        """Of a living actor, of which no handle is at hand."""
+        ...
 
     def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
         """(namespace, name) of the living named actors: of this process's namespace, or of all."""

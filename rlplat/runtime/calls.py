@@ -277,10 +277,13 @@ class Calls:
             self._refuse(sender, values)
             text = f"{record.name}: worker {sender} replied with {len(values)} values instead of {len(record.ids)}"
             values = [Value(error=ErrorInfo("RuntimeFault", text)) for _ in record.ids]
-        if record.history is not None and values[0].error is not None and record.lane is not None:
+        if record.history is not None and values[0].error is not None:
             if runs_again_after_error(record, values[0].error):
-                record.lane.again(record)
-                self._client._tasks.touched[record.lane] = True
+                if record.lane is None:
+                    self._client._actors.again(record)
+                else:
+                    record.lane.again(record)
+                    self._client._tasks.touched[record.lane] = True
                 return
         values, inner = self._client._streams.finish(id, values)
         del self.records[id]

@@ -61,6 +61,7 @@ class Client:
         # The verbs of the parts, bound here: a call less on the way of each task.
         self.submitter, self.submit_call = self._tasks.submitter, self._actors.submit_call
         self.create_actor, self.kill = self._actors.create, self._actors.kill
+        self.handle_of = self._actors.handle_of
         self.get_actor, self.actor_names = self._actors.get, self._actors.names
         self.resources, self.cluster = self._questions.resources, self._questions.cluster
         self.create_group, self.group_ready = self._questions.create_group, self._questions.group_ready

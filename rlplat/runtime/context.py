@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplat.runtime.messages import Place
+
+if TYPE_CHECKING:
+    from rlplat.runtime.api import ActorHandle
 
 
 class RuntimeContext:
@@ -42,6 +45,34 @@ class RuntimeContext:
         """Of the task or call that runs now; None in the driver."""
         task = getattr(self._backend, "running_task", None)
         return None if task is None else str(task)
+
+    def get_task_name(self) -> str | None:
+        """What messages call the task or call that runs now: its `name` option, its function, `Class.method`; None in
+        the driver."""
+        name = getattr(self._backend, "running_name", None)
+        return None if name is None else str(name)
+
+    def is_canceled(self) -> bool:
+        """Whether the task or call that runs now was cancelled, or its deadline has passed: a method that runs long
+        may look here now and then, because nothing interrupts it. What it returns is still its result."""
+        if self.get_task_id() is None:
+            raise RuntimeError("is_canceled() is for tasks and actor calls; this code runs in the driver")
+        return bool(self._backend.is_cancelled)
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        """A handle of the actor whose process this is. One that the actor keeps for itself keeps it alive."""
+        place = self._place()
+        if place.info is None:
+            raise RuntimeError("current_actor is for the methods of an actor; this code runs in none")
+        handle: ActorHandle = self._backend.handle_of(place.actor, place.info, place.is_detached)
+        return handle
+
+    def get(self) -> dict[str, Any]:
+        """The ids and the namespace in one dictionary; `task_id` and `actor_id` only where there are such."""
+        ids = {"task_id": self.get_task_id(), "actor_id": self.get_actor_id()}
+        known = {"job_id": self.get_job_id(), "node_id": self.get_node_id(), "namespace": self.namespace}
+        return known | {name: id for name, id in ids.items() if id is not None}
 
     def get_actor_id(self) -> str | None:
         """Of the actor whose process this is; None elsewhere."""

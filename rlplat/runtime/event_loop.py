@@ -24,6 +24,7 @@ from rlplat.runtime.execution import (
     close_quietly,
     iterator_of,
     running_call,
+    running_coroutine,
 )
 
 if TYPE_CHECKING:
@@ -117,12 +118,13 @@ class LoopRunner:
 
     def awaits_for_cancelled(self) -> bool:
         """Whether the coroutine that runs now belongs to a call that was cancelled with all that it submitted."""
-        return self._cancelled.get(running_call.get(), False)
+        call = running_coroutine()
+        return call is not None and self._cancelled.get((call[0], call[1].task), False)
 
     async def _run(self, owner: str, message: Any) -> None:
         worker, key = self._worker, (owner, message.task)
         self._begun.add(key)
-        running_call.set(key)
+        running_call.set((owner, message))
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )

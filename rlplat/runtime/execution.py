@@ -158,9 +158,10 @@ class ThreadRunner:
 running_call: contextvars.ContextVar[Any] = contextvars.ContextVar("running_call", default=None)
 
 
-def running_coroutine() -> Key | None:
-    """The call whose coroutine asks."""
-    return running_call.get()
+def running_coroutine() -> tuple[str, Any] | None:
+    """(owner, message) of the call whose coroutine asks."""
+    call: tuple[str, Any] | None = running_call.get()
+    return call
 
 
 # ---------------------------------------------------------------- generators

@@ -24,7 +24,7 @@ from typing import Any
 
 from rlplat.errors import NoSuchActor, NotInitialized, OptionError, UsageError
 from rlplat.runtime import codec, exactly_once
-from rlplat.runtime.api import TERMINATE, ActorHandle, methods_of, signatures_of
+from rlplat.runtime.api import TERMINATE, ActorHandle, check_retries, describe_actor
 from rlplat.runtime.backend import Backend, Options, RemoteCode
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.inproc_calls import (
@@ -46,6 +46,7 @@ from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster, Place
 from rlplat.runtime.placement import PlacementGroup, capture_of, captured, shape_of
 from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.resources import machine_resources
+from rlplat.runtime.retries import exception_names
 from rlplat.runtime.runtime_env import checked, merged
 
 _ASYNC_CONCURRENCY = 1000
@@ -145,7 +146,7 @@ class InprocBackend:
             window=options.generator_backpressure,
             timeout_s=options.timeout_s,
             num_retries=options.max_retries,
-            retry_exceptions=options.retry_exceptions,
+            retry_exceptions=exception_names(options.retry_exceptions),
             runtime_env=env,
             capture=capture_of(options),
         )
@@ -298,16 +299,13 @@ class InprocBackend:
                 if reason is not None:
                     self._fill(call, [reason] * len(call.out))
                     return
-                args, kwargs = call.arguments(self._objects)
-                value = call.target(*args, **kwargs)
-                if call.stream is not None and hasattr(value, "__aiter__"):
-                    await self._streams.pump(call.stream, value)
-                elif call.stream is not None:
-                    self._streams.begin(call.stream, value)
-                else:
-                    if hasattr(value, "__await__"):
-                        value = await asyncio.wait_for(value, call.left_s())
-                    self._finish(call, value)
+                while True:
+                    try:
+                        await self._attempt(call)
+                        return
+                    except Exception as error:
+                        if call.deadline_error() is not None or not call.may_retry(error):
+                            raise
         except ActorExit:
             self._end(actor, _exited(actor))
             self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
@@ -317,6 +315,18 @@ class InprocBackend:
                 self._fill(call, [late_error] * len(call.out))
             else:
                 self._fail(call, error)
+
+    async def _attempt(self, call: Call) -> None:
+        args, kwargs = call.arguments(self._objects)
+        value = call.target(*args, **kwargs)
+        if call.stream is not None and hasattr(value, "__aiter__"):
+            await self._streams.pump(call.stream, value)
+        elif call.stream is not None:
+            self._streams.begin(call.stream, value)
+        else:
+            if hasattr(value, "__await__"):
+                value = await asyncio.wait_for(value, call.left_s())
+            self._finish(call, value)
 
     async def _arrived(self, refs: Sequence[ObjectRef]) -> None:
         loop = asyncio.get_running_loop()
@@ -363,15 +373,7 @@ class InprocBackend:
         check_environment(env, what, is_async)
         make = self._call(what, code.target, args, kwargs, runtime_env=env)
         give_back = self._resources.take(shape, what)
-        methods = methods_of(code.target)
-        info = ActorInfo(
-            code.name,
-            methods,
-            options.max_task_retries,
-            options.exactly_once,
-            tuple(options.concurrency_groups),
-            signatures_of(code.target, methods),
-        )
+        info = describe_actor(code, options)
         creation = self._objects.add(codec.pack(None))
         most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
         actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
@@ -406,6 +408,8 @@ class InprocBackend:
             raise OptionError(
                 f"{what}: there is no concurrency group {group!r} (groups of this actor: {known})"
             )
+        if options.retry_exceptions:
+            check_retries(what, actor.info.exactly_once)
         call = self._call(
             what,
             lambda *args, **kwargs: getattr(actor.instance, method)(*args, **kwargs),
@@ -451,6 +455,9 @@ class InprocBackend:
             place = f" in namespace {where!r}" if where else ""
             raise NoSuchActor(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
         return self._handle(actor)
+
+    def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
+        return self._handle(self._actors[actor_id])
 
     def actor_names(self, all_namespaces: bool) -> list[tuple[str, str]]:
         """(namespace, name) of the living named actors."""
@@ -501,7 +508,7 @@ class InprocBackend:
         if call is not None and call.actor is not None:
             actor, shape = call.actor, call.actor.shape
             name = actor.names[1] if actor.names else ""
-            here = Place(NODE, shape, actor.id, shape.bundle, name, actor.incarnation)
+            here = Place(NODE, shape, actor.id, shape.bundle, name, actor.incarnation, actor.info)
         elif call is not None:
             here = Place(NODE, call.shape, bundle=call.shape.bundle)
         return Cluster(0, self._resources.nodes(), self._resources.groups(), here)
@@ -511,6 +518,20 @@ class InprocBackend:
         """Of the call that asks; None in the driver."""
         call = current_call.get()
         return None if call is None else f"{self.client_id}:{call.out[0].id}"
+
+    @property
+    def running_name(self) -> str | None:
+        call = current_call.get()
+        if call is not None and call.actor is not None and call is call.actor.make:
+            return f"{call.actor.class_name}.__init__"
+        return None if call is None else call.what.removeprefix("task ")
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Only a coroutine can be cancelled while it runs."""
+        call = current_call.get()
+        task = None if call is None else self._running.get(call.out[0].id)
+        return task is not None and task.cancelling() > 0
 
     def shutdown(self) -> None:
         if threading.current_thread() is self._loop.thread or current_call.get() is not None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +54,8 @@ class Call:
     window: int = 0
     timeout_s: float | None = None
     num_retries: int = 0
-    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    retry_exceptions: bool | Collection[str] = False
+    """By `codec.class_names`."""
     runtime_env: dict[str, Any] = field(default_factory=dict)
     actor: LocalActor | None = None
     group: str = ""
@@ -76,9 +77,9 @@ class Call:
 
     def may_retry(self, error: Exception) -> bool:
         classes = self.retry_exceptions
-        if not self.num_retries or classes is False:
+        if not self.num_retries or not classes:
             return False
-        if classes is not True and not isinstance(error, classes):
+        if classes is not True and set(codec.class_names(type(error))).isdisjoint(classes):
             return False
         self.num_retries -= 1  # below 0: for ever
         return True
@@ -469,4 +470,6 @@ def call_options(options: CallOptions) -> dict[str, Any]:
         "window": options.generator_backpressure,
         "timeout_s": options.timeout_s,
         "group": options.concurrency_group,
+        "num_retries": options.max_task_retries or 0,
+        "retry_exceptions": options.retry_exceptions,
     }

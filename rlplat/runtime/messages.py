@@ -58,6 +58,8 @@ class CallOptions(msgspec.Struct, array_like=True, frozen=True):
     """None: what the actor was created with."""
     timeout_s: float | None = None
     generator_backpressure: int = 64
+    retry_exceptions: bool | tuple[str, ...] = False
+    """Also run again when the method raises: any exception, or one of these classes, by `codec.class_names`."""
 
 
 PLAIN_CALL = CallOptions()
@@ -137,7 +139,7 @@ class Capture(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RunFull(Message, tag=4):
-    """Any task (`code` set) or actor call (`code` empty, `name` is the method)."""
+    """Any task (`code` set; `name` if it was given one) or actor call (`code` empty, `name` is the method)."""
 
     task: int
     code: str
@@ -486,6 +488,9 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     """The bundle it draws from."""
     actor_name: str = ""
     incarnation: int = 1
+    info: ActorInfo | None = None
+    """Of an actor: what it takes to make a handle of it."""
+    is_detached: bool = False
 
 
 class AskCluster(Message, tag=70):

@@ -55,8 +55,10 @@ class Tasks:
     ) -> Any:
         key = self._calls.code_key(code)
         name = options.name or code.name
-        is_full = capture is not None
-        message, deps, refs = self._calls.make(args, kwargs, name, options.num_returns, key, "", is_full)
+        is_full, own_name = capture is not None or bool(options.name), options.name or ""
+        message, deps, refs = self._calls.make(
+            args, kwargs, name, options.num_returns, key, own_name, is_full
+        )
         if is_full:
             message.capture = capture
         with self._loop.lock:
@@ -87,6 +89,7 @@ class Tasks:
             and options.retry_exceptions is False
             and options.max_retries != 0  # `retries`, rule 4
             and capture is None
+            and not options.name  # which travels with the call
         )
         pack, lock, objects, tasks = codec.pack_scalars, self._loop.lock, self._objects, self._calls.records
         ids, entries, me, drop = objects.ids, objects.book.entries, self._client.client_id, objects.drop

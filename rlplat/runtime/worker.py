@@ -32,6 +32,7 @@ from rlplat.runtime.execution import (
     TERMINATED,
     ActorExit,
     EndOfActor,
+    Key,
     Outflow,
     Runner,
     make_runner,
@@ -48,6 +49,7 @@ _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
 _BLOCKED_AFTER_S = 0.002
 _SPANS = 10_000
+_KEPT_CANCELS = 1000
 _FAREWELL_S, _END_S = 2.0, 10.0
 _MOST_RETURNS = 1 << 24
 _ACTOR_ID = re.compile(r"[a-z][a-z0-9-]*:[0-9]+")
@@ -82,6 +84,8 @@ class Worker(Client):
         """Callers that have not answered our farewell."""
         self._flows: dict[tuple[str, int], Outflow] = {}
         self._interrupts = Interrupts(Worker._execute.__code__, (stream.__code__,))
+        self._cancelled: dict[Key, None] = {}
+        """The last calls that were cancelled after they had begun: see `is_cancelled`."""
         self._first_child = 0
         """Tasks of this process from this id on were submitted by the task that runs."""
         self._is_blocked = False
@@ -278,7 +282,7 @@ class Worker(Client):
             self._create_actor(owner, message)
         elif kind is messages.RunFull and message.code:
             began = time.perf_counter()
-            name = self._code_name[message.code]
+            name = message.name or self._code_name[message.code]
             if message.capture is not None:
                 refs.set_backend(Capturing(self, message.capture))
             try:
@@ -517,16 +521,40 @@ class Worker(Client):
         with self._lock:
             self._transport.post(owner, messages.Pace(code, told))
 
-    @property
-    def running_task(self) -> str | None:
-        """The task or call that asks: read from its own stack or coroutine, so that nobody has to write it down."""
-        key, frame = running_coroutine(), sys._getframe().f_back
-        while key is None and frame is not None:
+    def _running_call(self) -> tuple[str, Any] | None:
+        """(owner, message) of what asks: read from its own stack or coroutine, so that nobody has to write it down."""
+        call, frame = running_coroutine(), sys._getframe().f_back
+        while call is None and frame is not None:
             message = frame.f_locals.get("message") if frame.f_code in _RUN_USER_CODE else None
             if message is not None:
-                key = (frame.f_locals["owner"], message.task)
+                call = (frame.f_locals["owner"], message)
             frame = frame.f_back
-        return None if key is None else f"{key[0]}:{key[1]}"
+        return call
+
+    @property
+    def running_task(self) -> str | None:
+        call = self._running_call()
+        return None if call is None else f"{call[0]}:{call[1].task}"
+
+    @property
+    def running_name(self) -> str | None:
+        call = self._running_call()
+        if call is None:
+            return None
+        message, kind = call[1], type(call[1])
+        if kind is messages.CreateActor:
+            return f"{self._code_name[message.code]}.__init__"
+        if kind is messages.Call:
+            return f"{self._actor_name}.{message.method}"
+        if message.code:
+            return getattr(message, "name", "") or self._code_name[message.code]
+        return f"{self._actor_name}.{message.name}"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has cancelled the call that asks."""
+        call = self._running_call()
+        return call is not None and (call[0], call[1].task) in self._cancelled
 
     def shutdown(self) -> None:
         raise UsageError(
@@ -577,6 +605,9 @@ class Worker(Client):
                     return
         if message.is_close:
             return
+        self._cancelled[key] = None
+        if len(self._cancelled) > _KEPT_CANCELS:
+            del self._cancelled[next(iter(self._cancelled))]
         if self._runner is not None:
             self._runner.cancel(key, message.recursive)
         elif not self._is_actor:  # a plain actor's running call goes on

@@ -50,7 +50,16 @@ def place_of(placing: Placing, client: str) -> Place:
     actor, node = placement.actor, worker.node.name
     if actor is None:
         return Place(node, placement.shape, bundle=bundle)
-    return Place(node, placement.shape, actor.id, bundle, actor.name, actor.incarnation)
+    return Place(
+        node,
+        placement.shape,
+        actor.id,
+        bundle,
+        actor.name,
+        actor.incarnation,
+        actor.info,
+        actor.is_detached,
+    )
 
 
 def node_states(placing: Placing) -> list[NodeState]:
