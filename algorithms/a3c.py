@@ -462,16 +462,23 @@ class A3C:
                 self._calls[worker.learn.remote(self.config.updates_per_report, self._tally.env_steps)] = slot
 
     def _collect(self, calls: Sequence[ObjectRef]) -> None:
-        """These calls are over; a worker that died in one is replaced, and only its fragment is lost."""
+        """These calls are over; a worker that died in one is replaced, and only its fragment is lost. What ends the run
+        is raised when all are collected, so that its state can still be saved."""
+        failures: list[RlplatError] = []
         for call in calls:
             slot = self._calls.pop(call)
             try:
-                rlplat.get(call)
-            except (ActorDied, WorkerCrashed, EnvError) as loss:
-                self._check_servers()
-                if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
-                    raise
-                self._workers().replace(slot, loss)
+                try:
+                    rlplat.get(call)
+                except (ActorDied, WorkerCrashed, EnvError) as loss:
+                    self._check_servers()
+                    if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
+                        raise
+                    self._workers().replace(slot, loss)
+            except RlplatError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def _take_report(self) -> UpdateReport:
         try:

@@ -824,8 +824,15 @@ class DQN:
     def _handle_next(self) -> None:
         """Wait until something is there, and hand everything that is to whom it belongs."""
         ready, _ = rlplat.wait(list(self._pending), num_returns=1)
-        for ref in ready:
-            self._pending.pop(ref)()
+        handlers = [self._pending.pop(ref) for ref in ready]
+        failures: list[RlplatError] = []
+        for handle in handlers:
+            try:
+                handle()
+            except RlplatError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def _on_fragment(self, slot: int, fragment: ObjectRef) -> None:
         """A worker has sampled: its shard takes the fragment."""
@@ -893,11 +900,17 @@ class DQN:
     def get_state(self) -> dict[str, Any]:
         workers = self._workers()
         kept, self._reports = self._reports, []
+        failures: list[RlplatError] = []
         while self._pending:  # nothing new is asked for
-            self._handle_next()
+            try:
+                self._handle_next()
+            except RlplatError as failure:
+                failures.append(failure)
         for report in self._reports:
             self._tally.count(0, _episodes_of(report))
         self._reports = kept
+        if failures:
+            raise failures[0]
         return self._tally.get_state() | {
             "updates": self._updates,
             "learner": self._ring().get_state(),

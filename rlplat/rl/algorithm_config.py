@@ -160,7 +160,9 @@ class AlgorithmConfig(Section):
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint_period: CountOrZero = 0
-    """Env steps between checkpoints; 0: only at the end."""
+    """Env steps between checkpoints; 0: only by the clock and at the end."""
+    checkpoint_period_s: float = Field(600.0, ge=0.0, le=1e9)
+    """Seconds between checkpoints; 0: not by the clock. A failure and the end of a run save one in any case."""
     stop: StopConfig = Field(default_factory=StopConfig)
     expect: ExpectConfig = Field(default_factory=ExpectConfig)
 

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from rlplat.checkpoints import CheckpointInfo, load_best, save, save_best
-from rlplat.errors import CheckpointError, ConfigError
+from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.progress import Progress
@@ -69,6 +74,7 @@ class RunDirectory:
         self.wall_s = resumed_wall_s or 0.0
         self._info = info
         self._tried_env_steps = last.env_steps if last else 0
+        self._tried_s = monotonic()
         self.saved_env_steps: int | None = None
         """Env steps of the newest checkpoint."""
         resumed = resumed_wall_s is not None
@@ -135,34 +141,54 @@ class RunDirectory:
         self._metrics.write(self.last_record)
         self.progress.show(result, env_steps_per_s)
 
-    def is_checkpoint_due(self, period: int, env_steps: int) -> bool:
-        """period: env steps between checkpoints, 0 for only at the end."""
+    def is_checkpoint_due(self, period: int, env_steps: int, period_s: float = 0.0) -> bool:
+        """period: env steps between checkpoints, period_s: seconds between them; 0: not for that reason."""
+        if 0 < period_s <= monotonic() - self._tried_s:
+            return True
         return period > 0 and env_steps // period > self._tried_env_steps // period
 
-    def save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
+    def save_checkpoint(
+        self, algorithm: Any, evaluations: dict[str, Any], *, after_failure: bool = False
+    ) -> None:
         """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be.
 
-        evaluations: the state of the run's `Evaluations`.
+        evaluations: the state of the run's `Evaluations`; after_failure: a step has been begun and not finished.
         """
         env_steps = self.last.env_steps if self.last else 0
         if env_steps == self.saved_env_steps:
             return
-        self.save_to(self.path / "checkpoints", algorithm, evaluations)
+        self.save_to(self.path / "checkpoints", algorithm, evaluations, after_failure=after_failure)
         self.saved_env_steps = env_steps
         self.log(f"checkpoint step_{env_steps}")
 
-    def save_to(self, directory: Path, algorithm: Any, evaluations: dict[str, Any], *, keep: int = 3) -> Path:
-        """A checkpoint `step_<env_steps>` in any directory, of which the newest `keep` stay there."""
+    def save_to(
+        self,
+        directory: Path,
+        algorithm: Any,
+        evaluations: dict[str, Any],
+        *,
+        keep: int = 3,
+        after_failure: bool = False,
+    ) -> Path:
+        """A checkpoint `step_<env_steps>` in any directory, of which the newest `keep` stay there.
+
+        after_failure: CheckpointError where the weights hold NaN or infinity, which would be resumed from."""
         env_steps = self.last.env_steps if self.last else 0
+        learnt = algorithm.get_state()
+        info = self._info(algorithm, env_steps)
+        if after_failure:
+            _require_finite(algorithm, learnt)
+            begun = "the step that failed: what it had done so far is in, or is lost"
+            info = replace(info, not_saved=[*info.not_saved, begun])
         state = {
-            "algorithm": algorithm.get_state(),
+            "algorithm": learnt,
             "training": {
                 "wall_s": self.wall_s,
                 "last": asdict(self.last) if self.last else None,
                 "evaluations": evaluations,
             },
         }
-        return save(directory, state, self._info(algorithm, env_steps), keep=keep)
+        return save(directory, state, info, keep=keep)
 
     def try_save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
         """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a
@@ -170,11 +196,15 @@ class RunDirectory:
         self._tried_env_steps = self.last.env_steps if self.last else 0
         try:
             self.save_checkpoint(algorithm, evaluations)
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, RuntimeFault) as error:
+            if isinstance(error, EnvError | NonFiniteError):
+                raise  # of a step that was still going on: it ends the run
             self.say(
                 f"warning: no checkpoint at {self._tried_env_steps:,} env steps: {error}; "
                 "the training goes on, the older checkpoints stay"
             )
+        finally:
+            self._tried_s = monotonic()
 
     def best_evaluation(self) -> dict[str, float]:
         """The figures of the weights in checkpoints/best; empty where there are none (or damaged ones)."""
@@ -197,6 +227,15 @@ class RunDirectory:
         else:
             self.log(f"best so far: evaluation {evaluation['eval/return_mean']:g} at {env_steps:,} env steps")
 
+    def discard(self) -> None:
+        """Remove what this object has written, and the directory if nothing else is in it; after `close`."""
+        for name in ("config.yaml", "metrics.jsonl", "progress.csv", "log.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("tensorboard", "checkpoints", "videos"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
     def close(self) -> None:
         self._metrics.close()
         self.progress.close()
@@ -210,6 +249,15 @@ class RunDirectory:
         """What an evaluation leaves that was ended while it filmed."""
         for unfinished in (self.path / "videos").glob(".*.new"):
             unfinished.unlink(missing_ok=True)
+
+
+def _require_finite(algorithm: Any, state: dict[str, Any]) -> None:
+    """Where the algorithm can say what it acts with."""
+    if not hasattr(algorithm, "policy_weights"):
+        return
+    for name, array in algorithm.policy_weights(state).items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(f"the weights hold NaN or infinity ({name})")
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
-from rlplat.errors import CheckpointError, ConfigError
+from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.rl.bottleneck import add_seconds, bottleneck
 from rlplat.rl.env_objects import is_marker
 from rlplat.rl.evaluation_schedule import Evaluations
@@ -32,6 +33,10 @@ from rlplat.rl.progress import Progress, open_progress
 from rlplat.rl.run_directory import RunDirectory, refuse_existing
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
+
+SAVE_ATTEMPTS = 3
+"""For the checkpoint at the end of a run, and the one after a failure."""
+SAVE_AFTER_FAILURE_S = 120.0
 
 EPISODES_FOR_STOP = 100
 """A stop on the return waits for this many finished episodes: the mean is over the last 100."""
@@ -45,6 +50,8 @@ def training_loop(
     stop: Mapping[str, float | None] | None = None,
     run: RunDirectory | None = None,
     evaluations: Evaluations | None = None,
+    *,
+    saves_by_clock: bool = True,
 ) -> Iterator[Result]:
     """Step until the first stop rule holds; yields after every step.
 
@@ -53,12 +60,14 @@ def training_loop(
     config hold beside them; a key given here replaces the config's, None takes it away.
     run: where to write metrics and checkpoints; also continues that run's clock.
     evaluations: those of the run, where they are to outlive the loop; else they end with it.
+    saves_by_clock: false where somebody else saves: `checkpoint_period_s` counts for nothing.
     """
     rules = stop_rules(algorithm.config, stop)
     with contextlib.ExitStack() as stack:
         if evaluations is None:
             evaluations = stack.enter_context(Evaluations(algorithm, run=run))
         checkpoint_period = getattr(algorithm.config, "checkpoint_period", 0)
+        checkpoint_period_s = getattr(algorithm.config, "checkpoint_period_s", 0.0) if saves_by_clock else 0.0
         earlier_wall_s = run.wall_s if run else 0.0
         previous_env_steps = run.last.env_steps if run and run.last else 0
         if run and run.last and stop_reason(rules, run.last, earlier_wall_s):
@@ -73,7 +82,7 @@ def training_loop(
             result.metrics.update(evaluations.after_step(previous_env_steps, result))
             if run:
                 run.record(result, wall_s, rate)
-                if run.is_checkpoint_due(checkpoint_period, result.env_steps):
+                if run.is_checkpoint_due(checkpoint_period, result.env_steps, checkpoint_period_s):
                     run.try_save_checkpoint(algorithm, evaluations.get_state())
             previous_env_steps, before_s = result.env_steps, time.monotonic()
             yield result
@@ -222,22 +231,36 @@ def _run(
     progress = open_progress(getattr(plan.config.stop, "env_steps", None), first_env_steps)
     for note in plan.notes:
         progress.say(note)
+    begun: RunDirectory | None = None
     try:
         with (
             Interruption(progress.say) as interruption,
             open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
         ):
+            begun = run
             try:
                 return _turn(plan, algorithm, run, evaluations, interruption)
             except Interrupted as signal:
                 run.log(f"ended by {signal}")
-                run.say(_how_to_go_on(run))
+                if run.last:
+                    run.say(what_is_saved(run))
                 raise
             except Exception as error:
                 run.log("failed:\n" + traceback.format_exc())
-                error.add_note(_how_to_go_on(run))
-                error.__dict__["advice"] = [_how_to_go_on(run)]  # for the command, which shows no other notes
+                with interruption.deferred():
+                    _save_after_failure(algorithm, run, evaluations)
+                advice = what_is_saved(run)
+                error.add_note(advice)
+                error.__dict__["advice"] = [advice]  # for the command, which shows no other notes
                 raise
+    except Interrupted:
+        if checkpoint is not None and begun is None:
+            progress.say(f"interrupted before the first step; the run in {directory} is as it was")
+        elif begun is None or not begun.last:
+            if begun is not None:
+                begun.discard()
+            progress.say("interrupted before the first step was finished; nothing was saved")
+        raise
     finally:
         progress.close()
 
@@ -303,12 +326,7 @@ def _turn(
             add_seconds(seconds, result.metrics)
             if interruption.signal_number:
                 break
-        try:
-            run.save_checkpoint(algorithm, evaluations.get_state())
-        except OSError as error:
-            raise CheckpointError(
-                f"the last checkpoint could not be written to {run.path}: {error}"
-            ) from error
+        _save_last_checkpoint(algorithm, run, evaluations)
     if interruption.signal_number:
         raise Interrupted(interruption.signal_number)
     evaluation: dict[str, float] = {}
@@ -326,6 +344,47 @@ def _turn(
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
 
 
+def _save_last_checkpoint(algorithm: Any, run: RunDirectory, evaluations: Evaluations) -> None:
+    """Tried again while the actors live: the weights of the whole run are in them."""
+    for attempt in range(1, SAVE_ATTEMPTS + 1):
+        try:
+            return run.save_checkpoint(algorithm, evaluations.get_state())
+        except (OSError, RlplatError) as error:
+            if attempt < SAVE_ATTEMPTS:
+                run.say(f"warning: the last checkpoint failed: {error}; trying again")
+            elif isinstance(error, OSError):
+                text = f"the last checkpoint could not be written to {run.path}: {error}"
+                raise CheckpointError(text) from error
+            else:
+                raise
+
+
+def _save_after_failure(algorithm: Any, run: RunDirectory, evaluations: Evaluations) -> None:
+    """A checkpoint of what the learner has, whatever failed beside it; a warning where it cannot be had.
+
+    In a thread, because a learner that waits for a lost one might never answer.
+    """
+    if run.last is None:
+        return
+    failures: list[Exception] = []
+
+    def save() -> None:
+        while len(failures) < SAVE_ATTEMPTS:
+            try:
+                return run.save_checkpoint(algorithm, evaluations.get_state(), after_failure=True)
+            except Exception as error:  # what failed may show anywhere
+                failures.append(error)
+
+    thread = threading.Thread(target=save, name="save-after-failure", daemon=True)
+    thread.start()
+    thread.join(SAVE_AFTER_FAILURE_S)
+    if thread.is_alive():
+        run.say(f"warning: no checkpoint of the failed run: no answer within {SAVE_AFTER_FAILURE_S:g} s")
+    elif len(failures) == SAVE_ATTEMPTS:
+        first = str(failures[-1]).partition("\n")[0]
+        run.say(f"warning: no checkpoint of the failed run: {first}")
+
+
 def restore(algorithm: Any, checkpoint: Checkpoint) -> None:
     """Give the algorithm the checkpoint's state; CheckpointError, naming both sides, when it belongs to another one."""
     saved = checkpoint.info
@@ -341,12 +400,19 @@ def restore(algorithm: Any, checkpoint: Checkpoint) -> None:
     algorithm.set_state(checkpoint.state["algorithm"])
 
 
-def _how_to_go_on(run: RunDirectory) -> str:
+def what_is_saved(run: RunDirectory) -> str:
+    """Where a run that has ended early stands: what is saved, what is lost, how to resume."""
+    env_steps = run.last.env_steps if run.last else 0
     if run.saved_env_steps is None:
-        return f"no checkpoint was saved; what was measured is in {run.path}"
-    return (
-        f"checkpoint saved at {run.saved_env_steps:,} env steps; to go on: rlplat train --resume {run.path}"
-    )
+        lost = f": {env_steps:,} env steps are lost" if env_steps else ""
+        return f"no checkpoint was saved{lost}; what was measured is in {run.path}"
+    resume = f"to resume: rlplat train --resume {run.path}"
+    if env_steps > run.saved_env_steps:
+        lost = (
+            f"{env_steps - run.saved_env_steps:,} env steps since the checkpoint at {run.saved_env_steps:,}"
+        )
+        return f"{lost} are lost; {resume}"
+    return f"checkpoint saved at {run.saved_env_steps:,} env steps; {resume}"
 
 
 def _checkpoint_info(algorithm: Any, env_steps: int) -> CheckpointInfo:

@@ -109,10 +109,9 @@ class RolloutWorkers:
         rlplat.wait(refs, num_returns=len(refs))
 
     def get_state(self) -> dict[str, Any]:
-        return {
-            "incarnations": list(self._incarnations),
-            "workers": rlplat.get([handle.get_state.remote() for handle in self.handles]),
-        }
+        """The state of a worker that has died is None: a new one begins in its place."""
+        asked = [handle.get_state.remote() for handle in self.handles]
+        return {"incarnations": list(self._incarnations), "workers": [_unless_dead(ref) for ref in asked]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Into a new group: a worker goes on as the saved one where its environments' states were saved, and starts as
@@ -123,15 +122,16 @@ class RolloutWorkers:
             zip(state["incarnations"], state["workers"], strict=True)
         ):
             self.close_worker(slot)
-            self._incarnations[slot] = int(incarnation) + (worker["env"] is None)
+            self._incarnations[slot] = int(incarnation) + (worker is None or worker["env"] is None)
             self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
-        rlplat.get([h.set_state.remote(s) for h, s in zip(self.handles, state["workers"], strict=True)])
+        states = zip(self.handles, state["workers"], strict=True)
+        rlplat.get([handle.set_state.remote(own) for handle, own in states if own is not None])
 
     def not_saved(self) -> tuple[str, ...]:
         """What the workers' states leave out."""
-        return tuple(
-            sorted({text for text in rlplat.get([h.not_saved.remote() for h in self.handles]) if text})
-        )
+        said = [_unless_dead(ref) for ref in [handle.not_saved.remote() for handle in self.handles]]
+        lost = "the state of a rollout worker that was lost"
+        return tuple(sorted({lost if text is None else text for text in said} - {""}))
 
     def close_worker(self, slot: int) -> None:
         rlplat.kill(self.handles[slot])
@@ -156,3 +156,11 @@ class RolloutWorkers:
         self.restarts += 1
         self._incarnations[slot] += 1
         self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+
+
+def _unless_dead(answer: ObjectRef) -> Any:
+    """The answer of an actor; None where it is dead."""
+    try:
+        return rlplat.get(answer)
+    except (ActorDied, WorkerCrashed):
+        return None

@@ -100,7 +100,9 @@ class RLProgram:
             self._run.log(note)
         # Written by an attempt that did not live to tell, or by what this trial was before it went on from another one.
         _forget_beyond(self._run.path / "checkpoints", checkpoint.info.env_steps if checkpoint else 0)
-        self._results = training_loop(self._algorithm, run=self._run, evaluations=self._evaluations)
+        self._results = training_loop(
+            self._algorithm, run=self._run, evaluations=self._evaluations, saves_by_clock=False
+        )
 
     # ------------------------------------------------------------ checkpoints
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import PositiveInt
 
-from rlplat.errors import EnvError
+from rlplat.errors import EnvError, ObjectLost
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Episode, Result
 
@@ -25,12 +25,14 @@ class CountingConfig(AlgorithmConfig):
     fail_at: int = 0
     """Iteration that raises EnvError; 0: none."""
     signal_at: int = 0
-    """Iteration in which this process gets `signal_number`; 0: none."""
+    """Iteration in which this process gets `signal_number`; 0: none, -1: while the algorithm is made."""
     signal_number: int = signal.SIGINT
     num_signals: int = 1
     wait_at: str = ""
     """A path: every step waits until this fifo has been opened and closed for writing."""
     no_episodes: bool = False
+    lost_states: int = 0
+    """So many calls of get_state raise ObjectLost."""
 
 
 class CountingAlgorithm:
@@ -45,6 +47,9 @@ class CountingAlgorithm:
         self.rng = np.random.default_rng(config.seed)
         self.sums = np.zeros(3)
         self.is_closed = False
+        self.lost_states = config.lost_states
+        if config.signal_at < 0:
+            os.kill(os.getpid(), config.signal_number)
 
     def step(self) -> Result:
         self.iteration += 1
@@ -71,6 +76,9 @@ class CountingAlgorithm:
         return [Episode(float(self.iteration + index), index) for index in range(episodes)]
 
     def get_state(self) -> dict[str, Any]:
+        if self.lost_states:
+            self.lost_states -= 1
+            raise ObjectLost("segment s-w1-1 is gone")
         return {"iteration": self.iteration, "rng": self.rng.bit_generator.state, "sums": self.sums}
 
     def set_state(self, state: dict[str, Any]) -> None:

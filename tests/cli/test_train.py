@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.metrics import read_records
-from rlplat.rl import registry
+from rlplat.rl import registry, run_directory
 from rlplat.rl.schedules import schedule_value
 from rlplat.rl.training_plan import plan_from_file
+from tests.cli.counting_algorithm import CountingAlgorithm
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,16 +214,58 @@ def test_bad_usage_is_one_message_and_exit_code_2(
     assert list(here.iterdir()) == []
 
 
-def test_a_failing_environment_is_named_with_exit_code_1_and_nothing_saved_is_lost(
+def test_a_failing_environment_is_named_with_exit_code_1_and_what_was_learnt_is_saved(
     here: Path, capsys: Any
 ) -> None:
     flags = ("--fail-at", "8", "--checkpoint-period", "50", "--out", "demo")
     assert train(*flags) == 1
     error = capsys.readouterr().err
     assert "environment 3 of 'X' raised ValueError: no such action" in error
-    assert "checkpoint saved at 50 env steps; to go on: rlplat train --resume demo" in error
+    assert "checkpoint saved at 70 env steps; to resume: rlplat train --resume demo" in error
     assert "Traceback" not in error and "Traceback" in (here / "demo/log.txt").read_text()
+    assert saved_steps(here / "demo") == ["step_50", "step_70"]
+    checkpoint, _ = latest_valid(here / "demo")
+    assert checkpoint is not None and any(
+        "the step that failed" in text for text in checkpoint.info.not_saved
+    )
+
+
+def test_weights_that_hold_nan_are_not_saved_after_a_failure(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = staticmethod(lambda state: {"actor.weight": np.array([1.0, np.nan])})
+    monkeypatch.setattr(CountingAlgorithm, "policy_weights", weights, raising=False)
+    assert train("--fail-at", "8", "--checkpoint-period", "50", "--out", "demo") == 1
+    error = capsys.readouterr().err
+    assert "no checkpoint of the failed run: the weights hold NaN or infinity (actor.weight)" in error
+    assert "20 env steps since the checkpoint at 50 are lost; to resume: rlplat train --resume demo" in error
     assert saved_steps(here / "demo") == ["step_50"]
+
+
+def test_the_last_checkpoint_is_tried_again(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "50", "--lost-states", "2", "--out", "demo") == 0
+    error = capsys.readouterr().err
+    assert error.count("warning: the last checkpoint failed: segment s-w1-1 is gone; trying again") == 2
+    assert saved_steps(here / "demo") == ["step_50"]
+    assert train("--stop.env-steps", "50", "--lost-states", "9", "--out", "other") == 1
+    assert "no checkpoint was saved: 50 env steps are lost" in capsys.readouterr().err
+
+
+def test_checkpoints_come_by_the_clock(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.0
+    step = CountingAlgorithm.step
+
+    def slow_step(algorithm: CountingAlgorithm) -> Any:
+        nonlocal seconds
+        seconds += 250.0
+        return step(algorithm)
+
+    monkeypatch.setattr(CountingAlgorithm, "step", slow_step)
+    monkeypatch.setattr(run_directory, "monotonic", lambda: seconds)
+    assert train("--stop.env-steps", "70", "--out", "demo") == 0
+    assert saved_steps(here / "demo") == ["step_30", "step_60", "step_70"]
+    assert train("--stop.env-steps", "70", "--checkpoint-period-s", "0", "--out", "other") == 0
+    assert saved_steps(here / "other") == ["step_70"]
 
 
 def test_debug_shows_the_traceback(capsys: Any) -> None:
@@ -235,23 +279,44 @@ def test_one_signal_saves_and_says_how_to_go_on(here: Path, capsys: Any, number:
     assert train("--signal-at", "7", "--signal-number", str(int(number)), "--out", "demo") == exit_code
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert saved_steps(here / "demo") == ["step_70"]
-    assert "to go on: rlplat train --resume demo" in capsys.readouterr().err
+    assert "to resume: rlplat train --resume demo" in capsys.readouterr().err
 
 
-def test_two_signals_leave_at_once(here: Path, capsys: Any) -> None:
+def test_two_signals_leave_at_once_and_say_what_is_lost(here: Path, capsys: Any) -> None:
     assert train("--signal-at", "7", "--num-signals", "2", "--out", "demo") == 130
     assert saved_steps(here / "demo") == []
     assert len(read_records(here / "demo/metrics.jsonl")) == 6
+    assert "no checkpoint was saved: 60 env steps are lost" in capsys.readouterr().err
+    flags = ("--checkpoint-period", "40", "--signal-at", "7", "--num-signals", "2")
+    assert train(*flags, "--out", "other") == 130
+    assert (
+        "20 env steps since the checkpoint at 40 are lost; to resume: rlplat train --resume other"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("flags", [("--signal-at=-1",), ("--signal-at=1", "--num-signals", "2")])
+def test_a_signal_before_the_first_result_leaves_nothing_and_says_so(
+    here: Path, capsys: Any, flags: tuple[str, ...]
+) -> None:
+    assert train(*flags, "--out", "demo") == 130
+    assert "interrupted before the first step was finished; nothing was saved" in capsys.readouterr().err
+    assert not (here / "demo").exists()
+
+
+def test_a_signal_while_a_resumed_run_starts_leaves_it_as_it_was(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "50", "--out", "demo") == 0
+    assert main(["train", "--resume", "demo", "--stop.env-steps", "90", "--set", "signal_at=-1"]) == 130
+    assert "interrupted before the first step; the run in demo is as it was" in capsys.readouterr().err
+    assert saved_steps(here / "demo") == ["step_50"]
 
 
 def test_a_resumed_run_ends_bit_identical_to_one_that_never_stopped(here: Path) -> None:
     assert train("--stop.env-steps", "200", "--out", "whole") == 0
     # killed at iteration 13 with a checkpoint at 10: what was measured in between is measured again, not twice
-    assert (
-        train("--stop.env-steps", "200", "--checkpoint-period", "100", "--fail-at", "13", "--out", "parts")
-        == 1
-    )
-    assert main(["train", "--resume", "parts", "--set", "fail_at=0"]) == 0
+    flags = ("--checkpoint-period", "100", "--signal-at", "13", "--num-signals", "2", "--out", "parts")
+    assert train("--stop.env-steps", "200", *flags) == 130
+    assert main(["train", "--resume", "parts", "--set", "signal_at=0"]) == 0
     states = [latest_valid(here / name)[0] for name in ("whole", "parts")]
     assert states[0] is not None and states[1] is not None
     one, other = states[0].state["algorithm"], states[1].state["algorithm"]

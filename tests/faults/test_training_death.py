@@ -7,8 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig
+from rlplat.checkpoints import latest_valid
+from rlplat.errors import ActorDied, EnvError
 from tests.patience import soon
 
 ENV = '''
@@ -53,6 +59,42 @@ def test_a_killed_rollout_worker_is_replaced_and_no_step_counts_twice(tmp_path: 
     assert [result.env_steps for result in results] == [2 * 2 * 32 * n for n in range(1, 9)]
     assert results[-1].metrics["rollout/worker_restarts"] == 1
     assert results[-1].metrics["learner/weights_version"] == 8
+
+
+def test_a_run_that_a_dead_worker_ends_is_saved_and_resumed(tmp_path: Path) -> None:
+    """The learner lives: what it has learnt before the death is in a checkpoint, with a new worker in the dead one's
+    place."""
+    (tmp_path / "deadly.py").write_text(ENV)
+    out = tmp_path / "run"
+    settings = {
+        "env_kwargs": {"flag": str(tmp_path / "killed")},
+        "num_envs_per_worker": 2,
+        "rollout_length": 32,
+        "minibatch_size": 64,
+        "max_worker_restarts": 0,
+        "evaluation": {"episodes": 1},
+        "stop": {"env_steps": 256},
+    }
+    with pytest.raises(ActorDied) as raised:
+        rlplat.train("ppo", env=f"{tmp_path}/deadly.py:DeadlyCartPole", out=out, **settings)
+    assert "checkpoint saved at 192 env steps; to resume: " in raised.value.__notes__[-1]
+    run = rlplat.train(resume=out)
+    assert run.result is not None and run.result.env_steps == 256
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "a3c", "es"])
+def test_what_was_learnt_before_an_environment_failed_is_saved(algo: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "env_kwargs": {"deed": "raise", "at": 500},
+        "num_rollout_workers": 0,
+        "num_envs_per_worker": 2,
+        **({"population_size": 4, "noise_table_size": 10_000} if algo == "es" else {}),
+    }
+    with pytest.raises(EnvError, match="the pole fell off") as raised:
+        rlplat.train(algo, env="tests.rl.unruly_envs:UnrulyEnv", out=tmp_path / "run", **settings)
+    checkpoint, _ = latest_valid(tmp_path / "run")
+    assert checkpoint is not None and 0 < checkpoint.info.env_steps <= 1000
+    assert "checkpoint saved at" in raised.value.__notes__[-1]
 
 
 def test_a_killed_driver_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:

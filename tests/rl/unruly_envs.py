@@ -18,13 +18,13 @@ class Quit(BaseException):
 
 
 class UnrulyEnv(gymnasium.Env[np.ndarray, int]):
-    """Counts its steps, ends after `length` (0: never), and misbehaves in step `at` of its episode."""
+    """Episodes of `length` steps (0: without an end); misbehaves in its step `at`, counted since it was made."""
 
     def __init__(self, deed: str = "", at: int = 3, length: int = 10, file: str = "") -> None:
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._deed, self._at, self._length, self._file = deed, at, length, file
-        self._step = 0
+        self._step = self._total = 0
         if deed == "daemon":
             _start_daemon(Path(file))
 
@@ -35,7 +35,8 @@ class UnrulyEnv(gymnasium.Env[np.ndarray, int]):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._step += 1
-        if self._step == self._at:
+        self._total += 1
+        if self._total == self._at:
             self._misbehave()
         return np.zeros(2, np.float32), 1.0, self._step == self._length, False, {}
 
