@@ -41,7 +41,8 @@ def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
-    from rlplat.rl.evaluation import evaluation_metrics
+    from rlplat.rl.evaluation import evaluation_metrics, what_was_cut
+    from rlplat.rl.interfaces import CutEpisode
     from rlplat.rl.trained_agent import load
 
     agent = load(options.run, options.checkpoint, seed=options.seed)
@@ -49,6 +50,9 @@ def run(arguments: list[str]) -> int:
         print(f"warning: {line}", file=sys.stderr)
     episodes = agent.evaluate(options.episodes)
     figures = evaluation_metrics(episodes)
+    if cut := what_was_cut(episodes, options.episodes, agent.plan.config.evaluation.max_episode_steps):
+        print(f"warning: {cut}", file=sys.stderr)
+    episodes = [episode for episode in episodes if not isinstance(episode, CutEpisode)]
     if options.json:
         report = {
             "run": str(agent.directory),
@@ -61,6 +65,9 @@ def run(arguments: list[str]) -> int:
         }
         print(json.dumps(report))
         return 0
+    if not episodes:
+        print(f"{agent.plan.config.env}: no episode ended, {agent.checkpoint.path}")
+        return 1
     print(
         f"{agent.plan.config.env}: return {figures['eval/return_mean']:.1f} ± {figures['eval/return_std']:.1f} "
         f"(min {figures['eval/return_min']:.1f}, max {figures['eval/return_max']:.1f}), "

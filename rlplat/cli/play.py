@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
         raise ConfigError("--show opens a window, --out writes a video: leave one of them away")
     if options.out and options.out.suffix.lower() != ".mp4":
         raise ConfigError(f"--out takes an .mp4 file, not '{options.out}'")
-    from rlplat.rl.evaluation import evaluation_metrics
+    from rlplat.rl.evaluation import evaluation_metrics, what_was_cut
     from rlplat.rl.trained_agent import load
     from rlplat.rl.video import VideoWriter, Window
 
@@ -72,8 +72,10 @@ def run(arguments: list[str]) -> int:
     with Window(f"{env} - {name}") if options.show else VideoWriter(path) as film:
         print(f"{env}, {agent.checkpoint.path} ({agent.checkpoint.info.env_steps:,} env steps)")
         episodes = agent.film(options.episodes, film, on_episode=tell)
-    if len(episodes) > 1:
-        figures = evaluation_metrics(episodes)
+    figures = evaluation_metrics(episodes)
+    if cut := what_was_cut(episodes, options.episodes, agent.plan.config.evaluation.max_episode_steps):
+        print(f"warning: {cut}", file=sys.stderr)
+    if figures.get("eval/episodes", 0) > 1:
         print(f"return {figures['eval/return_mean']:.1f} ± {figures['eval/return_std']:.1f}")
     if not options.show:
         print(f"{film.num_frames:,} frames at {film.fps:g}/s: {path}")

@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> int:
         else "no episode finished"
     )
     evaluated = ""
-    if trained.evaluation:
+    if "eval/return_mean" in trained.evaluation:
         evaluated = (
             f", evaluation {trained.evaluation['eval/return_mean']:.1f} over "
             f"{trained.evaluation['eval/episodes']} episodes"

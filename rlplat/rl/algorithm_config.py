@@ -77,8 +77,10 @@ class EvaluationConfig(Section):
 
     period: CountOrZero = 0
     """Env steps between evaluations; 0: only at the end."""
-    episodes: Count = 20
-    """Episodes per evaluation."""
+    episodes: CountOrZero = 20
+    """Episodes per evaluation; 0: no evaluation."""
+    max_episode_steps: Count = 30_000
+    """An episode that lasts longer is cut off: it is counted (eval/cut_episodes), and left out of the mean."""
     num_envs: int = Field(8, ge=1, le=100_000)
     """Environments side by side."""
     deterministic: bool = True

@@ -8,10 +8,13 @@ meanwhile. Every evaluation plays from the same seeds: evaluations of one run di
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ import rlplat
 from rlplat.errors import ActorDied, WorkerCrashed
 from rlplat.rl.env_names import atari_rom
 from rlplat.rl.envs import VectorEnv, make_vector_env
-from rlplat.rl.interfaces import Episode, Obs, Policy, Weights
+from rlplat.rl.interfaces import CutEpisode, Episode, Obs, Policy, Weights
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.video import Film, VideoWriter, open_filmed_env
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 MAX_FILM_STEPS = 5_000
 """Steps after which the film of an evaluation ends: games that go on for half an hour are not filmed to their end."""
+
+TELL_PERIOD_S = 10.0
 
 MakePolicy = Callable[[dict[str, Any], SpaceSpec, np.random.SeedSequence], Policy]
 """(the config as a dict, spaces, seed) -> a policy that has no weights yet; `make_policy` of an algorithm class."""
@@ -52,23 +57,32 @@ def play_episodes(
     seed: int | np.random.SeedSequence,
     deterministic: bool = True,
     max_steps: int | None = None,
+    max_episode_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    tell: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
     """Exactly `episodes` episodes, each environment playing a share fixed beforehand.
 
     Taking the first ones to finish would favour short episodes: good ones where the aim is speed, bad ones where it is
     survival. Episodes come back in order of environment, then time. After `max_steps` steps of every environment (None:
-    no limit) those that have not ended are left out. on_episode is told of each as it ends.
+    no limit) those that have not ended are left out. An episode of `max_episode_steps` steps that has not ended comes
+    back as a `CutEpisode`, and its environment plays no more: the rest of its share is left out.
+    on_episode is told of each as it ends; tell, every ten seconds, how many have ended and how long the longest is.
     """
     num_envs = env.num_envs
     quotas = [episodes // num_envs + (b < episodes % num_envs) for b in range(num_envs)]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     returns, lengths = np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int64)
+    limit = max_episode_steps or math.inf
     obs: Obs = env.reset(seed)
     num_steps = 0
+    tell_at = monotonic() + TELL_PERIOD_S
     while any(len(done) < quota for done, quota in zip(finished, quotas, strict=True)):
         if num_steps == max_steps:
             break
+        if tell is not None and monotonic() >= tell_at:
+            tell_at = monotonic() + TELL_PERIOD_S
+            tell(sum(map(len, finished)), int(lengths.max()))
         num_steps += 1
         step = env.step(policy.act(obs, deterministic=deterministic).actions)
         obs = step.obs
@@ -82,6 +96,11 @@ def play_episodes(
                 if on_episode is not None:
                     on_episode(finished[b][-1])
             returns[b], lengths[b] = 0.0, 0
+        if lengths.max() >= limit:
+            for b in np.flatnonzero(lengths >= limit):
+                if len(finished[b]) < quotas[b]:
+                    finished[b].append(CutEpisode(float(returns[b]), int(lengths[b])))
+                    quotas[b] = len(finished[b])
     env.pop_episodes()
     return [episode for done in finished for episode in done]
 
@@ -102,23 +121,27 @@ class Evaluator:
             for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
                 os.environ[name] = "1"
 
-    def run(self, pinned: tuple[int, Weights], episodes: int, video: str = "") -> Evaluated:
-        """pinned: (version, weights); video: where to write a film of one episode, empty for none."""
+    def run(
+        self, pinned: tuple[int, Weights], episodes: int, video: str = "", *, tells: bool = False
+    ) -> Evaluated:
+        """pinned: (version, weights); video: where to write a film of one episode, empty for none; tells: say on stderr
+        how far it is, for who waits."""
         from rlplat.rl.multi_agent.evaluation import GamePlayer
         from rlplat.rl.multi_agent.policy_map import plan_multi_agent
 
         version, weights = pinned
+        tell = partial(_tell, episodes) if tells else None
         plan = plan_multi_agent(self._settings)
         if plan is not None:
             with GamePlayer(self._settings, plan, self._make_policy) as player:
                 no_video = "games of several agents are not filmed" if video else ""
-                return Evaluated(version, player.play(weights, episodes), no_video)
+                return Evaluated(version, player.play(weights, episodes, tell), no_video)
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
             self._envs[num_envs] = make_vector_env(
                 self._settings["env"], num_envs, env_kwargs=raw_env_kwargs(self._settings)
             )
-        played = self._play(self._envs[num_envs], weights, episodes)
+        played = self._play(self._envs[num_envs], weights, episodes, tell=tell)
         if not video:
             return Evaluated(version, played)
         try:
@@ -152,8 +175,16 @@ class Evaluator:
             torch.set_num_threads(1)  # it was loaded before this process became an evaluator
         policy.set_weights(weights)
         use_greedy_epsilon(policy, self._settings)
-        deterministic = self._settings["evaluation"]["deterministic"]
-        return play_episodes(policy, env, episodes, seed=env_seed, deterministic=deterministic, **options)
+        section = self._settings["evaluation"]
+        return play_episodes(
+            policy,
+            env,
+            episodes,
+            seed=env_seed,
+            deterministic=section["deterministic"],
+            max_episode_steps=section["max_episode_steps"],
+            **options,
+        )
 
     def close(self) -> None:
         for env in self._envs.values():
@@ -180,11 +211,12 @@ class Evaluation:
         self._make_policy = make_policy
         self._actor: ActorHandle | None = None
 
-    def start(self, weights: ObjectRef, episodes: int, video: str = "") -> ObjectRef:
-        """weights: the ref of a (version, weights), which are pinned by it. Several starts play one after another."""
+    def start(self, weights: ObjectRef, episodes: int, video: str = "", *, tells: bool = False) -> ObjectRef:
+        """weights: the ref of a (version, weights), which are pinned by it. Several starts play one after another.
+        tells: for who waits, see `Evaluator.run`."""
         if self._actor is None:
             self._actor = rlplat.remote(Evaluator).remote(self._settings, self._make_policy)
-        return self._actor.run.remote(weights, episodes, video)
+        return self._actor.run.remote(weights, episodes, video, tells=tells)
 
     def run(self, weights: ObjectRef, episodes: int) -> list[Episode]:
         """Starts anew, once, where the actor dies."""
@@ -204,18 +236,41 @@ class Evaluation:
 
 
 def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Raw, undiscounted returns of evaluation episodes."""
-    if not episodes:
-        return {}
-    returns = np.array([episode.episode_return for episode in episodes])
+    """Raw, undiscounted returns of evaluation episodes. Those that were cut off are counted, and in nothing else."""
+    ended = [episode for episode in episodes if not isinstance(episode, CutEpisode)]
+    num_cut = len(episodes) - len(ended)
+    counts: dict[str, float] = {"eval/episodes": len(ended)} if episodes else {}
+    if num_cut:
+        counts["eval/cut_episodes"] = num_cut
+    if not ended:
+        return counts
+    returns = np.array([episode.episode_return for episode in ended])
     return {
         "eval/return_mean": float(returns.mean()),
         "eval/return_std": float(returns.std()),
         "eval/return_min": float(returns.min()),
         "eval/return_max": float(returns.max()),
-        "eval/length_mean": float(np.mean([episode.length for episode in episodes])),
-        "eval/episodes": len(episodes),
+        "eval/length_mean": float(np.mean([episode.length for episode in ended])),
+        **counts,
     }
+
+
+def what_was_cut(episodes: Sequence[Episode], asked: int, max_episode_steps: int) -> str:
+    """`8 of 20 episodes had not ended after 30,000 steps and were cut off ...`, or the empty string."""
+    num_cut = sum(isinstance(episode, CutEpisode) for episode in episodes)
+    if not num_cut:
+        return ""
+    rest = asked - len(episodes)
+    unplayed = f"; {rest} more, which their environments had still to play, were left out" if rest else ""
+    return (
+        f"{num_cut} of {asked} episodes had not ended after {max_episode_steps:,} steps and were cut off "
+        f"(evaluation.max_episode_steps){unplayed}: they are not in the mean"
+    )
+
+
+def _tell(asked: int, num_ended: int, longest: int) -> None:
+    running = f", the longest one running has {longest:,} steps" if longest else ""
+    print(f"evaluating: {num_ended} of {asked} episodes{running}", file=sys.stderr, flush=True)
 
 
 def raw_env_kwargs(settings: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@
 2. One at a time: one that falls due meanwhile waits, and begins with the weights of then. A second one that falls due
    while one waits is left out, and counted: `eval/skipped`.
 3. With `deterministic: true` the training waits, and the figures are in the line of the iteration that they are due in.
-4. Weights that play the best evaluation so far (ties: the newer ones) go to `checkpoints/best`.
+4. Weights that play the best evaluation so far (ties: the newer ones) go to `checkpoints/best`. An evaluation in which
+   episodes were cut off cannot be compared, and is none of these.
 5. An evaluation that fails is a warning. It begins once more with the same weights in a new actor; failing again,
    it is given up (`eval/failures`). Only the one at the end of the run may end it with an error.
 6. What runs or waits when a checkpoint is saved begins anew, with that checkpoint's weights, when the run resumes.
@@ -27,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import rlplat
 from rlplat.errors import RlplatError
-from rlplat.rl.evaluation import Evaluated, Evaluation, evaluation_metrics
-from rlplat.rl.interfaces import Result
+from rlplat.rl.evaluation import Evaluated, Evaluation, evaluation_metrics, what_was_cut
+from rlplat.rl.interfaces import Episode, Result
 from rlplat.rl.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Evaluations:
         self._run = run
         self._period: int = section.period if section else 0
         self._episodes: int = section.episodes if section else 0
+        self._max_episode_steps: int = section.max_episode_steps if section else 0
         self._video_period: int = getattr(section, "video_period", 0) if run else 0
         self._waits: bool = getattr(config, "deterministic", False)
         has_own_actor = hasattr(algorithm, "weights") and hasattr(algorithm, "make_policy")
@@ -105,15 +107,15 @@ class Evaluations:
     def _begin(self, env_steps: int, *, is_final: bool = False) -> dict[str, float]:
         self._started += 1
         if self._evaluation is None:
-            episodes = self._algorithm.evaluate(self._episodes)
-            return self._finished(env_steps, evaluation_metrics(episodes))
+            return self._finished(env_steps, self._algorithm.evaluate(self._episodes))
         weights = self._algorithm.weights()
         video = ""
         if self._run and self._video_period and (is_final or self._started % self._video_period == 0):
             video = str((self._run.path / "videos" / f"eval_{env_steps}.mp4").absolute())
-        outcome = self._evaluation.start(weights, self._episodes, video)
+        waits = self._waits or is_final
+        outcome = self._evaluation.start(weights, self._episodes, video, tells=waits)
         self._running = _Running(env_steps, weights, outcome, video)
-        return self._collect(wait=True, may_fail=not is_final) if self._waits or is_final else {}
+        return self._collect(wait=True, may_fail=not is_final) if waits else {}
 
     def _collect(self, *, wait: bool, may_fail: bool = True) -> dict[str, float]:
         """Figures of the running evaluation once it is through."""
@@ -125,11 +127,11 @@ class Evaluations:
                 running = self._failed(running, error, may_fail=may_fail)
                 continue
             self._running = None
-            figures = evaluation_metrics(evaluated.episodes)
-            figures["eval/weights_version"] = evaluated.weights_version
             if evaluated.no_video:
                 self._no_more_videos(evaluated.no_video)
-            return self._finished(running.env_steps, figures, running.weights)
+            return self._finished(
+                running.env_steps, evaluated.episodes, running.weights, evaluated.weights_version
+            )
         return {}
 
     def _failed(self, running: _Running, error: RlplatError, *, may_fail: bool) -> _Running | None:
@@ -155,11 +157,19 @@ class Evaluations:
         return self._running
 
     def _finished(
-        self, env_steps: int, figures: dict[str, float], weights: ObjectRef | None = None
+        self,
+        env_steps: int,
+        episodes: list[Episode],
+        weights: ObjectRef | None = None,
+        version: int | None = None,
     ) -> dict[str, float]:
-        figures["eval/env_steps"] = env_steps
-        mean = figures["eval/return_mean"]
-        if self._run and weights is not None and math.isfinite(mean):
+        figures = evaluation_metrics(episodes) | {"eval/env_steps": env_steps}
+        if version is not None:
+            figures["eval/weights_version"] = version
+        if cut := what_was_cut(episodes, self._episodes, self._max_episode_steps):
+            self._say(f"warning: in the evaluation of {env_steps:,} env steps, {cut}")
+        mean = figures.get("eval/return_mean", math.nan)
+        if self._run and weights is not None and not cut and math.isfinite(mean):
             if mean >= self._best.get("eval/return_mean", -math.inf):
                 self._best = dict(figures)
                 self._run.save_best(self._algorithm, rlplat.get(weights)[1], env_steps, dict(figures))

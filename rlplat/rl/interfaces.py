@@ -50,6 +50,11 @@ class Episode(NamedTuple):
     length: int
 
 
+class CutEpisode(Episode):
+    """One of an evaluation that had not ended after `evaluation.max_episode_steps` steps: its return is what it had got
+    until then (NaN where that is not known), and counts for no mean."""
+
+
 class PolicyOutput(NamedTuple):
     actions: Array
     """Discrete: int64[B]; MultiDiscrete, MultiBinary: int64[B, K]; Box: float32[B, A], unbounded (the env adapter
@@ -164,7 +169,8 @@ class Algorithm(Protocol):
         ...
 
     def evaluate(self, episodes: int) -> list[Episode]:
-        """Greedy episodes on raw rewards with the newest weights, in environments of their own."""
+        """Greedy episodes on raw rewards with the newest weights, in environments of their own; `CutEpisode`s among
+        them where one does not end."""
         ...
 
     def get_state(self) -> dict[str, Any]:

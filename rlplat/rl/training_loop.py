@@ -336,7 +336,7 @@ def _turn(
         run.last.metrics.update(evaluation)
         # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
         run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
-        run.log(f"evaluation at the end: return {evaluation['eval/return_mean']:g}")
+        run.log(f"evaluation at the end: return {evaluation.get('eval/return_mean', math.nan):g}")
     hint = bottleneck(seconds, plan.config, len(os.sched_getaffinity(0)))
     if hint:
         run.say(hint)

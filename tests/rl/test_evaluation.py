@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 import rlplat
+from rlplat.cli import main
 from rlplat.errors import ActorDied
-from rlplat.rl.evaluation import Evaluation, Evaluator, evaluation_metrics, play_episodes, raw_env_kwargs
-from rlplat.rl.interfaces import Episode, PolicyOutput, Step
+from rlplat.metrics import read_records
+from rlplat.rl import evaluation
+from rlplat.rl.evaluation import (
+    Evaluation,
+    Evaluator,
+    evaluation_metrics,
+    play_episodes,
+    raw_env_kwargs,
+    what_was_cut,
+)
+from rlplat.rl.interfaces import CutEpisode, Episode, PolicyOutput, Step
 from rlplat.rl.spaces import SpaceSpec
 
 
@@ -92,6 +102,55 @@ def test_a_limit_of_steps_leaves_out_what_has_not_ended_and_each_end_is_told() -
     assert told == [Episode(1.0, 1), Episode(4.0, 2)]
 
 
+def test_an_episode_without_an_end_is_cut_off_and_the_rest_of_its_share_left_out() -> None:
+    env = CyclingEnv(3)
+    env.lengths[0] = 1_000_000
+    played = play(env, 7, max_episode_steps=50)
+    assert played == [(50 * 1_000_000.0, 50), (4.0, 2), (4.0, 2), (9.0, 3), (9.0, 3)]
+    assert [type(episode) for episode in played] == [CutEpisode, *[Episode] * 4]
+    figures = evaluation_metrics(played)
+    assert figures["eval/return_mean"] == 6.5 and figures["eval/length_mean"] == 2.5
+    assert (figures["eval/episodes"], figures["eval/cut_episodes"]) == (4, 1)
+    assert what_was_cut(played, 7, 50) == (
+        "1 of 7 episodes had not ended after 50 steps and were cut off (evaluation.max_episode_steps); 2 more, which "
+        "their environments had still to play, were left out: they are not in the mean"
+    )
+    assert evaluation_metrics(played[:1]) == {"eval/episodes": 0, "eval/cut_episodes": 1}
+    assert what_was_cut(played[1:], 4, 50) == ""
+
+
+def test_who_waits_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "TELL_PERIOD_S", 0.0)
+    told: list[tuple[int, int]] = []
+    play(CyclingEnv(2), 2, tell=lambda num_ended, longest: told.append((num_ended, longest)))
+    assert told == [(0, 0), (1, 1)]
+
+
+def test_training_ends_where_no_episode_of_its_evaluation_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "train",
+        "--algo",
+        "ppo",
+        "--env",
+        "tests.rl.unruly_envs:UnrulyEnv",
+        "--env-kwargs.length",
+        "0",
+    ]
+    command += ["--num-rollout-workers", "0", "--stop.env-steps", "500"]
+    limit = ["--evaluation.max-episode-steps", "40"]
+    assert main([*command, *limit, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert "8 of 20 episodes had not ended after 40 steps and were cut off" in said.err
+    assert "evaluation" not in said.out.splitlines()[0]
+    assert read_records(tmp_path / "run/metrics.jsonl")[-1]["eval/cut_episodes"] == 8
+    assert main(["evaluate", str(tmp_path / "run")]) == 1
+    assert "no episode ended" in capsys.readouterr().out
+    assert main([*command, "--evaluation.episodes", "0", "--out", str(tmp_path / "other")]) == 0
+    assert "eval/episodes" not in read_records(tmp_path / "other/metrics.jsonl")[-1]
+
+
 def test_evaluation_metrics() -> None:
     assert evaluation_metrics([Episode(1.0, 10), Episode(3.0, 30)]) == {
         "eval/return_mean": 2.0,
@@ -114,7 +173,7 @@ SETTINGS: dict[str, Any] = {
     "env": "tests.rl.fixture_envs:SeededEnv",
     "env_kwargs": {},
     "seed": 3,
-    "evaluation": {"num_envs": 2, "deterministic": True},
+    "evaluation": {"num_envs": 2, "deterministic": True, "max_episode_steps": 30_000},
 }
 
 

@@ -38,7 +38,7 @@ class Runtime:
             raise value
         return value
 
-    def start(self, weights: str, episodes: int, video: str = "") -> str:
+    def start(self, weights: str, episodes: int, video: str = "", *, tells: bool = False) -> str:
         assert episodes == 2
         outcome = f"outcome {len(self.started)}"
         self.started.append((outcome, weights, Path(video).name))
@@ -159,7 +159,8 @@ def test_one_that_is_due_meanwhile_waits_and_a_second_is_counted(runtime: Runtim
 def test_deterministic_training_waits(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     start = runtime.start
 
-    def start_and_finish(*arguments: Any) -> str:
+    def start_and_finish(*arguments: Any, tells: bool) -> str:
+        assert tells  # the training waits
         outcome = start(*arguments)
         runtime.finish(len(runtime.started) - 1, 4.0)
         return outcome

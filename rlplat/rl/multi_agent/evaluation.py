@@ -6,10 +6,13 @@ with GamePlayer(config.model_dump(), plan, PPO.make_policy) as player:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
-from rlplat.rl.evaluation import MakePolicy, use_greedy_epsilon
-from rlplat.rl.interfaces import Episode, Weights
+from rlplat.rl.evaluation import TELL_PERIOD_S, MakePolicy, use_greedy_epsilon
+from rlplat.rl.interfaces import CutEpisode, Episode, Weights
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
 from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
@@ -26,15 +29,22 @@ class GamePlayer:
         self._settings, self._plan, self._make_policy = settings, plan, make_policy
         self._envs: dict[int, MultiAgentVectorEnv] = {}
 
-    def play(self, weights: Weights, games: int) -> list[Episode]:
-        """weights: of all policies, as `<policy>/<name>`."""
-        return [
-            game_episode(parts, is_sum=self._plan.episode_return == "sum")
-            for parts in self.play_parts(weights, games)
-        ]
+    def play(
+        self, weights: Weights, games: int, tell: Callable[[int, int], None] | None = None
+    ) -> list[Episode]:
+        """weights: of all policies, as `<policy>/<name>`; tell: as for `evaluation.play_episodes`."""
+        played, cut = self._play_parts(weights, games, tell)
+        is_sum = self._plan.episode_return == "sum"
+        return [*(game_episode(parts, is_sum=is_sum) for parts in played), *cut]
 
     def play_parts(self, weights: Weights, games: int) -> list[list[AgentEpisode]]:
-        """Exactly `games` games, each copy playing a share fixed beforehand; of each, the trained policies' agents."""
+        """Exactly `games` games (fewer where one had to be cut off), each copy playing a share fixed beforehand; of
+        each, the trained policies' agents."""
+        return self._play_parts(weights, games, None)[0]
+
+    def _play_parts(
+        self, weights: Weights, games: int, tell: Callable[[int, int], None] | None
+    ) -> tuple[list[list[AgentEpisode]], list[CutEpisode]]:
         num_copies = min(games, self._settings["evaluation"]["num_envs"])
         if num_copies not in self._envs:
             self._envs[num_copies] = make_multi_agent_vector_env(
@@ -46,8 +56,14 @@ class GamePlayer:
         quotas = [games // num_copies + (copy < games % num_copies) for copy in range(num_copies)]
         finished: list[list[list[AgentEpisode]]] = [[] for _ in range(num_copies)]
         deterministic = self._settings["evaluation"]["deterministic"]
+        limit: int = self._settings["evaluation"]["max_episode_steps"]
+        ages, cut = [0] * num_copies, []
+        tell_at = monotonic() + TELL_PERIOD_S
         turns = env.reset(env_seed)
         while any(len(done) < quota for done, quota in zip(finished, quotas, strict=True)):
+            if tell is not None and monotonic() >= tell_at:
+                tell_at = monotonic() + TELL_PERIOD_S
+                tell(sum(map(len, finished)), max(ages))
             for name, each in columns.items():
                 each.take(turns[name])
             turns = env.step({name: each.act(deterministic=deterministic) for name, each in columns.items()})
@@ -55,10 +71,14 @@ class GamePlayer:
             for name, parts in env.pop_episodes().items():
                 for part in parts if name in self._plan.trained else ():
                     over.setdefault(part.game[2], []).append(part)
-            for copy, parts in over.items():
-                if len(finished[copy]) < quotas[copy]:
-                    finished[copy].append(parts)
-        return [parts for of_copy in finished for parts in of_copy]
+            for copy in range(num_copies):
+                ages[copy] = 0 if copy in over else ages[copy] + 1
+                if copy in over and len(finished[copy]) < quotas[copy]:
+                    finished[copy].append(over[copy])
+                if ages[copy] >= limit and len(finished[copy]) < quotas[copy]:
+                    cut.append(CutEpisode(math.nan, ages[copy]))
+                    quotas[copy] = len(finished[copy])  # it plays no more: the rest of its share is left out
+        return [parts for of_copy in finished for parts in of_copy], cut
 
     def _columns(self, env: MultiAgentVectorEnv, weights: Weights, seed: Any) -> dict[str, PolicyColumns]:
         by_policy = split_weights(weights)
