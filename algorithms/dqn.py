@@ -1060,13 +1060,17 @@ def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> No
     low, high = config.value_range
     if config.distributional == "c51" and low >= high:
         raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
-    lane, needed = shape.capacity // shape.num_lanes, shape.burn_in + 2 * shape.unroll + config.n_step + 2
-    fragment = config.rollout_length + config.rollout_length // 2 + 2
-    if lane < max(needed, fragment):
+    part, S = shape, config.num_replay_shards
+    if config.asynchronous:
+        part = shape.shard(S, num_lanes=-(-num_workers // S) * config.num_envs_per_worker)
+    needed = shape.burn_in + 2 * shape.unroll + config.n_step + 2
+    # Every step may be cut off, which brings a final observation each, and a gap may come before.
+    fragment = 2 * config.rollout_length + 1
+    if part.lane_capacity < max(needed, fragment):
         raise ConfigError(
-            f"replay_capacity={config.replay_capacity} leaves {lane} steps for each of {shape.num_lanes} environments, "
-            f"and a fragment of rollout_length={config.rollout_length}, or a sequence, needs {max(needed, fragment)}: "
-            "raise replay_capacity"
+            f"replay_capacity={config.replay_capacity} leaves {part.lane_capacity} steps for each of "
+            f"{shape.num_lanes} environments, and a fragment of rollout_length={config.rollout_length}, or a "
+            f"sequence, needs {max(needed, fragment)}: raise replay_capacity"
         )
     needed_bytes, free_bytes = bytes_of_replay(shape, spec.obs), psutil.virtual_memory().available
     if needed_bytes > free_bytes:

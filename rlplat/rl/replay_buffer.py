@@ -384,6 +384,16 @@ class ReplayShape:
     unroll: int = 0
     """Rows of a sequence that are learnt from; 0: single transitions."""
 
+    @property
+    def stride(self) -> int:
+        """Rows between the beginnings of sequences, which overlap by half, as in R2D2."""
+        return max(1, self.unroll // 2)
+
+    @property
+    def lane_capacity(self) -> int:
+        """Rows of a lane."""
+        return max(1, self.capacity // self.num_lanes // self.stride) * self.stride
+
     def shard(self, num_shards: int, num_lanes: int) -> ReplayShape:
         """One of several that share the capacity."""
         return replace(self, capacity=self.capacity // num_shards, num_lanes=num_lanes)
@@ -392,13 +402,10 @@ class ReplayShape:
 def make_replay(
     shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec], seed: np.random.SeedSequence
 ) -> ReplayBuffer | SequenceReplay:
-    """Sequences overlap by half, as in R2D2."""
-    stride = max(1, shape.unroll // 2)
-    lane_capacity = max(1, shape.capacity // shape.num_lanes // stride) * stride
     store = StepStore(
         obs,
         num_lanes=shape.num_lanes,
-        lane_capacity=lane_capacity,
+        lane_capacity=shape.lane_capacity,
         n_step=shape.n_step,
         discount=shape.discount,
         clip_rewards=shape.clip_rewards,
@@ -410,7 +417,7 @@ def make_replay(
         store,
         burn_in=shape.burn_in,
         unroll=shape.unroll,
-        stride=stride,
+        stride=shape.stride,
         alpha=shape.alpha,
         seed=seed,
     )

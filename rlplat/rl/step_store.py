@@ -86,6 +86,7 @@ class StepStore:
         T, B = batch.shape
         lanes = np.arange(first_lane, first_lane + B)
         old_tails = self.tails[lanes]
+        before_gaps = self.heads[lanes]
         gaps = [] if batch.continues else [self._add_gap(int(lane)) for lane in lanes]
         old_heads = self.heads[lanes]
 
@@ -104,8 +105,9 @@ class StepStore:
         else:
             order, is_real = np.arange(num_real), np.ones(num_real, np.bool_)
         counts = np.bincount(env, minlength=B)
-        assert (counts <= self.lane_capacity).all(), (
-            f"{counts.max()} rows at once do not fit a lane of {self.lane_capacity}"
+        num_new = old_heads - before_gaps + counts
+        assert (num_new <= self.lane_capacity).all(), (
+            f"{num_new.max()} rows at once do not fit a lane of {self.lane_capacity}"
         )
         within = np.arange(len(env)) - np.repeat(counts.cumsum() - counts, counts)
         stamps = old_heads[env] + within

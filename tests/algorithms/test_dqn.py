@@ -208,6 +208,14 @@ def test_closed_is_closed(runtime: None) -> None:
         dqn.step()
 
 
+def test_the_smallest_replay_holds_a_fragment_of_episodes_that_are_all_cut_off(runtime: None) -> None:
+    settings = {"env": "MountainCar-v0", "replay_capacity": 4 * 33, "env_kwargs": {"max_episode_steps": 1}}
+    with DQN(DQNConfig(**(QUICK | settings))) as dqn:
+        for _ in range(4):
+            result = dqn.step()
+    assert result.metrics["learner/replay_size"] > 10
+
+
 @pytest.mark.parametrize(
     "settings, complaint",
     [
@@ -218,6 +226,17 @@ def test_closed_is_closed(runtime: None) -> None:
             r"num_replay_shards=2, but there are 1 rollout workers",
         ),
         ({"replay_capacity": 40}, "raise replay_capacity"),
+        ({"replay_capacity": 4 * 32}, r"leaves 32 steps .* needs 33: raise replay_capacity"),
+        (
+            # The shard of two workers has half of what three are given.
+            {
+                "asynchronous": True,
+                "num_rollout_workers": 3,
+                "num_replay_shards": 2,
+                "replay_capacity": 12 * 33,
+            },
+            r"leaves 24 steps .* needs 33: raise replay_capacity",
+        ),
         ({"replay_capacity": 10**13}, "lower replay_capacity"),
         ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
     ],

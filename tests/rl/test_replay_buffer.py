@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ class Game:
 
     def __init__(self, lane: int, rng: np.random.Generator, mean_length: float) -> None:
         self.lane, self.rng, self.mean_length = lane, rng, mean_length
-        self.next_frame = 1000 * (lane + 1)
+        self.next_frame = 100_000 * (lane + 1)
         self.history: list[dict[str, Any]] = []  # steps in order of time
         self.obs = np.zeros((4, 2, 2), np.uint8)
         self.is_resetting = False
@@ -180,6 +181,64 @@ def test_holds_the_newest_transitions_and_nothing_else(autoreset: str, n: int, m
         newest = number_of(game.history[complete[-1]])
         obs = replay.store.get_obs(np.flatnonzero(replay.store.is_complete))
         assert isinstance(obs, dict) and newest in obs["number"]
+
+
+def num_rows_of(batch: TransitionBatch) -> int:
+    """The most rows that a lane gets."""
+    return int(
+        (
+            batch.valid.sum(axis=0) + np.bincount(batch.cut_rows % batch.shape[1], minlength=batch.shape[1])
+        ).max()
+    )
+
+
+def played_at_the_edges(
+    rng: np.random.Generator, games: list[Game], lane_capacity: int
+) -> Iterator[TransitionBatch]:
+    """Batches of 1, about half and all of what a lane holds, some after a gap; ends with one that would not fit."""
+    autoreset = str(rng.choice(["SAME_STEP", "NEXT_STEP"]))
+    for k in range(15):
+        half = lane_capacity // 2
+        num_steps = max(
+            1, int(rng.choice([1, half - 1, half, lane_capacity - 1, lane_capacity, rng.integers(1, 9)]))
+        )
+        is_after_gap = k > 0 and rng.random() < 0.2
+        begins_at = [len(game.history) for game in games]
+        if is_after_gap:
+            for game in games:
+                game.reset()
+                game.is_resetting = False
+        batch = play(games, num_steps, autoreset, continues=k > 0 and not is_after_gap)
+        for game, t in zip(games, begins_at, strict=True):
+            if is_after_gap and t < len(game.history):
+                game.history[t]["after_gap"] = True
+        if num_rows_of(batch) + is_after_gap > lane_capacity:
+            return
+        yield batch
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rings_of_every_size_wrap_around_and_are_restored_at_every_place(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, lanes = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    shape = replace(
+        SHAPE,
+        capacity=int(rng.integers(n + 2, 40)) * lanes,
+        num_lanes=lanes,
+        n_step=n,
+        alpha=float(rng.choice([0, 0.5])),
+    )
+    games = [Game(lane, rng, float(rng.choice([1.0, 1.5, 3.0, 12.0]))) for lane in range(lanes)]
+    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+    for batch in played_at_the_edges(rng, games, shape.lane_capacity):
+        replay.add(batch, 0)
+        if rng.random() < 0.2:
+            restored = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+            restored.set_state(replay.get_state())
+            replay = restored
+        assert isinstance(replay, ReplayBuffer)
+        if check_everything(replay, games, n):
+            replay.sample(3, 0.4)
 
 
 def test_workers_fill_their_own_lanes_and_a_gap_joins_nothing() -> None:
@@ -331,37 +390,74 @@ def test_sequences_are_stretches_of_history_with_the_state_that_acted() -> None:
     checked = masked = 0
     for k in range(30):
         replay.add(play(games, int(rng.integers(2, 9)), continues=k > 0), 0)
-        if not len(replay):
-            continue
-        places = {number_of(row): (game, t) for game in games for t, row in enumerate(game.history)}
-        drawn = replay.sample(8, 1.0)
-        obs = drawn.obs
-        assert isinstance(obs, dict) and obs["number"].shape == (burn_in + unroll + n, 8, 1)
-        for m in range(8):
-            for u in range(unroll):
-                number = float(obs["number"][burn_in + u, m, 0])
-                if not drawn.mask[u, m]:
-                    masked += 1
-                    assert number not in places  # only final observations are left out
-                    continue
-                game, t = places[number]
-                expected = expected_transition(game.history, t, n)
-                assert expected is not None
-                assert drawn.actions[u, m] == game.history[t]["action"]
-                assert drawn.returns[u, m] == pytest.approx(expected[0], abs=1e-5)
-                assert drawn.discounts[u, m] == pytest.approx(expected[1], abs=1e-6)
-                if expected[1]:
-                    end = int(drawn.bootstraps[u, m])
-                    np.testing.assert_array_equal(obs["stack"][end, m], expected[2])
-                assert drawn.starts[burn_in + u, m] == game.history[t]["starts"]
-                checked += 1
-            first = float(obs["number"][0, m, 0])
-            if first in places and not drawn.starts[0, m]:
-                value = places[first][0].history[places[first][1]]["obs"][-1].astype(np.float32).sum() / 100.0
-                np.testing.assert_allclose(drawn.core_states[m], [value, -value], rtol=1e-6)
-        replay.update_priorities(drawn.rows, drawn.stamps, rng.random(8))
-        replay._priorities.tree.check_valid()
+        if len(replay):
+            in_draw = check_draw(replay, shape, games, rng)
+            checked, masked = checked + in_draw[0], masked + in_draw[1]
     assert checked > 500 and masked > 5
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sequences_of_every_length_wrap_around_and_are_restored_at_every_place(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, lanes, burn_in, unroll = (int(rng.integers(*ends)) for ends in [(1, 4), (1, 3), (0, 4), (1, 8)])
+    lane_capacity = burn_in + 2 * unroll + n + 2 + max(1, unroll // 2) + int(rng.integers(30))
+    shape = replace(
+        SHAPE, capacity=lane_capacity * lanes, num_lanes=lanes, n_step=n, burn_in=burn_in, unroll=unroll,
+        alpha=float(rng.choice([0, 0.5])),
+    )  # fmt: skip
+    games = [Game(lane, rng, float(rng.choice([1.0, 1.5, 3.0, 12.0]))) for lane in range(lanes)]
+    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+    for batch in played_at_the_edges(rng, games, shape.lane_capacity):
+        replay.add(batch, 0)
+        if rng.random() < 0.2:
+            restored = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+            restored.set_state(replay.get_state())
+            replay = restored
+        if len(replay):
+            assert isinstance(replay, SequenceReplay)
+            check_draw(replay, shape, games, rng, has_gaps=True)
+
+
+def check_draw(
+    replay: SequenceReplay,
+    shape: ReplayShape,
+    games: list[Game],
+    rng: np.random.Generator,
+    has_gaps: bool = False,
+) -> tuple[int, int]:
+    """What is drawn is a stretch of the history -> rows that are learnt from, and that are not."""
+    burn_in, unroll, n = shape.burn_in, shape.unroll, shape.n_step
+    checked = masked = 0
+    places = {number_of(row): (game, t) for game in games for t, row in enumerate(game.history)}
+    drawn = replay.sample(8, 1.0)
+    obs = drawn.obs
+    assert isinstance(obs, dict) and obs["number"].shape == (burn_in + unroll + n, 8, 1)
+    for m in range(8):
+        for u in range(unroll):
+            number = float(obs["number"][burn_in + u, m, 0])
+            if not drawn.mask[u, m]:
+                masked += 1
+                # Left out are final observations, and what a gap follows; a gap shows what was before it.
+                assert number not in places or has_gaps
+                continue
+            game, t = places[number]
+            expected = expected_transition(game.history, t, n)
+            assert expected is not None
+            assert drawn.actions[u, m] == game.history[t]["action"]
+            assert drawn.returns[u, m] == pytest.approx(expected[0], abs=1e-5)
+            assert drawn.discounts[u, m] == pytest.approx(expected[1], abs=1e-6)
+            if expected[1]:
+                end = int(drawn.bootstraps[u, m])
+                np.testing.assert_array_equal(obs["stack"][end, m], expected[2])
+            assert drawn.starts[burn_in + u, m] == game.history[t]["starts"]
+            checked += 1
+        first = float(obs["number"][0, m, 0])
+        if first in places and not drawn.starts[0, m]:
+            value = places[first][0].history[places[first][1]]["obs"][-1].astype(np.float32).sum() / 100.0
+            np.testing.assert_allclose(drawn.core_states[m], [value, -value], rtol=1e-6)
+    replay.update_priorities(drawn.rows, drawn.stamps, rng.random(8))
+    replay._priorities.tree.check_valid()
+    return checked, masked
 
 
 def test_sequence_parts_are_columns() -> None:
