@@ -100,31 +100,37 @@ class AgentSpaces:
                     f"{_name(part.keys[:depth])} is {brief(obs)} ({type(obs).__name__}) and has no {key!r}; expected "
                     f"is {self._expected()}"
                 ) from None
-        space, name, shape = part.space, _name(part.keys), tuple(part.space.shape)
-        expected = f"expected {space.dtype}{list(shape)} for one observation, or {space.dtype}[N{_rest(shape)}] for N"
+        space, shape = part.space, tuple(part.space.shape)
+        is_whole = part.spec.kind not in ("vector", "image")
         try:
             array = np.asarray(obs)
         except ValueError:
-            raise BadObservation(f"{name} is {brief(obs)}, which is no array; {expected}") from None
+            raise _mismatch(part, f"is {brief(obs)}, which is no array") from None
         if array.shape != shape and array.shape[1:] != shape:
-            raise BadObservation(f"{name} has shape {array.shape}; {expected}")
+            raise _mismatch(part, f"has shape {array.shape}")
         if array.ndim > len(shape) and not len(array):
+            raise _mismatch(part, f"holds no observation at all: its shape is {array.shape}")
+        if is_whole:
+            if array.dtype.kind not in "biu":
+                raise _mismatch(part, f"has dtype {array.dtype}")
+            return self._from_zero(part, array)
+        if array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise _mismatch(part, f"has dtype {array.dtype}")
+        return array.astype(space.dtype, copy=False)
+
+    def _from_zero(self, part: ObsPart, whole: Array) -> Array:
+        """Whole numbers as policies count them, checked against their space."""
+        spec, space = part.spec, part.space
+        array = whole.astype(spec.dtype)
+        top = np.array(2)
+        if spec.kind != "multi_binary":
+            array = array - np.asarray(part.start, np.int64).reshape(space.shape)
+            top = np.array(spec.nvec).reshape(space.shape)
+        if ((array < 0) | (array >= top)).any():
             raise BadObservation(
-                f"{name} holds no observation at all: its shape is {array.shape}; {expected}"
+                f"{_name(part.keys)} is {brief(whole)}, which is not in its space {space}; give what the environment "
+                "observes"
             )
-        is_whole = part.spec.kind not in ("vector", "image")
-        if (
-            array.dtype.kind not in "biu"
-            if is_whole
-            else not np.can_cast(array.dtype, space.dtype, "same_kind")
-        ):
-            raise BadObservation(f"{name} has dtype {array.dtype}; {expected}")
-        if not is_whole:
-            return array.astype(space.dtype, copy=False)
-        array = array.astype(part.spec.dtype) - (0 if part.spec.kind == "multi_binary" else _start(part))
-        top = np.array(space.nvec if part.spec.kind == "multi_discrete" else part.spec.nvec or (2,))
-        if ((array < 0) | (array >= (top if part.spec.kind == "multi_discrete" else top[0]))).any():
-            raise BadObservation(f"{name} is {brief(np.asarray(obs))}, which is not in its space {space}")
         return array
 
     def _mask(self, mask: Any, num_rows: int, is_batch: bool) -> Array:
@@ -161,9 +167,12 @@ class AgentSpaces:
         return f"{self.observation_space}, or the same with a leading axis in every array for many"
 
 
-def _start(part: ObsPart) -> Any:
-    """What the environment counts from, in the shape of its space."""
-    return np.asarray(part.start, np.int64).reshape(part.space.shape)
+def _mismatch(part: ObsPart, what: str) -> BadObservation:
+    shape, dtype = tuple(part.space.shape), part.space.dtype
+    return BadObservation(
+        f"{_name(part.keys)} {what}; expected {dtype}{list(shape)} for one observation, or {dtype}[N{_rest(shape)}] "
+        "for N"
+    )
 
 
 def _rest(shape: tuple[int, ...]) -> str:

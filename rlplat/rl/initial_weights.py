@@ -30,6 +30,7 @@ _BESIDE = (OBS_MEAN, OBS_VAR, EPSILON)
 class InitialWeights:
     path: str
     """Of the checkpoint."""
+    algorithm: str
     env_steps: int
     spaces: str
     weights: Weights
@@ -45,8 +46,11 @@ class InitialWeights:
         try:
             algorithm.set_weights(self.weights)
         except CheckpointError as error:
-            hint = f"\n  ({differ})" if differ else ""
-            raise CheckpointError(f"cannot start from {self.path}: {error}{hint}") from None
+            other = f"it is a run of {self.algorithm}" if self.algorithm != algorithm.name else ""
+            hint = "; ".join(filter(None, [other, differ]))
+            raise CheckpointError(
+                f"cannot start from {self.path}: {error}" + (f"\n  ({hint})" if hint else "")
+            ) from None
         told = f"starting from the weights of {self.path} ({self.env_steps:,} env steps)"
         return f"{told}; note: {differ}" if differ else told
 
@@ -58,7 +62,8 @@ def find_initial(source: str | os.PathLike[str]) -> InitialWeights:
     match = _CHECKPOINT.fullmatch(os.fspath(source))
     agent = load(match[1], match[2]) if match else load(source)
     saved = agent.checkpoint
-    return InitialWeights(str(saved.path), saved.info.env_steps, saved.info.spaces, agent.weights())
+    info = saved.info
+    return InitialWeights(str(saved.path), info.algorithm, info.env_steps, info.spaces, agent.weights())
 
 
 def require_fitting(own: Weights, given: Weights, *, normalizes: bool) -> None:

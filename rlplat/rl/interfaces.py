@@ -173,6 +173,10 @@ class Algorithm(Protocol):
         them where one does not end."""
         ...
 
+    def set_weights(self, weights: Weights) -> None:
+        """Act and learn on from another run's weights, normaliser statistics included; for `--init-from`."""
+        ...
+
     def get_state(self) -> dict[str, Any]:
         """Everything a checkpoint needs: nested dicts of numpy arrays and JSON values."""
         ...

@@ -196,7 +196,8 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
     if directory.name == BEST and directory.parent.name == "checkpoints":
         raise ConfigError(
             f"{directory} holds weights only, to act with (rlplat evaluate, rlplat play), nothing to train on with; "
-            f"resume the run from its newest checkpoint: --resume {directory.parent.parent}"
+            f"resume the run from its newest checkpoint: --resume {directory.parent.parent}, or begin another one with "
+            f"these weights: --init-from {directory}"
         )
     if not saved.exists():
         raise ConfigError(f"no run in {directory}: it has no config.yaml")
