@@ -107,6 +107,7 @@ class DQNConfig(AlgorithmConfig):
         "learner.num_learners": Unused("dqn has one learner", is_error=True),
         "policy.share_encoder": Unused("a Q-network has one encoder"),
         "policy.squash_actions": Unused("actions are discrete"),
+        "policy.rescale_actions": Unused("actions are discrete"),
         "policy.initial_log_std": Unused("actions are discrete"),
     }
 

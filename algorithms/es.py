@@ -81,6 +81,7 @@ class ESConfig(AlgorithmConfig):
         "discount": Unused("an episode counts by its undiscounted return"),
         **dict.fromkeys(("framework", "deterministic", *_OF_LEARNER), Unused("es computes with numpy")),
         **dict.fromkeys(("policy.squash_actions", "policy.initial_log_std"), Unused("see action_noise")),
+        "policy.rescale_actions": Unused("it acts in the environment's own units"),
         "policy.orthogonal_init": Unused("es has an initialisation of its own"),
         "policy.share_encoder": Unused("es has no value network"),
     }

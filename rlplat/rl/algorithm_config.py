@@ -42,6 +42,9 @@ class PolicyConfig(Section):
     """Orthogonal initialisation with small policy head; false: the framework's own."""
     initial_log_std: float = Field(0.0, ge=-20.0, le=10.0)
     """Box actions: log of the standard deviation at the start, one parameter per dimension."""
+    rescale_actions: bool = False
+    """Box actions: the bounds are -1 and 1 to the policy; false: it acts in the environment's own units, with a first
+    deviation of 1 (or e^initial_log_std)."""
     squash_actions: bool = False
     """Box actions: squash the Gaussian into the bounds by tanh; false: actions beyond them are clipped."""
     core: Literal["none", "lstm", "gru", "attention"] = "none"

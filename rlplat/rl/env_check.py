@@ -35,6 +35,7 @@ from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_reader import brief, observation_problems
 from rlplat.rl.obs_tree import copy_obs, find_no_choice
 from rlplat.rl.own_process import Beat, ProcessEnded, in_own_process
+from rlplat.rl.policy_spec import bounds_advice
 from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
 from rlplat.rl.vector_env import VectorEnv
 
@@ -236,6 +237,8 @@ class _Probe:
         guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info)
         report.spaces = spec = guard.spaces
         self._note_wide_leaves(spec)
+        if advice := bounds_advice(spec.action):
+            report.add("warning", advice)
         self._timed(lambda: guard.call_reset(SEED), "reset()")
         self._check_obs("reset()", "error")
         if not _is_same(self._reset(), self._reset()):

@@ -34,6 +34,11 @@ class NumpyActorCritic:
         self._critic_head: Layer
         self._is_categorical = spec.heads[0].kind == "categorical"
         self._log_std = np.zeros(spec.num_gaussian, np.float32)
+        self._rescale: Layer | None = None
+        """(low, half the width) of the bounds that are -1 and 1 to the policy."""
+        if spec.heads[0].is_gaussian and spec.heads[0].low:
+            low, high = np.array(spec.heads[0].low, np.float32), np.array(spec.heads[0].high, np.float32)
+            self._rescale = (low, (high - low) / np.float32(2.0))
         self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
@@ -115,6 +120,10 @@ class NumpyActorCritic:
             noise = self._rng.standard_normal(means.shape, dtype=np.float32)
         actions = means + noise * np.exp(self._log_std)
         constant = self._log_std.sum() + 0.5 * math.log(2.0 * math.pi) * self.spec.num_gaussian
+        if self._rescale is not None:
+            low, half = self._rescale
+            actions = low + half * (actions + np.float32(1.0))
+            constant += np.log(half).sum()
         log_probs = -0.5 * np.square(noise).sum(axis=1) - constant
         return actions, log_probs.astype(np.float32, copy=False)
 

@@ -3,6 +3,7 @@ are built from the same one."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +29,7 @@ class Head:
     size: int
     """Choices (categorical: logits), bits (Bernoulli: logits) or dimensions (Gaussian: means)."""
     low: tuple[float, ...] = ()
-    """Squashed Gaussian: the bounds of every dimension."""
+    """The bounds of every dimension, where the Gaussian is squashed, or rescaled so that they are -1 and 1 to it."""
     high: tuple[float, ...] = ()
 
     @property
@@ -130,7 +131,9 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     return PolicySpec(
         obs=obs,
         action=spaces.action,
-        heads=tuple(action_heads(spaces.action, squash=policy["squash_actions"])),
+        heads=tuple(
+            action_heads(spaces.action, squash=policy["squash_actions"], rescale=policy["rescale_actions"])
+        ),
         encoder=encoder,
         hidden_sizes=tuple(policy["hidden_sizes"]),
         activation=policy["activation"],
@@ -145,7 +148,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     )
 
 
-def action_heads(action: ActionSpec, *, squash: bool = False) -> list[Head]:
+def action_heads(action: ActionSpec, *, squash: bool = False, rescale: bool = False) -> list[Head]:
     """The distributions of an action's parts, in the order of its columns."""
     if action.kind == "discrete":
         return [Head("categorical", action.n)]
@@ -154,14 +157,48 @@ def action_heads(action: ActionSpec, *, squash: bool = False) -> list[Head]:
     if action.kind == "multi_binary":
         return [Head("bernoulli", action.flat_size)]
     if action.kind == "composite":
-        return [head for _, part in action.parts for head in action_heads(part, squash=squash)]
-    if not squash:
+        parts = [action_heads(part, squash=squash, rescale=rescale) for _, part in action.parts]
+        return [head for heads in parts for head in heads]
+    if not squash and not rescale:
         return [Head("gaussian", action.flat_size)]
+    key = "policy.squash_actions" if squash else "policy.rescale_actions"
     if not np.isfinite([*action.low, *action.high]).all():
+        raise ConfigError(f"{key} needs bounded actions, but they are {action}; set it to false")
+    if squash and rescale:
         raise ConfigError(
-            f"policy.squash_actions needs bounded actions, but they are {action}; set it to false"
+            "policy.squash_actions puts actions within their bounds as it is: set policy.rescale_actions to false"
         )
-    return [Head("squashed_gaussian", action.flat_size, action.low, action.high)]
+    kind: Literal["gaussian", "squashed_gaussian"] = "squashed_gaussian" if squash else "gaussian"
+    return [Head(kind, action.flat_size, action.low, action.high)]
+
+
+FEW, MANY = 0.5, 5.0
+"""Half the width of a Box action's bounds, in units of a policy's first deviation (1), that policies learn well in."""
+
+
+def unsuited_bounds(spec: ActionSpec) -> str:
+    """Which bounds of Box actions a Gaussian of mean 0 and deviation 1 hardly reaches, or is nearly always beyond; the
+    empty string where there are none. Infinite ones are not judged."""
+    for _, part in spec.parts:
+        if found := unsuited_bounds(part):
+            return found
+    for low, high in zip(spec.low, spec.high, strict=True):
+        half, middle = (high - low) / 2.0, (high + low) / 2.0
+        if math.isfinite(half) and (not FEW <= half <= MANY or abs(middle) > max(half, 1.0)):
+            return f"[{low:g}, {high:g}]"
+    return ""
+
+
+def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
+    """What to do about `unsuited_bounds`, or the empty string. can_rescale: by policy.rescale_actions."""
+    found = unsuited_bounds(spec)
+    cure = (
+        "--policy.rescale-actions makes them -1 and 1 to it"
+        if can_rescale
+        else "scale them in the environment"
+    )
+    what = f"actions have bounds {found}, and a policy begins with mean 0 and deviation 1 in the same units"
+    return f"{what}: {cure}" if found else ""
 
 
 def is_large_image(leaf: ObsSpec, least: int = MIN_IMAGE_SIZE) -> bool:

@@ -29,9 +29,11 @@ from rlplat.rl.evaluation_schedule import Evaluations
 from rlplat.rl.initial_weights import InitialWeights, find_initial
 from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
+from rlplat.rl.policy_spec import bounds_advice
 from rlplat.rl.progress import Progress, open_progress
 from rlplat.rl.run_directory import RunDirectory, refuse_existing
 from rlplat.rl.schedules import with_horizon
+from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 
 SAVE_ATTEMPTS = 3
@@ -301,8 +303,9 @@ def open_run(
             last=Result(**saved["last"]) if saved["last"] else None,
         )
         try:
-            if told:
-                run.say(told)
+            for line in (told, "" if checkpoint else _about_actions(algorithm)):
+                if line:
+                    run.say(line)
             with Evaluations(algorithm, run=run) as evaluations:
                 if saved.get("evaluations"):
                     evaluations.set_state(saved["evaluations"])
@@ -384,6 +387,15 @@ def _save_after_failure(algorithm: Any, run: RunDirectory, evaluations: Evaluati
     elif len(failures) == SAVE_ATTEMPTS:
         first = str(failures[-1]).partition("\n")[0]
         run.say(f"warning: no checkpoint of the failed run: {first}")
+
+
+def _about_actions(algorithm: Any) -> str:
+    """One line where Box actions have bounds that a policy does not learn well in as it is, or the empty string."""
+    spaces, config = getattr(algorithm, "spaces", None), algorithm.config
+    policy = getattr(config, "policy", None)
+    if not isinstance(spaces, SpaceSpec) or policy is None or policy.squash_actions or policy.rescale_actions:
+        return ""
+    return bounds_advice(spaces.action, "policy.rescale_actions" not in getattr(config, "unused", {}))
 
 
 def restore(algorithm: Any, checkpoint: Checkpoint) -> None:

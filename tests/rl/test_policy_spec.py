@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.policy_spec import Head, action_heads
+from rlplat.rl.policy_spec import Head, action_heads, bounds_advice, unsuited_bounds
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 from tests.rl.specimens import (
     BOX,
@@ -92,6 +93,39 @@ def test_attention_heads_divide_the_core() -> None:
     ):
         make_spec(core="attention", core_size=12, attention_heads=5)
     assert make_spec(core="lstm", core_size=12, attention_heads=5).core == "lstm"  # not its business
+
+
+@pytest.mark.parametrize(
+    "low, high, found",
+    [
+        ((-1.0, -2.0), (1.0, 2.0), ""),
+        ((0.0,), (1.0,), ""),
+        ((-math.inf,), (math.inf,), ""),
+        ((-1.0, -0.4), (1.0, 0.4), "[-0.4, 0.4]"),
+        ((0.0,), (1000.0,), "[0, 1000]"),
+        ((9.0,), (11.0,), "[9, 11]"),
+    ],
+)
+def test_bounds_that_a_policy_does_not_learn_well_in(
+    low: tuple[float, ...], high: tuple[float, ...], found: str
+) -> None:
+    action = ActionSpec("box", shape=(len(low),), dtype="float32", low=low, high=high)
+    assert unsuited_bounds(action) == found
+    composite = ActionSpec("composite", parts=(("a", DISCRETE), ("b", action)))
+    assert unsuited_bounds(composite) == found
+    advice = bounds_advice(composite)
+    assert advice.endswith("--policy.rescale-actions makes them -1 and 1 to it") if found else advice == ""
+
+
+def test_rescaling_is_of_bounded_boxes_and_not_with_squashing() -> None:
+    assert make_spec(rescale_actions=True).heads == (Head("categorical", 3),)
+    (head,) = make_spec(action=BOX, rescale_actions=True).heads
+    assert (head.kind, head.low, head.high) == ("gaussian", BOX.low, BOX.high)
+    with pytest.raises(ConfigError, match="rescale_actions to false"):
+        make_spec(action=BOX, rescale_actions=True, squash_actions=True)
+    endless = replace(BOX, high=(math.inf, 1.0))
+    with pytest.raises(ConfigError, match="rescale_actions needs bounded actions"):
+        make_spec(action=endless, rescale_actions=True)
 
 
 def test_squashing_needs_bounds() -> None:

@@ -16,7 +16,7 @@ MAX_SQUASHED = 1.0 - 1e-6
 
 
 class ActionDistribution:
-    """Independent parts, one per `Head`: categorical, Bernoulli, Gaussian or tanh-squashed Gaussian.
+    """Independent parts, one per `Head`: categorical, Bernoulli, Gaussian (also rescaled) or tanh-squashed Gaussian.
 
         distribution = ActionDistribution(spec, params, log_std, mask)
         actions = distribution.sample(generator)
@@ -96,7 +96,7 @@ class ActionDistribution:
             is_one = tf.cast(actions, tf.float32) > 0.5
             return tf.reduce_sum(tf.math.log_sigmoid(tf.where(is_one, params, -params)), axis=-1)
         log_std, correction = self._log_stds[i], 0.0
-        if kind == "squashed_gaussian":
+        if self._spec.heads[i].low:
             actions, correction = self._unsquash(i, actions)
         # sum_i -((a_i - mu_i) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2
         normalized = (actions - params) * tf.exp(-log_std)
@@ -113,8 +113,9 @@ class ActionDistribution:
             bits = ones * tf.nn.softplus(-params) + (1.0 - ones) * tf.nn.softplus(params)
             return tf.reduce_sum(bits, axis=-1)
         entropy = tf.reduce_sum(self._log_stds[i], axis=-1) + 0.5 * (1.0 + LOG_2PI) * params.shape[-1]
-        if kind == "squashed_gaussian":
-            # H(squash(u)) = H(u) + E[log |d squash / du|]; the expectation is taken at the mean: no closed form exists.
+        if self._spec.heads[i].low:
+            # H(squash(u)) = H(u) + E[log |d squash / du|]; the expectation is taken at the mean: no closed form exists
+            # (of a rescaled head, the slope is the same everywhere).
             return entropy + self._log_slope(i, params)
         return tf.broadcast_to(entropy, tf.shape(params)[:1])
 
@@ -123,23 +124,28 @@ class ActionDistribution:
         return tf.constant(head.low, tf.float32), tf.constant(head.high, tf.float32)
 
     def _squash(self, i: int, u: tf.Tensor) -> tf.Tensor:
-        """low + (high - low) (tanh u + 1) / 2 for squashed heads, u itself for others."""
-        if self._spec.heads[i].kind != "squashed_gaussian":
+        """low + (high - low) (tanh u + 1) / 2 for squashed heads, without the tanh for rescaled ones, u for others."""
+        if not self._spec.heads[i].low:
             return u
         low, high = self._bounds(i)
+        if self._spec.heads[i].kind == "gaussian":
+            return low + (high - low) * (u + 1.0) / 2.0
         return low + (high - low) * (tf.tanh(u) + 1.0) / 2.0
 
     def _unsquash(self, i: int, actions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """(the u that is squashed to the actions, log of the slope there: float32[N])."""
         low, high = self._bounds(i)
-        squashed = tf.clip_by_value((actions - low) / (high - low) * 2.0 - 1.0, -MAX_SQUASHED, MAX_SQUASHED)
-        u = tf.atanh(squashed)
+        u = (actions - low) / (high - low) * 2.0 - 1.0
+        if self._spec.heads[i].kind == "squashed_gaussian":
+            u = tf.atanh(tf.clip_by_value(u, -MAX_SQUASHED, MAX_SQUASHED))
         return u, self._log_slope(i, u)
 
     def _log_slope(self, i: int, u: tf.Tensor) -> tf.Tensor:
         """float32[N]: sum of log d squash / du = log((high - low) / 2) + log(1 - tanh(u)^2), the latter in the form
         2 (log 2 - u - softplus(-2u)), which does not cancel (Haarnoja et al. 2018, appendix C)."""
         low, high = self._bounds(i)
+        if self._spec.heads[i].kind == "gaussian":
+            return tf.broadcast_to(tf.reduce_sum(tf.math.log((high - low) / 2.0)), tf.shape(u)[:1])
         log_slopes = tf.math.log((high - low) / 2.0) + 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u))
         return tf.reduce_sum(log_slopes, axis=-1)
 

@@ -19,7 +19,7 @@ MAX_SQUASHED = 1.0 - 1e-6
 
 
 class ActionDistribution:
-    """Independent parts, one per `Head`: categorical, Bernoulli, Gaussian or tanh-squashed Gaussian.
+    """Independent parts, one per `Head`: categorical, Bernoulli, Gaussian (also rescaled) or tanh-squashed Gaussian.
 
         distribution = ActionDistribution(spec, params, log_std, mask)
         actions = distribution.sample(generator)
@@ -115,7 +115,7 @@ class ActionDistribution:
             return F.logsigmoid(torch.where(actions > 0.5, params, -params)).sum(dim=-1)
         log_std = self._log_std(i)
         correction = None
-        if kind == "squashed_gaussian":
+        if self._spec.heads[i].low:
             actions, correction = self._unsquash(i, actions)
         # sum_i -((a_i - mu_i) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2
         normalized = (actions - params) * torch.exp(-log_std)
@@ -133,8 +133,9 @@ class ActionDistribution:
             return (ones * F.softplus(-params) + (1.0 - ones) * F.softplus(params)).sum(dim=-1)
         size, log_std = params.shape[-1], self._log_std(i)
         entropy = log_std.sum(dim=-1) + 0.5 * (1.0 + LOG_2PI) * size
-        if kind == "squashed_gaussian":
-            # H(squash(u)) = H(u) + E[log |d squash / du|]; the expectation, for want of a closed form, at the mean.
+        if self._spec.heads[i].low:
+            # H(squash(u)) = H(u) + E[log |d squash / du|]; the expectation, for want of a closed form, at the mean
+            # (of a rescaled head, the slope is the same everywhere).
             return entropy + self._log_slope(i, params)
         return entropy.expand(self._num_rows)
 
@@ -154,23 +155,28 @@ class ActionDistribution:
         return like.new_tensor(head.low), like.new_tensor(head.high)
 
     def _squash(self, i: int, u: Tensor) -> Tensor:
-        """low + (high - low) (tanh u + 1) / 2 for squashed heads, u itself for others."""
-        if self._spec.heads[i].kind != "squashed_gaussian":
+        """low + (high - low) (tanh u + 1) / 2 for squashed heads, without the tanh for rescaled ones, u for others."""
+        if not self._spec.heads[i].low:
             return u
         low, high = self._bounds(i)
+        if self._spec.heads[i].kind == "gaussian":
+            return low + (high - low) * (u + 1.0) / 2.0
         return low + (high - low) * (torch.tanh(u) + 1.0) / 2.0
 
     def _unsquash(self, i: int, actions: Tensor) -> tuple[Tensor, Tensor]:
         """(the u that is squashed to the actions, log of the slope there: float32[N])."""
         low, high = self._bounds(i)
-        squashed = ((actions - low) / (high - low) * 2.0 - 1.0).clamp(-MAX_SQUASHED, MAX_SQUASHED)
-        u = torch.atanh(squashed)
+        u = (actions - low) / (high - low) * 2.0 - 1.0
+        if self._spec.heads[i].kind == "squashed_gaussian":
+            u = torch.atanh(u.clamp(-MAX_SQUASHED, MAX_SQUASHED))
         return u, self._log_slope(i, u)
 
     def _log_slope(self, i: int, u: Tensor) -> Tensor:
         """float32[N]: sum of log d squash / du = log((high - low) / 2) + log(1 - tanh(u)^2), the latter in the form
         2 (log 2 - u - softplus(-2u)), which does not cancel (Haarnoja et al. 2018, appendix C)."""
         low, high = self._bounds(i)
+        if self._spec.heads[i].kind == "gaussian":
+            return torch.log((high - low) / 2.0).sum().expand(len(u))
         log_slopes = torch.log((high - low) / 2.0) + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
         return log_slopes.sum(dim=-1)
 

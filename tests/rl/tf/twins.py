@@ -60,6 +60,7 @@ SPECS: dict[str, Callable[[], PolicySpec]] = {
         SpaceSpec(ObsSpec("image", (2, 15, 12), "uint8", "CHW"), DISCRETE), encoder="impala_cnn"
     ),
     "gaussian": lambda: spec_of(SpaceSpec(VECTOR, BOX), initial_log_std=-0.5),
+    "rescaled": lambda: spec_of(SpaceSpec(VECTOR, BOX), rescale_actions=True),
     "squashed": lambda: spec_of(SpaceSpec(VECTOR, BOX), squash_actions=True),
     "multi_discrete": lambda: spec_of(SpaceSpec(VECTOR, MULTI_DISCRETE)),
     "multi_binary": lambda: spec_of(SpaceSpec(VECTOR, MULTI_BINARY)),

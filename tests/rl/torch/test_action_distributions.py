@@ -143,6 +143,26 @@ def test_the_entropy_of_a_squashed_gaussian_is_exact_for_small_deviations() -> N
     )
 
 
+def test_a_rescaled_gaussian_is_the_plain_one_in_other_units() -> None:
+    """Its actions are the plain one's, mapped from [-1, 1] to the bounds; densities and entropy change by the units."""
+    plain, rescaled = spec_of_actions("box"), make_spec(action=BOX, rescale_actions=True)
+    params, log_std = random_params(plain)
+    one, other = (ActionDistribution(spec, params, log_std) for spec in (plain, rescaled))
+    low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
+    half = (high - low) / 2
+    for drawn, mapped in (
+        (one.sample(generator()), other.sample(generator())),
+        (one.mode(), other.mode()),
+    ):
+        torch.testing.assert_close(mapped, low + half * (drawn + 1))
+        torch.testing.assert_close(
+            other.log_prob(mapped), one.log_prob(drawn) - half.log().sum(), rtol=1e-4, atol=1e-4
+        )
+    torch.testing.assert_close(other.entropy(), one.entropy() + half.log().sum())
+    normal = reference.Normal(low + half * (params + 1), half * log_std.exp())
+    torch.testing.assert_close(other.entropy(), normal.entropy().sum(-1))
+
+
 def test_squashed_actions_stay_within_their_bounds_with_finite_gradients() -> None:
     spec = spec_of_actions("squashed")
     params = torch.tensor([[50.0, -50.0], [0.0, 0.0]], requires_grad=True)

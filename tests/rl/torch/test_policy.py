@@ -35,6 +35,7 @@ PLAIN = {
     "separate tanh": make_spec(hidden_sizes=[32, 16]),
     "shared relu": make_spec(share_encoder=True, activation="relu"),
     "gaussian": make_spec(action=BOX, initial_log_std=-0.5),
+    "rescaled": make_spec(action=BOX, rescale_actions=True),
     "matrix observations": make_spec(ObsSpec("vector", (2, 3), "float32")),
     "float64 observations": make_spec(ObsSpec("vector", (3,), "float64")),
     "integer observations": make_spec(ObsSpec("vector", (3,), "int32")),
