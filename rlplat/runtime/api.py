@@ -307,6 +307,8 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
         elif key == "retry_exceptions" and not isinstance(value, bool):
             classes = _exception_classes(value)
             changes = changes | {key: tuple(class_names(each)[0] for each in classes) if is_call else classes}
+        elif key == "resources":
+            _check_resources(value)
         elif key == "runtime_env":
             from rlplat.runtime.runtime_env import checked
 
@@ -314,6 +316,16 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
         elif key == "lifetime" and value not in (None, "detached"):
             raise OptionError(f"lifetime must be None or 'detached', not {value!r}")
     return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)
+
+
+def _check_resources(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise OptionTypeError(f"resources must be a dict of amounts by name, not {value!r}")
+    for name, amount in value.items():
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+            raise OptionTypeError(f"resources: {name!r} must be a number, not {amount!r}")
+        if not amount >= 0:
+            raise OptionError(f"resources: {name!r} must be at least 0, not {amount!r}")
 
 
 def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:

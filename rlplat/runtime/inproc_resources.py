@@ -15,19 +15,18 @@ from rlplat.runtime import codec
 from rlplat.runtime.codec import ErrorInfo, Packed
 from rlplat.runtime.messages import GroupState, NodeState, Shape
 from rlplat.runtime.placement import PlacementGroup
-from rlplat.runtime.resources import Resources
+from rlplat.runtime.resources import Resources, exact
 
 NODE = "node"
-_EPS = 1e-9
 
 
 def _fits(demand: Resources, free: Resources) -> bool:
-    return all(free.get(name, 0) >= amount - _EPS for name, amount in demand.items())
+    return all(free.get(name, 0) >= amount for name, amount in demand.items())
 
 
 def _add(free: Resources, demand: Resources, sign: int) -> None:
     for name, amount in demand.items():
-        free[name] = free.get(name, 0) + sign * amount
+        free[name] = exact(free.get(name, 0) + sign * amount)
 
 
 @dataclass(eq=False)
@@ -66,7 +65,7 @@ class LocalResources:
         """Hold what `shape` says; returns what gives it back."""
         demand = dict(shape.demand)
         pool = self._pool(shape, demand, who)
-        lacking = {name: amount for name, amount in demand.items() if pool.get(name, 0) < amount - _EPS}
+        lacking = {name: amount for name, amount in demand.items() if pool.get(name, 0) < amount}
         if lacking:
             raise InfeasibleResources(
                 f"{who} needs {lacking} and other actors hold it; the inproc backend cannot wait"

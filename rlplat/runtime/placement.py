@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from rlplat.errors import InfeasibleResources, OptionError
 from rlplat.runtime import messages
 from rlplat.runtime.messages import Capture, Shape, Value
-from rlplat.runtime.resources import Resources, check_feasible
+from rlplat.runtime.resources import Resources, check_feasible, exact, exact_demand, units
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Options
     from rlplat.runtime.refs import ObjectRef
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_EPS = 1e-9
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _bundle(number: int, bundle: Any) -> tuple[tuple[str, float], ...]:
     for name, amount in bundle.items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount >= 0:
             raise OptionError(f"placement_group: bundle {number} has {name}={amount!r}: not an amount")
-    kept = tuple(sorted((name, float(amount)) for name, amount in bundle.items() if amount))
+    kept = exact_demand(bundle, f"placement_group: bundle {number}")
     if not kept:
         raise OptionError(f"placement_group: bundle {number} is empty, and reserves nothing")
     return kept
@@ -191,7 +190,7 @@ def shape_of(options: Options, default_cpus: float, total: Resources, who: str, 
     else:
         _check_bundle(demand, group, bundle, who, capture_of(options) is not None)
     return Shape(
-        tuple(sorted((name, float(amount)) for name, amount in demand.items())),
+        exact_demand(demand, who),
         options.memory,
         env,
         "" if group is None else group.id,
@@ -283,7 +282,7 @@ def _check_bundle(
     demand: Resources, group: PlacementGroup, bundle: int, who: str, is_capturing: bool
 ) -> None:
     specs = group.bundle_specs if bundle < 0 else [group.bundle_specs[bundle]]
-    if not any(all(spec.get(name, 0) >= amount - _EPS for name, amount in demand.items()) for spec in specs):
+    if not any(all(spec.get(name, 0) >= exact(amount) for name, amount in demand.items()) for spec in specs):
         which = "none of its bundles has" if bundle < 0 else f"its bundle {bundle} has not"
         way_out = (
             ". The group captures what its tasks and actors submit: .options(scheduling_strategy='DEFAULT') leads out "
@@ -304,7 +303,10 @@ def most_leases(shape: Shape, group: PlacementGroup | None, total: Resources) ->
     if not shape.demand:
         return max(1, int(total.get("CPU", 1)))
     return max(
-        1, sum(min(int(pool.get(name, 0) / amount + _EPS) for name, amount in shape.demand) for pool in pools)
+        1,
+        sum(
+            min(units(pool.get(name, 0)) // units(amount) for name, amount in shape.demand) for pool in pools
+        ),
     )
 
 

@@ -1,4 +1,8 @@
-"""What a machine has, and whether a demand could ever be met. Resources are floats by name: CPU, GPU, custom."""
+"""What a machine has, and whether a demand could ever be met. Resources are floats by name: CPU, GPU, custom.
+
+Amounts are whole ten-thousandths, and so is every sum: `exact` after each addition makes it the float next to
+n / 10,000. So ten tenths are one, and what was taken and given back a million times is what it was.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,25 @@ from typing import Any
 from rlplat.errors import InfeasibleResources, OptionError
 
 Resources = dict[str, float]
+_UNITS = 10_000
+
+
+def units(amount: float) -> int:
+    return round(amount * _UNITS)
+
+
+def exact(amount: float) -> float:
+    return round(amount * _UNITS) / _UNITS
+
+
+def exact_demand(demand: Resources, who: str) -> tuple[tuple[str, float], ...]:
+    """Sorted; OptionError for an amount that is too small to be counted."""
+    for name, amount in demand.items():
+        if amount > 0 and not units(amount):
+            raise OptionError(
+                f"{who}: {name}={amount!r} is less than {1 / _UNITS}, the smallest amount there is"
+            )
+    return tuple(sorted((name, exact(amount)) for name, amount in demand.items() if amount))
 
 
 def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
@@ -20,7 +43,7 @@ def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Reso
         "CPU": float(len(os.sched_getaffinity(0)) if num_cpus is None else num_cpus),
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),
     }
-    return found | (custom or {})
+    return {name: exact(amount) for name, amount in (found | (custom or {})).items()}
 
 
 def check_at_least(name: str, value: Any, least: float, at_most: float = float("inf")) -> None:
@@ -59,7 +82,7 @@ def check_feasible(demand: Resources, total: Resources, who: str) -> None:
     lacks = [
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g})"
         for name, amount in demand.items()
-        if amount > total.get(name, 0)
+        if exact(amount) > total.get(name, 0)
     ]
     if lacks:
         raise InfeasibleResources(

@@ -12,11 +12,10 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from rlplat.runtime.messages import Shape
-from rlplat.runtime.resources import Resources
+from rlplat.runtime.resources import Resources, exact
 from rlplat.runtime.scheduling.actors import ActorEntry
 from rlplat.runtime.scheduling.events import Demand
 
-EPS = 1e-9
 _MAX_STARTING = 64
 """Workers that start on a node at once, per runtime environment."""
 
@@ -30,26 +29,26 @@ class Gpus:
     def can_take(self, amount: float) -> bool:
         if amount >= 1:
             if amount % 1:  # the sum of a group's bundles; no single demand is like that
-                return sum(self.left.values()) >= amount - EPS
-            return sum(left >= 1 - EPS for left in self.left.values()) >= int(amount)
-        return any(left >= amount - EPS for left in self.left.values())
+                return exact(sum(self.left.values())) >= amount
+            return sum(left >= 1 for left in self.left.values()) >= int(amount)
+        return any(left >= amount for left in self.left.values())
 
     def take(self, amount: float) -> dict[int, float]:
         """Share by GPU."""
         if amount >= 1:
             shares = dict.fromkeys(
-                sorted(g for g, left in self.left.items() if left >= 1 - EPS)[: int(amount)], 1.0
+                sorted(g for g, left in self.left.items() if left >= 1)[: int(amount)], 1.0
             )
         else:
-            fitting = [gpu for gpu, left in self.left.items() if left >= amount - EPS]
+            fitting = [gpu for gpu, left in self.left.items() if left >= amount]
             shares = {min(fitting, key=lambda gpu: (self.left[gpu], gpu)): amount}
         for gpu, share in shares.items():
-            self.left[gpu] -= share
+            self.left[gpu] = exact(self.left[gpu] - share)
         return shares
 
     def give_back(self, shares: dict[int, float]) -> None:
         for gpu, share in shares.items():
-            self.left[gpu] = self.left.get(gpu, 0.0) + share
+            self.left[gpu] = exact(self.left.get(gpu, 0.0) + share)
 
 
 NO_SHARES: dict[int, float] = {}
@@ -75,7 +74,7 @@ class Pool:
     def fits(self, demand: Demand) -> bool:
         free = self.free
         for name, amount in demand:
-            if free.get(name, 0.0) < amount - EPS or (name == "GPU" and not self.gpus.can_take(amount)):
+            if free.get(name, 0.0) < amount or (name == "GPU" and not self.gpus.can_take(amount)):
                 return False
         return True
 
@@ -84,7 +83,7 @@ class Pool:
         free = self.free
         shares = NO_SHARES
         for name, amount in demand:
-            free[name] -= amount
+            free[name] = exact(free[name] - amount)
             if name == "GPU":
                 shares = self.gpus.take(amount)
         return shares
@@ -93,21 +92,21 @@ class Pool:
         pool = self.node if self.is_closed else self
         free = pool.free
         for name, amount in demand:
-            free[name] += amount
+            free[name] = exact(free[name] + amount)
         if shares:
             pool.gpus.give_back(shares)
 
     def lend(self, cpus: float) -> None:
         """CPUs of a blocked worker (negative: it goes on)."""
         pool = self.node if self.is_closed else self
-        pool.free["CPU"] = pool.free.get("CPU", 0.0) + cpus
+        pool.free["CPU"] = exact(pool.free.get("CPU", 0.0) + cpus)
 
     def close(self) -> None:
         """The bundle is no more: what is free goes back to the node, and the rest when it is given back."""
         self.is_closed = True
         node = self.node
         for name, amount in self.free.items():
-            node.free[name] = node.free.get(name, 0.0) + amount
+            node.free[name] = exact(node.free.get(name, 0.0) + amount)
         node.gpus.give_back(self.gpus.left)
         del node.bundles[self]
         self.free, self.gpus = {}, Gpus({})
@@ -256,12 +255,12 @@ class FitIndex:
 
 
 def could_ever_fit(demand: Demand, total: Resources) -> bool:
-    return all(total.get(name, 0.0) >= amount - EPS for name, amount in demand)
+    return all(total.get(name, 0.0) >= amount for name, amount in demand)
 
 
 def summed(demands: Iterable[Demand]) -> Demand:
     total: Resources = {}
     for demand in demands:
         for name, amount in demand:
-            total[name] = total.get(name, 0.0) + amount
+            total[name] = exact(total.get(name, 0.0) + amount)
     return tuple(sorted(total.items()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlplat.runtime.messages import GroupState, NodeState, Place
-from rlplat.runtime.resources import Resources
+from rlplat.runtime.resources import Resources, exact
 from rlplat.runtime.scheduling.nodes import Pool
 from rlplat.runtime.scheduling.queues import Queue, Request
 
@@ -245,5 +245,5 @@ def summed(parts: Any) -> Resources:
     whole: Resources = {}
     for part in parts:
         for name, amount in part.items():
-            whole[name] = whole.get(name, 0.0) + amount
+            whole[name] = exact(whole.get(name, 0.0) + amount)
     return whole

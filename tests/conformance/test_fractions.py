@@ -1,0 +1,62 @@
+"""Fractions of resources are whole ten-thousandths: they add up exactly, and come back exactly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import rlplat
+from rlplat.errors import InfeasibleResources, OptionError, OptionTypeError
+
+
+def test_tenths_fill_a_cpu_exactly(backend: str) -> None:
+    for share in (0.1, 0.2, 0.05, 0.0625, 0.001):
+        group = rlplat.placement_group([{"CPU": share}] * round(2 / share))
+        assert group.wait(60)
+        assert rlplat.available_resources()["CPU"] == 0
+        rlplat.remove_placement_group(group)
+        assert rlplat.available_resources()["CPU"] == 2
+
+
+def test_whatever_comes_and_goes(backend: str) -> None:
+    chance, groups = random.Random(1), []
+    for _ in range(200):
+        if groups and chance.random() < 0.5:
+            rlplat.remove_placement_group(groups.pop(chance.randrange(len(groups))))
+        elif len(groups) < 15:
+            groups.append(rlplat.placement_group([{"CPU": chance.randrange(1, 1300) / 10_000}]))
+            assert groups[-1].wait(60)
+    taken = sum(round(group.bundle_specs[0]["CPU"] * 10_000) for group in groups)
+    assert rlplat.available_resources()["CPU"] == (20_000 - taken) / 10_000
+
+
+def test_one_ten_thousandth_too_much_is_too_much(backend: str) -> None:
+    group = rlplat.placement_group([{"CPU": 0.3}] * 6 + [{"CPU": 0.2001}])
+    with pytest.raises(InfeasibleResources):
+        rlplat.get(group.ready())
+
+
+def test_actors_hold_fractions(backend: str) -> None:
+    @rlplat.remote(num_cpus=0.7)
+    class Actor:
+        def held(self) -> dict[str, float]:
+            return rlplat.get_runtime_context().get_assigned_resources()
+
+    actors = [Actor.remote(), Actor.options(num_cpus=1.2, resources={}).remote()]
+    assert rlplat.get([actor.held.remote() for actor in actors]) == [{"CPU": 0.7}, {"CPU": 1.2}]
+    assert rlplat.available_resources()["CPU"] == 0.1
+
+
+def test_what_cannot_be_an_amount_is_refused(backend: str) -> None:
+    @rlplat.remote
+    def task() -> None: ...
+
+    with pytest.raises(OptionError, match="smallest amount"):
+        task.options(num_cpus=0.00001).remote()
+    with pytest.raises(OptionError, match="smallest amount"):
+        rlplat.placement_group([{"CPU": 0.00001}])
+    with pytest.raises(OptionError, match="at least 0"):
+        task.options(resources={"x": -1})
+    with pytest.raises(OptionTypeError, match="must be a number"):
+        task.options(resources={"x": "many"})
