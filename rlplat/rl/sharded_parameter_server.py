@@ -20,7 +20,7 @@ import numpy as np
 import rlplat
 from rlplat.rl.interfaces import UpdateReport, Weights
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.parameter_server import ObsMoments
+from rlplat.rl.parameter_server import MIN_OBS, ObsMoments
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -52,6 +52,8 @@ def cut(shapes: Shapes, num_parts: int) -> list[list[Piece]]:
     parts: list[list[Piece]] = [[] for _ in range(num_parts)]
     offset = 0
     for name, size in sizes.items():
+        if not size:  # nothing to share out, and still a parameter
+            parts[0].append(Piece(name, 0, 0, name))
         for pieces, (low, high) in zip(parts, pairwise(bounds), strict=True):
             start, stop = max(low - offset, 0), min(high - offset, size)
             if start < stop:
@@ -145,8 +147,7 @@ class ShardedParameterServer:
         states: list[dict[str, Any]] = rlplat.get([server.get_state.remote() for server in self._servers])
         slots = {}
         for slot in states[0]["optimizer"]["slots"]:
-            arrays = [state["optimizer"]["slots"][slot] for state in states]
-            slots[slot] = join(arrays, self._parts, self._shapes) if all(arrays) else {}
+            slots[slot] = self._join_slot([state["optimizer"]["slots"][slot] for state in states])
         return {
             "versions": [state["version"] for state in states],
             "weights": join([state["weights"] for state in states], self._parts, self._shapes),
@@ -156,12 +157,20 @@ class ShardedParameterServer:
             "ledger": states[0]["ledger"],
         }
 
+    def _join_slot(self, arrays: Sequence[Weights]) -> Weights:
+        """A server that has not stepped yet, or has no part, has no statistics: zeros, with which they begin."""
+        if not any(arrays):
+            return {}
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
+        known = [whole | by_key for whole, by_key in zip(split(zeros, self._parts), arrays, strict=True)]
+        return join(known, self._parts, self._shapes)
+
     @staticmethod
     def acting_weights(state: dict[str, Any]) -> Weights:
         """The weights in what `get_state` returned, with the observation statistics that belong to them."""
         weights: Weights = dict(state["weights"])
         statistics = state["obs_statistics"]
-        if statistics is not None:
+        if statistics is not None and statistics["count"] >= MIN_OBS:
             weights[OBS_MEAN] = np.asarray(statistics["mean"], np.float32)
             weights[OBS_VAR] = np.asarray(statistics["var"], np.float32)
         return weights

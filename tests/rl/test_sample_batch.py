@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -150,3 +151,30 @@ def test_a_batch_without_decisions_joins_one_with_a_core() -> None:
         batch.valid[:] = batch is busy
     joined = join_envs([idle, busy])
     assert joined.core_state.tolist() == [[0.0] * 5] * 2 + [[1.0] * 5] * 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_cut_between_environments_anywhere_is_joined_as_it_was(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    T, B, S = (int(n) for n in rng.integers(1, 9, size=3))
+    whole = make_tree_batch(T, B)
+    whole.core_state = rng.normal(size=(B, S)).astype(np.float32)
+    for name in COLUMNS[1:]:
+        column = getattr(whole, name)
+        column[:] = rng.integers(0, 2, size=column.shape)
+    ends = [0, *np.flatnonzero(rng.random(B - 1) < 0.5) + 1, B]
+    parts = [
+        replace(
+            whole,
+            obs={path: leaf[:, start:stop] for path, leaf in whole.obs.items()},  # type: ignore[union-attr]
+            core_state=whole.core_state[start:stop],
+            **{name: getattr(whole, name)[:, start:stop] for name in COLUMNS[1:]},
+        )
+        for start, stop in pairwise(ends)
+    ]
+    joined = join_envs(parts)
+    assert isinstance(joined.obs, dict) and isinstance(whole.obs, dict)
+    for path, leaf in whole.obs.items():
+        np.testing.assert_array_equal(joined.obs[path], leaf)
+    for name in (*COLUMNS[1:], "core_state"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))

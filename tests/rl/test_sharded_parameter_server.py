@@ -12,11 +12,11 @@ import rlplat
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
 from rlplat.rl.normalization import OBS_MEAN
 from rlplat.rl.numpy_optimizers import Adam, RMSProp
-from rlplat.rl.parameter_server import ObsMoments, ParameterServer
+from rlplat.rl.parameter_server import MIN_OBS, ObsMoments, ParameterServer
 from rlplat.rl.sharded_parameter_server import ShardedParameterServer, cut, join, split
 
 SHAPES: dict[str, tuple[int, ...]] = {"z.weight": (7, 30), "z.bias": (7,), "log_std": (), "a": (2, 3, 4)}
-MOMENTS = ObsMoments(np.arange(3.0), np.ones(3), 4)
+MOMENTS = ObsMoments(np.arange(3.0), np.ones(3), MIN_OBS)
 REPORT = UpdateReport(8, [Episode(3.0, 3)], {"x": 1.0})
 
 
@@ -55,6 +55,45 @@ def test_the_cuts_are_even_and_what_is_cut_can_be_joined(num_parts: int) -> None
     assert [sum(array.size for array in part.values()) for part in pieces] == sizes
     pieces[0] = pieces[0] | {"extra": np.ones(2)}
     assert_same(join(pieces, parts, SHAPES), arrays(0) | {"extra": np.ones(2)})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parameters_of_every_size_come_back_from_every_number_of_parts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = {
+        f"p{i}": tuple(int(n) for n in rng.choice([0, 1, 2, 3, 7, 16, 100], size=rng.integers(4)))
+        for i in range(rng.integers(1, 6))
+    }
+    weights = {name: np.array(rng.normal(size=shape), np.float32) for name, shape in shapes.items()}
+    for num_parts in range(1, 9):
+        parts = cut(shapes, num_parts)
+        sizes = [sum(piece.stop - piece.start for piece in pieces) for pieces in parts]
+        assert max(sizes) - min(sizes) <= 1
+        assert_same(join(split(weights, parts), parts, shapes), weights)
+
+
+def test_statistics_are_kept_where_only_some_servers_have_them() -> None:
+    server = make(3)
+    server.set_weights(0, arrays(0))
+    gradients = split(arrays(1), server._parts)
+    rlplat.get(server._servers[1].apply_gradients.remote(gradients[1], 0, learning_rate=0.1))
+    own = rlplat.get(server._servers[1].get_state.remote())["optimizer"]["slots"]["squares"]
+    squares = server.get_state()["optimizer_slots"]["squares"]
+    assert_same(split(squares, server._parts)[1], own)
+    assert not any(array.any() for array in split(squares, server._parts)[0].values())
+    other = make(2)
+    other.set_state(server.get_state())
+    assert_same(other.get_state()["optimizer_slots"]["squares"], squares)
+
+
+@pytest.mark.parametrize("count", [MIN_OBS - 1, MIN_OBS])
+def test_who_acts_from_a_saved_state_has_what_the_servers_give_out(count: int) -> None:
+    server = make(2)
+    server.set_weights(0, arrays(0))
+    moments = ObsMoments(np.arange(3.0), np.ones(3), count)
+    _, given_out = server.apply_gradients(arrays(1), (0, 0), learning_rate=0.1, obs_moments=moments)
+    assert (OBS_MEAN in given_out) is (count == MIN_OBS)
+    assert_same(server.acting_weights(server.get_state()), given_out)
 
 
 def test_more_servers_than_elements() -> None:
