@@ -52,6 +52,8 @@ def run(arguments: list[str]) -> int:
         raise ConfigError("--show opens a window, --out writes a video: leave one of them away")
     if options.out and options.out.suffix.lower() != ".mp4":
         raise ConfigError(f"--out takes an .mp4 file, not '{options.out}'")
+    if options.out and not options.out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {options.out}: there is no directory {options.out.parent}")
     from rlplat.rl.evaluation import evaluation_metrics, what_was_cut
     from rlplat.rl.trained_agent import load
     from rlplat.rl.video import VideoWriter, Window

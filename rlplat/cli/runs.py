@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rlplat.errors import ConfigError
+
 _EPILOG = """\
 examples:
   rlplat runs                     those in ./runs
@@ -39,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
+    if not options.directory.is_dir() and str(options.directory) != "runs":
+        raise ConfigError(f"there is no directory {options.directory}")
     found = [
         describe_run(path) if kind == "run" else describe_experiment(path)
         for kind, path in find(options.directory)

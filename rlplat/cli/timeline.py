@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from rlplat.cli.cluster_view import add_cluster_options, chosen
+from rlplat.errors import ConfigError
 
 _EPILOG = """\
 examples:
@@ -37,6 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
+    if options.out != "-" and not Path(options.out).absolute().parent.is_dir():
+        raise ConfigError(f"--out {options.out}: there is no directory {Path(options.out).parent}")
     from rlplat.state import timeline
 
     if options.out == "-":

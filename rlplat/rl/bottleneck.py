@@ -84,7 +84,7 @@ def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
     if what == "the exchange with the parameter server" and envs < MAX_ENVS_PER_WORKER:
         return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}, which makes fewer gradients"
     if what == "acting" and envs < MAX_ENVS_PER_WORKER:
-        return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}"
+        return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}, which changes what is learnt"
     if more_workers > workers:
         return f"{head}: try --num-rollout-workers {more_workers}"
     if what == "env stepping":

@@ -10,8 +10,10 @@ bounds, superfluous keys, two plays from one seed.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -89,14 +91,16 @@ class EnvReport:
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def require_sound(self) -> None:
-        """Raises UsageError with all error lines, and how to see the rest."""
+    def require_sound(self, env_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Raises UsageError with all error lines, and the command that shows the rest."""
         errors = [finding.text for finding in self.findings if finding.severity == "error"]
         if errors:
             listed = "".join(f"\n  - {text}" for text in errors)
-            raise UsageError(
-                f"{self.name} cannot be trained on:{listed}\n  (all checks: rlplat check-env {self.name})"
+            has_command = not self.name.startswith("<")  # of a function, which only Python has
+            command = (
+                f"\n  (all checks: {_check_command(self.name, env_kwargs or {})})" if has_command else ""
             )
+            raise UsageError(f"{self.name} cannot be trained on:{listed}{command}")
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.spaces or 'unusable spaces'}; {self.steps} random steps, {self.episodes} episodes"
@@ -170,8 +174,16 @@ def preflight(
 ) -> EnvReport:
     """The quick check before any worker starts; raises UsageError unless the environment is sound."""
     report = check_env(name, env_kwargs, steps=PREFLIGHT_STEPS, step_timeout_s=step_timeout_s)
-    report.require_sound()
+    report.require_sound(env_kwargs)
     return report
+
+
+def _check_command(name: str, env_kwargs: Mapping[str, Any]) -> str:
+    """As a shell takes it: rlplat check-env './my envs.py:Env' --env-kwargs.size 3"""
+    words = ["rlplat", "check-env", name]
+    for key, value in env_kwargs.items():
+        words += [f"--env-kwargs.{key}", value if isinstance(value, str) else json.dumps(value, default=str)]
+    return shlex.join(words)
 
 
 class _Stop(Exception):
@@ -313,7 +325,9 @@ class _Probe:
         """A lie about shape, dtype or finiteness ends the check. Values outside the bounds are an error in reset() and
         a warning later: policies do not read bounds, and well-known environments overstep theirs."""
         for kind, text in observation_problems(self._env.obs, self._env.observation_space):
-            if kind != "bounds":
+            if kind == "cast":
+                self._report.add("warning", text)
+            elif kind != "bounds":
                 self._report.add("error", f"{caller}: {text}")
             elif not self._is_out_of_bounds:
                 self._is_out_of_bounds = True

@@ -16,7 +16,7 @@ from rlplat.errors import EnvError
 from rlplat.rl.env_spaces import flat_space
 from rlplat.rl.env_state import generator_state, replay_episode
 from rlplat.rl.interfaces import Array
-from rlplat.rl.obs_reader import ObsMismatch, ObsReader, brief
+from rlplat.rl.obs_reader import ObsMismatch, ObsReader, brief, casts
 from rlplat.rl.spaces import MASK
 
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
@@ -177,7 +177,7 @@ class GuardedEnv:
     def _read_obs(self, obs: Any, caller: str, info: Any, is_last: bool = False) -> Any:
         if self._shape is not None:
             self._check_obs(obs, caller)
-            return obs
+            return obs.astype(self._dtype, copy=False)
         try:
             return self._reader.read(obs, self._mask(info, caller, is_last))
         except ObsMismatch as mismatch:
@@ -218,7 +218,7 @@ class GuardedEnv:
                 f"{caller} returned an observation of shape {obs.shape}, but {expected}; change the observation or "
                 "the space"
             )
-        if not np.can_cast(obs.dtype, self._dtype, "safe"):
+        if not casts(obs, self._dtype):
             self._fail(
                 f"{caller} returned an observation of dtype {obs.dtype}, but {expected}; "
                 f"return obs.astype(np.{self._dtype}), or change the space's dtype"
@@ -290,13 +290,19 @@ def _kind(value: Any) -> str:
     return f"{brief(value)} ({type(value).__name__})"
 
 
+_ON_THE_WAY = (
+    *(f"rlplat/rl/{name}.py" for name in ("env_guard", "env_check", "envs", "env_loops", "vector_env")),
+    "gymnasium/envs/registration.py",
+)
+
+
 def where(error: BaseException) -> str:
-    """` (at my_env.py:31)`: the innermost line of the traceback outside this file."""
+    """` (at my_env.py:31)`: the innermost line of the traceback that is neither ours nor gymnasium's way to it."""
     traceback = error.__traceback__
     place = ""
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_filename != __file__:
+        if not code.co_filename.endswith(_ON_THE_WAY):
             place = f" (at {code.co_filename}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
     return place

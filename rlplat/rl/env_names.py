@@ -99,6 +99,8 @@ def resolve_env(env: Any) -> EnvSource:
         if rom is not None:
             return _atari_source(name, rom)
     if spec is None:
+        if name.endswith(".py"):
+            raise EnvNotFound(_without_class(name))
         raise EnvNotFound(_not_found(name, list(gymnasium.registry)))
     _require_extras(name, str(spec.entry_point))
     return EnvSource(name, "registered", env_id=name)
@@ -142,6 +144,27 @@ def _require_extras(name: str, entry_point: str) -> None:
             for module, package, extra in requirements:
                 if importlib.util.find_spec(module) is None:
                     raise MissingExtra(package, extra, name)
+
+
+def _without_class(name: str) -> str:
+    """For a file whose class was forgotten: the environments that are defined in it."""
+    import gymnasium
+
+    module = _import_file(name, name)
+    names = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, gymnasium.Env)
+        and value.__module__ == module.__name__
+    ]
+    listed = ", ".join(f"{name}:{key}" for key in names)
+    hint = (
+        f"its environments: {listed}"
+        if names
+        else f"it defines no gymnasium.Env; a function: {name}:make_env"
+    )
+    return f"'{name}' is a file: write the class as well; {hint}"
 
 
 def _not_found(name: str, registered: list[str]) -> str:

@@ -115,7 +115,7 @@ class ObsReader:
                 is_number = shape == () and isinstance(value, int | float | np.generic)
                 if not is_number and not isinstance(value, np.ndarray):
                     raise TypeError
-                if np.shape(value) != shape or not (isinstance(value, int | float) or _casts(value, dtype)):
+                if np.shape(value) != shape or not (isinstance(value, int | float) or casts(value, dtype)):
                     raise ValueError
                 value = np.asarray(value, dtype)
             row: Array = value.reshape(flat_shape)
@@ -171,7 +171,9 @@ class ObsReader:
         return leaf
 
     def _explain(self, obs: Any) -> str:
-        problems = [text for kind, text in observation_problems(obs, self._space) if kind != "bounds"]
+        problems = [
+            text for kind, text in observation_problems(obs, self._space) if kind not in ("bounds", "cast")
+        ]
         return problems[0] if problems else f"observation {brief(obs)} is not in its space {self._space}"
 
 
@@ -185,7 +187,8 @@ def put_row(rows: Obs, index: int, row: Any) -> None:
 
 
 def observation_problems(obs: Any, space: Any, path: tuple[Any, ...] = ()) -> list[tuple[str, str]]:
-    """(kind, text) for each way in which `obs` is not in `space`; the text says which part of a nested one."""
+    """(kind, text) for each way in which `obs` is not in `space`; the text says which part of a nested one. Of kind
+    `bounds` and `cast` (a wider float) are those with which a run goes on."""
     name = _name(path)
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict):
@@ -234,22 +237,26 @@ def _box_problems(obs: Any, space: Any, name: str) -> list[tuple[str, str]]:
     values = np.asarray(obs)
     if values.shape != shape:
         return [("shape", f"{name} has shape {values.shape}, but its space says {shape}; change one of them")]
-    if isinstance(obs, np.ndarray | np.generic) and not np.can_cast(values.dtype, dtype, "safe"):
+    if isinstance(obs, np.ndarray | np.generic) and not casts(obs, dtype):
         fix = f"return obs.astype(np.{dtype}), or change the space's dtype"
         return [("dtype", f"{name} has dtype {values.dtype}, but its space says {dtype}; {fix}")]
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
         fix = "find where it divides by zero or overflows"
         return [("finite", f"{name}{_index(index)} is {values[index]}; {fix}")]
+    found: list[tuple[str, str]] = []
+    if isinstance(obs, np.ndarray | np.generic) and not np.can_cast(values.dtype, dtype, "safe"):
+        text = f"{name} has dtype {values.dtype}, and its space says {dtype}: every step casts it"
+        found.append(("cast", f"{text}; return obs.astype(np.{dtype})"))
     outside = (values < space.low) | (values > space.high)
     if outside.any():
         index = tuple(map(int, np.argwhere(outside)[0]))
         bounds = f"[{space.low[index]:g}, {space.high[index]:g}]"
         fix = "widen the bounds (they may be infinite) or clip the observation"
-        return [
+        found.append(
             ("bounds", f"{name}{_index(index)} is {values[index]:g}, outside its space's {bounds}; {fix}")
-        ]
-    return []
+        )
+    return found
 
 
 def brief(value: Any) -> str:
@@ -283,11 +290,12 @@ def _is_whole(value: Any, shape: tuple[int, ...]) -> bool:
     return np.shape(value) == shape and np.asarray(value).dtype.kind in "biu"
 
 
-def _casts(value: Any, dtype: Any) -> bool:
-    return np.can_cast(value.dtype, dtype, "safe")
+def casts(value: Any, dtype: Any) -> bool:
+    """Floats of any width are: home-made environments often compute in float64."""
+    return np.can_cast(value.dtype, dtype, "safe") or value.dtype.kind == np.dtype(dtype).kind == "f"
 
 
 def _fits(leaf: Array, spec: ObsSpec, space: Any) -> bool:
     if spec.nvec or spec.kind in ("multi_binary", "mask"):
         return leaf.dtype.kind in "biu" or spec.kind == "mask"
-    return np.can_cast(leaf.dtype, space.dtype, "safe")
+    return casts(leaf, space.dtype)

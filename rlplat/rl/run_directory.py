@@ -33,9 +33,23 @@ def refuse_existing(path: Path) -> None:
     """A new run needs a directory of its own: one that is not there yet, or an empty one."""
     if path.is_dir() and not any(path.iterdir()):
         return
+    if path.is_dir() and (path / "config.yaml").exists():
+        raise ConfigError(
+            f"a run is already in {path}; to resume it: --resume {path}; or choose another place: --out DIRECTORY"
+        )
     if path.exists():
-        what = f"a run is already in {path}" if (path / "config.yaml").exists() else f"{path} already exists"
-        raise ConfigError(f"{what}; go on with it: --resume {path}, or choose another place: --out DIRECTORY")
+        what = "is a file" if path.is_file() else "already exists and holds something else than a run"
+        raise ConfigError(f"{path} {what}; choose another place: --out DIRECTORY")
+
+
+def not_a_run(path: Path) -> str:
+    """Why there is no run to open in this directory, and what to open instead."""
+    if (path / "experiment.yaml").exists():
+        trials = sorted(trial for trial in (path / "trials").glob("*") if (trial / "config.yaml").exists())
+        if trials:
+            return f"{path} is an experiment, whose trials are runs: {trials[0]}, ... (rlplat runs {path} lists them)"
+        return f"{path} is an experiment, and none of its trials is a run; rlplat tune show {path}"
+    return f"no run in {path}: it has no config.yaml; `rlplat runs` lists the runs"
 
 
 def is_running(path: Path) -> bool:

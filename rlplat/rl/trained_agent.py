@@ -28,6 +28,7 @@ from rlplat.rl.multi_agent.games import make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
 from rlplat.rl.multi_agent.policy_rings import split_weights
 from rlplat.rl.obs_tree import obs_rows
+from rlplat.rl.run_directory import not_a_run
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.training_loop import restore
@@ -321,7 +322,7 @@ def load(
 
 def _find(directory: Path, which: str, warnings: list[str]) -> Checkpoint:
     if not (directory / "config.yaml").exists():
-        raise ConfigError(f"no run in {directory}: it has no config.yaml; `rlplat runs` lists the runs")
+        raise ConfigError(not_a_run(directory))
     if which == "latest":
         found, refused = latest_valid(directory)
         if found is None:

@@ -31,7 +31,7 @@ from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
 from rlplat.rl.policy_spec import bounds_advice
 from rlplat.rl.progress import Progress, open_progress
-from rlplat.rl.run_directory import RunDirectory, refuse_existing
+from rlplat.rl.run_directory import RunDirectory, not_a_run, refuse_existing
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
@@ -202,7 +202,7 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
             f"these weights: --init-from {directory}"
         )
     if not saved.exists():
-        raise ConfigError(f"no run in {directory}: it has no config.yaml")
+        raise ConfigError(not_a_run(directory))
     plan = plan_from_file(saved, layers, algo)
     before = plan_from_file(saved, []).config
     for key in ("env", "env_kwargs", "policy"):

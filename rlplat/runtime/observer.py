@@ -81,6 +81,8 @@ def command_of(pid: int, width: int = 100) -> str:
             words = file.read().replace(b"\0", b" ").decode(errors="replace").split()
     except OSError:
         return "(ended)"
+    if len(words) > 1 and os.path.basename(words[0]).startswith("python") and words[1][0] != "-":
+        words = [os.path.basename(words[1]), *words[2:]]  # what tells clusters apart stands at the end
     text = " ".join(words)
     return text if len(text) <= width else text[: width - 3] + "..."
 

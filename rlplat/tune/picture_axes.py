@@ -71,6 +71,23 @@ def set_scale(axes: Any, axis: Axis, which: str) -> None:
     if axis.marks and len(axis.marks) <= 8:
         set_ticks(axis.marks, [f"{mark:.4g}" for mark in axis.marks])
         set_ticks([], minor=True)
+    elif axis.is_log:
+        set_ticks(*few_marks(axis.low, axis.high), fontsize="small")
+        set_ticks([], minor=True)
+
+
+def few_marks(low: float, high: float, most: int = 4) -> tuple[list[float], list[str]]:
+    """Round numbers for a narrow logarithmic axis and their texts: matplotlib's own labels overlap."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        marks = [digit * 10.0**exponent for exponent in exponents for digit in digits]
+        marks = [mark for mark in marks if low <= mark * (1 + 1e-9) and mark <= high * (1 + 1e-9)]
+        if len(marks) >= 2:
+            break
+    else:
+        marks = [low, high]
+    marks = marks[:: math.ceil(len(marks) / most)]
+    return marks, [f"{mark:.3g}" for mark in marks]
 
 
 def spread(axis: Axis, position: float) -> float:

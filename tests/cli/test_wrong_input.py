@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,16 +14,52 @@ import yaml
 
 import rlplat
 from rlplat.cli import main
+from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError
-from rlplat.rl import registry
+from rlplat.rl import crowding, registry
+from rlplat.rl.training_plan import plan_training
 
 CARTPOLE = ("train", "--algo", "ppo", "--env", "CartPole-v1")
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With an environment in a folder whose name has a blank, a folder of something else, and an experiment."""
     monkeypatch.chdir(tmp_path)
+    for folder in ("my envs", "foreign", "runs/asha/trials/00000"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "my envs" / "e.py").write_text(ENVS)
+    for file in (
+        "foreign/a.txt",
+        "empty.py",
+        "runs/asha/experiment.yaml",
+        "runs/asha/trials/00000/config.yaml",
+    ):
+        (tmp_path / file).write_text("")
     return tmp_path
+
+
+ENVS = """
+import gymnasium as gym
+import numpy as np
+
+class Raises(gym.Env):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size=1):
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        raise ValueError("three")
+
+class Other(Raises):
+    pass
+"""
 
 
 def said(capsys: Any, *arguments: str) -> str:
@@ -47,6 +86,18 @@ def said(capsys: Any, *arguments: str) -> str:
         (("train", "--deterministic", "ppo/CartPole-v1", "--discount", "3"), "(from --discount): 3 (must be"),
         (("train", "--deterministic", "configs/ppo/Pong.yaml", "--discount", "3"), "(from --discount): 3 (must be"),
         (("train", "--determinstic", "ppo/CartPole-v1"), "did you mean 'deterministic'?"),
+        ((*CARTPOLE, "--out", "foreign"), "foreign already exists and holds something else than a run; choose another"),
+        ((*CARTPOLE, "--out", "foreign/a.txt"), "foreign/a.txt is a file; choose another place: --out DIRECTORY"),
+        (("train", "--resume", "foreign"), "no run in foreign: it has no config.yaml; `rlplat runs` lists the runs"),
+        (("evaluate", "runs/asha"), "runs/asha is an experiment, whose trials are runs: runs/asha/trials/00000, ..."),
+        (("play", "runs/asha"), "runs/asha is an experiment, whose trials are runs: runs/asha/trials/00000, ..."),
+        (("train", "--resume", "runs/asha"), "runs/asha is an experiment, whose trials are runs"),
+        (("runs", "NOWHERE"), "there is no directory NOWHERE"),
+        (("timeline", "--out", "/nonexistent/x"), "--out /nonexistent/x: there is no directory /nonexistent"),
+        (("play", "r", "--out", "/nonexistent/x.mp4"), "--out /nonexistent/x.mp4: there is no directory /nonexistent"),
+        (("train", "--algo", "ppo", "--env", "./my envs/e.py"), "is a file: write the class as well; its environments: "
+         "./my envs/e.py:Raises, ./my envs/e.py:Other"),
+        (("train", "--algo", "ppo", "--env", "./empty.py"), "it defines no gymnasium.Env; a function: ./empty.py:make"),
         (("settings", "pp"), "unknown algorithm 'pp'; did you mean 'ppo'?"),
     ],
 )  # fmt: skip
@@ -113,3 +164,30 @@ def test_train_takes_the_name_of_an_algorithm() -> None:
         ConfigError, match=r"algo is the name of an algorithm, such as 'ppo', not <class .*: write 'ppo'"
     ):
         rlplat.train(PPO, env="CartPole-v1")  # type: ignore[arg-type]
+
+
+def test_the_hint_of_the_pre_flight_is_the_command_that_fails(here: Path, capsys: Any) -> None:
+    env = ("--env", "./my envs/e.py:Raises", "--env-kwargs.size", "3")
+    error = said(capsys, "train", "--algo", "ppo", *env)
+    [command] = re.findall(r"all checks: rlplat (.*)\)", error)
+    assert shlex.split(command)[2:] == ["--env-kwargs.size", "3"]
+    assert main(shlex.split(command)) == 1  # the environment is at fault, not the command
+    assert f"step() raised ValueError: three (at {here}/my envs/e.py:" in capsys.readouterr().out
+    error = said(capsys, "train", "--algo", "ppo", *env[:2], "--env-kwargs.sise", "3")
+    assert "got an unexpected keyword argument 'sise'\n" in error  # no line of ours, nor of gymnasium's
+    assert "registration.py" not in said(capsys, *CARTPOLE, "--env-kwargs.sise", "3")
+
+
+def test_more_workers_than_the_machine_can_hold_are_refused_and_many_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crowding.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(crowding.psutil, "virtual_memory", lambda: SimpleNamespace(available=2 << 30))
+    assert crowding.check_crowding(8) == ""
+    assert crowding.check_crowding(64).startswith("warning: starting 64 rollout workers on 2 CPUs: ")
+    with pytest.raises(
+        ConfigError, match=r"num_rollout_workers=1000: so many processes need 15\.6 GiB .* 2\.0 GiB"
+    ):
+        crowding.check_crowding(1000)
+    plan = plan_training("ppo", None, [layer_from_flags([("env", "X"), ("num-rollout-workers", "64")])])
+    assert any("starting 64 rollout workers" in note for note in plan.notes)

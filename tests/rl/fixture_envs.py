@@ -141,7 +141,9 @@ class FaultyEnv(gym.Env):
             case "shape":
                 obs = np.zeros(3, np.float32)
             case "dtype":
-                obs = np.zeros(2, np.float64)
+                obs = np.zeros(2, np.int64)
+            case "wide":
+                obs = np.full(2, 0.25, np.float64)
             case "list":
                 obs = [0.0, 0.0]
             case "old api":

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from rlplat.errors import EnvNotFound, UsageError
 from rlplat.rl.env_check import check_env, preflight
 from rlplat.rl.env_spaces import mask_problem
+from rlplat.rl.envs import make_vector_env
 from rlplat.rl.obs_reader import observation_problems
 
 FIXTURES = "tests.rl.fixture_envs"
@@ -256,3 +257,15 @@ def test_the_kinds_of_observation_problems() -> None:
     assert observation_problems((np.zeros(2, np.float32), 5), nested)[0][0] == "type"
     [(_, text)] = observation_problems((np.zeros(2, np.float32),), nested)
     assert text.startswith("observation is a tuple of 1, but its space is a Tuple of 2")
+
+
+def test_a_wider_float_is_cast_with_a_warning() -> None:
+    report = check_env(FAULTY, {"fault": "wide", "at": 3}, steps=10)
+    assert report.is_sound
+    assert "warning: observation has dtype float64, and its space says float32: every step casts it" in str(
+        report
+    )
+    with make_vector_env(FAULTY, 2, env_kwargs={"fault": "wide", "at": 1}) as env:
+        env.reset()
+        obs = env.step(np.ones(2, np.int64)).obs
+    assert obs.dtype == np.float32 and obs.tolist() == [[0.25, 0.25], [0.25, 0.25]]

@@ -39,7 +39,7 @@ FAULTS = [
     ("shape", "returned an observation of shape (3,), but observation_space says shape (2,) float32"),
     (
         "dtype",
-        "of dtype float64, but observation_space says shape (2,) float32; return obs.astype(np.float32)",
+        "of dtype int64, but observation_space says shape (2,) float32; return obs.astype(np.float32)",
     ),
     ("list", "returned the observation as [0.0, 0.0] (list)"),
     ("old api", "step() returned 4 values (the old gym API"),
@@ -101,7 +101,7 @@ def test_spaces_that_nothing_supports_are_refused_before_anything_is_stepped() -
             {"obs": np.zeros((2, 3), np.float32)},
             "observation: batch of shape (2, 3) float32, but its spaces say (2, 1)",
         ),
-        ({"obs": np.zeros((2, 1), np.float64)}, "observation: batch of shape (2, 1) float64"),
+        ({"obs": np.zeros((2, 1), np.int64)}, "observation: batch of shape (2, 1) int64"),
         ({"obs": np.array([[0.0], [np.nan]], np.float32)}, "(environment 1 of 0..1), step 1"),
         ({"rewards": np.array([1.0, np.inf])}, "(environment 1 of 0..1), step 1"),
         ({"rewards": np.ones((2, 1))}, "rewards of shape (2, 1)"),

@@ -500,3 +500,15 @@ def check_trace(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
             assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3
             ends.append(event["ts"] + event["dur"])
     return rows
+
+
+def test_the_command_of_a_cluster_is_shown_without_the_way_to_python(tmp_path: Path) -> None:
+    """What tells runs apart, --out, stands at the end, where a long line is cut."""
+    script = tmp_path / "rlplat"
+    script.write_text("import sys; sys.stdin.read()\n")
+    process = subprocess.Popen([sys.executable, script, "train", "--out", "runs/a"], stdin=subprocess.PIPE)
+    try:
+        assert observer.command_of(process.pid) == "rlplat train --out runs/a"
+        assert observer.command_of(process.pid, width=15) == "rlplat train..."
+    finally:
+        process.communicate()

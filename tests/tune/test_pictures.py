@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from rlplat.tune.analysis import Analysis
-from rlplat.tune.picture_axes import without_outliers
+from rlplat.tune.importance import Axis
+from rlplat.tune.picture_axes import set_scale, without_outliers
 from rlplat.tune.pictures import draw_all
 from rlplat.tune.space import normal, qnormal
 from rlplat.tune.trial import Trial, TrialState
@@ -147,3 +149,22 @@ def test_a_few_far_values_do_not_flatten_all_others() -> None:
     low, high = without_outliers(values)
     assert -2 < low < 0 and 1 < high < 2
     assert without_outliers(np.array([0.0, 10.0])) == (-0.4, 10.4)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e-4, 3e-3), (2e-4, 8e-4), (2.1e-4, 2.9e-4), (1e-6, 1.0), (1e-12, 1e12)]
+)
+def test_marks_of_a_logarithmic_axis_do_not_overlap(low: float, high: float) -> None:
+    """As wide as one of the slices, drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((2.4, 2.0))
+    axes = figure.subplots()
+    axes.plot([low, high], [0, 1])
+    set_scale(axes, Axis(low=low, high=high, is_log=True), "x")
+    axes.set_xlim(low, high)
+    FigureCanvasAgg(figure).draw()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels(which="both") if label.get_text()]
+    assert 2 <= len(boxes) <= 4
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))

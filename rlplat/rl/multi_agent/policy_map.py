@@ -144,7 +144,7 @@ def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
     found = env_check.apart(settings["env"], look)
     if isinstance(found, MultiAgentPlan):
         return found
-    found.require_sound()
+    found.require_sound(settings["env_kwargs"])
     assert found.spaces is not None
     return found.spaces
 
