@@ -271,8 +271,11 @@ class Hello(Message, tag=30):
 class Welcome(Message, tag=31):
     total: dict[str, float]
     namespace: str = ""
-    dead: dict[str, str] = {}
-    """Workers that died before the client came: refs to what they owned may still reach it."""
+    alive: list[str] = []
+    """Workers. Those below `next_worker` that are not among them died before the client came: refs to what they owned
+    may still reach it."""
+    next_worker: int = 1
+    """The number of the worker that will be started next."""
 
 
 class RequestLeases(Message, tag=32):

@@ -56,8 +56,6 @@ class Node:
         self._num_created = 0
         self._waits = wait_graph.WaitGraph(self._scheduler.who)
         self._clients: set[str] = set()
-        self._dead: dict[str, str] = {}
-        """Who comes later must know of them: what they owned may still be referred to."""
         self._settling = Settling()
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
@@ -126,7 +124,8 @@ class Node:
         if kind is messages.Hello:
             self._clients.add(sender)
             self._processes.on_ready(sender)
-            self._post(sender, messages.Welcome(self._total, self._namespace, dead=dict(self._dead)))
+            alive, next_worker = list(self._scheduler.placing.workers), self._scheduler.placing.next_worker
+            self._post(sender, messages.Welcome(self._total, self._namespace, alive, next_worker))
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             check_count(message.shape, message.count)
@@ -253,7 +252,6 @@ class Node:
                     self._create(actor)
                 case events.TellDied(worker, reason, kind):
                     self._clients.discard(worker)
-                    self._dead[worker] = reason.partition(";")[0]
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason, kind))
                     self._tell_settled(self._settling.died(worker, self._clients))

@@ -17,6 +17,7 @@ import msgspec
 from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull, OwnerDied, UsageError
 from rlplat.runtime import codec, messages
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.gone import Dead, Gone
 from rlplat.runtime.io_loop import IoLoop
 from rlplat.runtime.messages import Key, Segment, Value
 from rlplat.runtime.ownership import Book, Entry, after_death
@@ -50,8 +51,8 @@ class Objects:
         self.client_id = client_id
         self.book = Book()
         self.ids = _ids
-        self.dead: dict[str, str] = {}
-        """Processes that died, with the reason."""
+        self.dead = Dead()
+        """Processes that died."""
         self.on_freed: Callable[[Entry], None] = lambda entry: None
         self._loop = loop
         self._transport = loop.transport
@@ -63,7 +64,7 @@ class Objects:
         self.on_lost: Callable[[int, str], None] = lambda id, segment: None
         """The segment of an object of ours is missing."""
         self._borrows: dict[Key, Borrow] = {}
-        self._settled: set[str] = set()
+        self._settled = Gone()
         """The dead of whom nothing new can be heard."""
         self._told: dict[str, None] = {}
         """Owners that were told of loans and returns."""
@@ -347,7 +348,7 @@ class Objects:
         if borrow.value is None and not borrow.was_asked:
             borrow.was_asked = True
             if owner in self.dead:
-                borrow.value = Value(error=_owner_died(owner, id, self.dead[owner]))
+                borrow.value = Value(error=_owner_died(owner, id, self.dead.reason(owner)))
             else:
                 self._transport.post(owner, messages.Fetch(id))
 
@@ -431,15 +432,14 @@ class Objects:
                 callback(value)
         self._loop.notify()
 
-    def heard_of_dead(self, dead: dict[str, str]) -> None:
-        """They died before this process came: they never had anything of it."""
-        for peer, reason in dead.items():
-            self.dead.setdefault(peer, reason)
-            self._settled.add(peer)
+    def heard_who_lives(self, alive: list[str], next_number: int) -> None:
+        """The other workers died before this process came: they never had anything of it."""
+        self.dead.begin_with(next_number, alive)
+        self._settled.begin_with(next_number, alive)
 
     def peer_died(self, peer: str, reason: str) -> None:
         """What it owned is lost, bytes that it made for us become ours; its borrows are over when that is settled."""
-        self.dead[peer] = reason
+        self.dead.add_with(peer, reason)
         for entry in self.book.values():
             value = entry.value
             if value is not None and value.segment is not None and value.segment.creator == peer:

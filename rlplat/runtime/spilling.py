@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from rlplat.errors import GetTimeout, ObjectStoreFull
 from rlplat.runtime import messages
@@ -68,7 +68,7 @@ class Spiller:
 class Room:
     """Writes a value once there is room for it, and makes room for others."""
 
-    def __init__(self, client_id: str, store: Store, loop: IoLoop, dead: dict[str, str]) -> None:
+    def __init__(self, client_id: str, store: Store, loop: IoLoop, dead: Container[str]) -> None:
         self._client_id, self._store, self._loop, self._dead = client_id, store, loop, dead
         self._spiller = Spiller(store, loop.lock)
         self._waited_for: set[str] = set()

@@ -20,6 +20,7 @@ import zmq
 
 from rlplat.runtime import messages
 from rlplat.runtime.dropped import Dropped
+from rlplat.runtime.gone import Gone
 from rlplat.runtime.messages import NODE
 
 _MAX_FRAME_BYTES = 1 << 30
@@ -53,7 +54,7 @@ class Transport:
         self._senders: dict[bytes, str] = {}
         """Client ids by the label that their frames bear."""
         self.dropped = Dropped(client_id)
-        self._forgotten: set[str] = set()
+        self._forgotten = Gone()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
         self.fd = int(self._socket.getsockopt(zmq.FD))

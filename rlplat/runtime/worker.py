@@ -689,7 +689,7 @@ class Worker(Client):
             self._farewells.update(set(self._transport.peers()) - {NODE, self.client_id})
             for peer in self._farewells:
                 self._transport.post(peer, messages.Farewell())
-            self._wait_for(lambda: self._farewells <= self._objects.dead.keys(), _FAREWELL_S)
+            self._wait_for(lambda: all(peer in self._objects.dead for peer in self._farewells), _FAREWELL_S)
             self._transport.post(NODE, messages.EndActor(self._actor_id, reason, False))
             self._wait_for(lambda: self._exits, _END_S)
         leave(self)

@@ -14,6 +14,7 @@ from rlplat.runtime import messages
 from rlplat.runtime.actor_calls import ActorCalls
 from rlplat.runtime.calls import Calls
 from rlplat.runtime.dispatch import Lane, TaskRecord
+from rlplat.runtime.gone import Gone
 from rlplat.runtime.node import Node
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Book
@@ -72,7 +73,7 @@ def _late_frames() -> Iterator[None]:
 
     def remember(self: Any, peer: str) -> None:
         forget(self, peer)
-        self._forgotten.discard(peer)
+        self._forgotten = Gone()
         self._senders[peer.encode()] = peer  # on the connection that we have made
 
     with mock.patch.object(Transport, "forget", remember):

@@ -52,7 +52,7 @@ class Placing:
         self.home: Node | None = None
         """Where clients are that are no workers."""
         self.workers: dict[str, Worker] = {}
-        self._next_worker = 1
+        self.next_worker = 1
         self._indexes: dict[Demand, FitIndex] = {}
         self.queues: dict[Shape, Queue] = {}
         self.waiting: dict[Queue, None] = {}
@@ -311,8 +311,8 @@ class Placing:
                 self._start(node, env, memory, None)
 
     def _start(self, node: Node, env: str, memory: int, placement: Placement | None) -> Worker:
-        id = f"w{self._next_worker}"
-        self._next_worker += 1
+        id = f"w{self.next_worker}"
+        self.next_worker += 1
         worker = self.workers[id] = node.workers[id] = Worker(id, node, env)
         gpu_ids: tuple[int, ...] = ()
         if placement is None:
