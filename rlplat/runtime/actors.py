@@ -14,7 +14,7 @@ from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.calls import NODE, Calls, Deps
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dispatch import TaskRecord
-from rlplat.runtime.messages import PLAIN_CALL, ActorInfo, CallOptions, Value
+from rlplat.runtime.messages import PLAIN_CALL, ActorInfo, CallOptions, Key, Value
 from rlplat.runtime.ownership import Entry
 from rlplat.runtime.placement import capture_of
 from rlplat.runtime.refs import ObjectRef
@@ -344,6 +344,13 @@ class Actors:
             if actor.gone is None:
                 self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
                 self._remove_checkpoint(actor_id)
+
+    def on_returned(self, key: Key) -> None:
+        """No handle of another process's actor is left here, nor a call. (The numbers of exactly-once calls go on.)"""
+        actor_id = f"{key[0]}:{key[1]}"
+        actor = self._books.get(actor_id)
+        if actor is not None and not (actor.last_seq or actor.queue or actor.in_flight):
+            del self._books[actor_id]
 
     def _remove_checkpoint(self, actor_id: str) -> None:
         if actor_id.startswith(f"{self._client.client_id}:"):

@@ -68,7 +68,7 @@ class Client:
         self.remove_group = self._questions.remove_group
         self.future, self.value_of = self._awaiting.future_of, self._awaiting.value_of
         self.cancel = self._cancels.cancel
-        self._objects.on_freed = self._actors.on_freed
+        self._objects.on_freed, self._objects.on_returned = self._actors.on_freed, self._actors.on_returned
         self._objects.room.patience = lambda: self._patience(None)
         self._objects.room.check = self._check_open
         self._loop.after_frame = self._tasks.after_frame

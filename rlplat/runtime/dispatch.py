@@ -69,6 +69,10 @@ class Lane:
         self.is_hungry = False
         """A worker may have nothing to do. A busy one takes what has gathered when its next results come in."""
 
+    def is_done(self) -> bool:
+        """Nothing is queued, leased or asked for."""
+        return not (self.ready or self.leases or self.num_requested)
+
     def leases_to_request(self) -> int:
         """How many more to ask for now; counts them as requested."""
         have = len(self.leases) + self.num_requested

@@ -54,6 +54,8 @@ class Objects:
         self.dead = Dead()
         """Processes that died."""
         self.on_freed: Callable[[Entry], None] = lambda entry: None
+        self.on_returned: Callable[[Key], None] = lambda key: None
+        """No copy of the ref to another process's object is left here."""
         self._loop = loop
         self._transport = loop.transport
         self._store = Store(session, client_id)
@@ -167,6 +169,7 @@ class Objects:
                 borrow.num_refs -= 1
                 if not borrow.num_refs:
                     del self._borrows[key]
+                    self.on_returned(key)
                     owner, id = key
                     if owner not in self.dead:
                         self._told[owner] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from rlplat.runtime import codec, messages
 from rlplat.runtime.backend import Options, RemoteCode
@@ -28,7 +29,10 @@ IDLE_LEASE_S = 0.1
 
 class Tasks:
     def __init__(self, client: Client, calls: Calls) -> None:
-        self.lanes: dict[Shape, Lane] = {}
+        self.lanes: WeakValueDictionary[Shape, Lane] = WeakValueDictionary()
+        """All that a function, with its options, or a task refers to."""
+        self._busy: dict[Lane, None] = {}
+        """Those that have tasks or leases, or have asked for some."""
         self.touched: dict[Lane, bool] = {}
         """Lanes in which something has changed since the last frame."""
         self._pace: dict[str, float] = {}
@@ -119,14 +123,15 @@ class Tasks:
 
     def _lane(self, options: Options, name: str) -> Lane:
         shape = self._client._shape(options, 1, f"task {name}")
-        if shape not in self.lanes:
-            most = most_leases(shape, group_of(options), self._client._total)
-            self.lanes[shape] = Lane(shape, most)
-        return self.lanes[shape]
+        lane = self.lanes.get(shape)
+        if lane is None:
+            lane = self.lanes[shape] = Lane(shape, most_leases(shape, group_of(options), self._client._total))
+        return lane
 
     # ---------------------------------------------------------------- sending
 
     def dispatch(self, lane: Lane) -> None:
+        self._busy[lane] = None
         if lane.leases:
             for lease, records in lane.assign(self._pace):
                 for record in records:
@@ -140,7 +145,7 @@ class Tasks:
                 return
             count = lane.leases_to_request()
             if count:
-                self._return_leases(0.0, [other for other in self.lanes.values() if other is not lane])
+                self._return_leases(0.0, [other for other in self._busy if other is not lane])
                 self._transport.post(NODE, messages.RequestLeases(lane.shape, count))
 
     def after_frame(self) -> None:
@@ -160,10 +165,12 @@ class Tasks:
     # ---------------------------------------------------------------- leases and workers
 
     def has_leases(self) -> bool:
-        return any(lane.leases for lane in self.lanes.values())
+        return any(lane.leases for lane in self._busy)
 
     def return_idle_leases(self) -> None:
-        self._return_leases(IDLE_LEASE_S, self.lanes.values())
+        self._return_leases(IDLE_LEASE_S, self._busy)
+        for lane in [lane for lane in self._busy if lane.is_done()]:
+            del self._busy[lane]
 
     def _return_leases(self, idle_s: float, lanes: Iterable[Lane]) -> None:
         now = time.monotonic()
@@ -173,9 +180,13 @@ class Tasks:
                 self._transport.post(NODE, messages.ReturnLease(lease.worker))
 
     def _on_granted(self, sender: str, message: messages.Granted) -> None:
-        lane = self.lanes[message.shape]
+        lane = self.lanes.get(message.shape)
+        if lane is None:  # nobody has asked
+            self._transport.post(NODE, messages.ReturnLease(message.worker))
+            return
         lane.num_requested = max(0, lane.num_requested - 1)
         if message.worker not in self._objects.dead:
+            self._busy[lane] = None
             lane.leases[message.worker] = Lease(message.worker)
             lane.is_hungry = True
             self.touched[lane] = True
@@ -198,7 +209,7 @@ class Tasks:
             if record is not None:
                 for value in values_of(record.message):
                     self._objects.hand_over(value.keys(), sender, -1)
-        for lane in self.lanes.values():
+        for lane in self._busy:
             if sender in lane.leases:
                 lane.gave_back(sender, message.tasks)
                 self.touched[lane] = True
@@ -210,14 +221,14 @@ class Tasks:
         def runs_again(record: TaskRecord, was_alone: bool) -> bool:
             return runs_again_after_death(record, was_alone, reason, kind)
 
-        for lane in self.lanes.values():
+        for lane in list(self._busy):
             self.touched[lane] = True
             for record in lane.lose(worker, runs_again):
                 self._calls.fail(record, death_error(record, worker, reason, kind))
 
     def _on_env_failed(self, sender: str, message: messages.EnvFailed) -> None:
         self._envs.failed[message.key] = message.error
-        for lane in self.lanes.values():
+        for lane in list(self._busy):
             if lane.shape.env == message.key:
                 lane.num_requested = 0
                 self._fail_lane(lane, message.error)

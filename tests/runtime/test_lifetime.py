@@ -223,7 +223,7 @@ def test_an_owner_that_is_dead_already_is_told_of_no_loan(cluster: None) -> None
     client, mine = current_backend(), objects()
     assert isinstance(client, Client)
     with client._lock:
-        mine.dead["w-gone"] = "planted"
+        mine.dead.add_with("w-gone", "planted")
         ref = mine.borrow_from("w-gone", 1)
         assert "w-gone" not in mine._told
     with pytest.raises(OwnerDied, match="planted"):

@@ -14,7 +14,7 @@ from rlplat.runtime import messages
 from rlplat.runtime.actor_calls import ActorCalls
 from rlplat.runtime.calls import Calls
 from rlplat.runtime.dispatch import Lane, TaskRecord
-from rlplat.runtime.gone import Gone
+from rlplat.runtime.gone import Dead, Gone
 from rlplat.runtime.node import Node
 from rlplat.runtime.objects import Objects
 from rlplat.runtime.ownership import Book
@@ -222,12 +222,11 @@ def _listens_to_the_dead() -> Iterator[None]:
     open_argument = Objects.open_argument
 
     def run_on(self: Any, value: Any, caller: str) -> Any:
-        reason = self.dead.pop(caller, None)
+        dead, self.dead = self.dead, Dead()
         try:
             return open_argument(self, value, caller)
         finally:
-            if reason is not None:
-                self.dead[caller] = reason
+            self.dead = dead
 
     with mock.patch.object(Objects, "open_argument", run_on), _late_frames():
         yield

@@ -38,6 +38,7 @@ def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -
     assert not failures, f"replay one with {command}\n" + "\n".join(failures[:10])
 
 
+@pytest.mark.usefixtures("may_drop")
 @pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LOANS])
 def test_each_planted_defect_is_found(mutant: str) -> None:
     with planted(mutant):

@@ -1,0 +1,49 @@
+"""What a process remembers of others is bounded by what is alive, not by what has ever been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rlplat
+from rlplat.runtime import refs
+from tests.patience import soon
+
+
+class Counter:
+    def __init__(self) -> None:
+        self._num = 0
+
+    def add(self) -> int:
+        self._num += 1
+        return self._num
+
+
+class Caller:
+    """An actor that is handed others."""
+
+    def call(self, counter: Any) -> int:
+        return int(rlplat.get(counter.add.remote()))
+
+    def sizes(self) -> dict[str, int]:
+        client: Any = refs.backend()
+        dead = client._objects.dead
+        return {"books": len(client._actors._books), "dead": dead.num_ranges()}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_books_of_what_is_over_are_closed() -> None:
+    client: Any = refs.backend()
+    caller = rlplat.remote(num_cpus=0)(Caller).remote()
+    for number in range(1, 13):
+        one = rlplat.remote(lambda number=number: number).options(num_cpus=number / 100)
+        assert rlplat.get(one.remote()) == number
+        del one
+        counter = rlplat.remote(num_cpus=0)(Counter).remote()
+        assert rlplat.get(caller.call.remote(counter)) == 1
+        del counter
+    assert soon(lambda: rlplat.get(caller.sizes.remote())["books"] == 0)
+    assert soon(lambda: rlplat.get(rlplat.remote(lambda: 1).remote()) == 1 and len(client._tasks.lanes) < 3)
+    assert soon(lambda: 0 < rlplat.get(caller.sizes.remote())["dead"] < 6)
+    assert client._objects.dead.num_ranges() < 6
