@@ -92,6 +92,24 @@ def env_name(env: Any) -> str:
     )
 
 
+def what_it_takes(name: str) -> str:
+    """What resuming and loading a run of this environment will need, or the empty string."""
+    if not isinstance(name, EnvObject):
+        return ""
+    if name.is_registered:
+        return (
+            f"note: '{name}' is registered by this program: another one that resumes or loads this run registers it "
+            f"too, or names the module that does: env='my_module:{name}'"
+        )
+    return f"note: the environment {name} has no name to be found by: resuming and loading this run need env= again"
+
+
+def is_same_env(now: str, before: str) -> bool:
+    """Whether a run of `before` may be resumed with `now`: equal names, `my_module:My-v0` for `My-v0`, and whatever
+    takes the place of a Python object (the spaces are compared later)."""
+    return now == before or is_marker(before) or now.rpartition(":")[2] == before
+
+
 def is_marker(name: str) -> bool:
     """Whether this text stands for an environment that was given as a Python object and is not there any more."""
     return name.startswith("<") and name.endswith(">") and not isinstance(name, EnvObject)

@@ -302,7 +302,8 @@ def load(
     if run.absolute().parent.name == "checkpoints":
         if checkpoint is not None:
             raise ConfigError(f"{run} is a checkpoint already; omit --checkpoint {checkpoint}")
-        directory, found = run.parent.parent, load_checkpoint(run)
+        directory = run.parent.parent if run.parent.name else run.absolute().parent.parent
+        found = load_checkpoint(run)
     else:
         directory, found = run, _find(run, checkpoint or "latest", warnings)
     # One process is enough for algorithms that act with their actors: nothing is trained.

@@ -24,7 +24,7 @@ from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.rl.bottleneck import add_seconds, bottleneck
-from rlplat.rl.env_objects import is_marker
+from rlplat.rl.env_objects import is_same_env, what_it_takes
 from rlplat.rl.evaluation_schedule import Evaluations
 from rlplat.rl.initial_weights import InitialWeights, find_initial
 from rlplat.rl.interfaces import Algorithm, Result
@@ -187,6 +187,7 @@ def train(
         if source := init_from or plan.init_from:
             initial = find_initial(source)
             plan.init_from = initial.path
+    plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
     return _run(plan, directory, checkpoint, initial)
 
 
@@ -207,7 +208,8 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
     before = plan_from_file(saved, []).config
     for key in ("env", "env_kwargs", "policy"):
         was = getattr(before, key, None)
-        if getattr(plan.config, key, None) != was and not (key == "env" and is_marker(str(was))):
+        now = getattr(plan.config, key, None)
+        if now != was and not (key == "env" and is_same_env(str(now), str(was))):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
     first_env_steps = getattr(before.stop, "env_steps", None)
     if first_env_steps and first_env_steps != plan.config.stop.env_steps:

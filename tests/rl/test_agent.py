@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from gymnasium import spaces
 
 import rlplat
 from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
+from rlplat.rl.agent_spaces import agent_spaces
 from tests.rl.fixture_envs import MaskEnv, TreeEnv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +82,7 @@ FIXED = {"arm": (np.zeros((1, 2), np.float32), np.zeros(2, np.int64)), "lamps": 
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"rollout_length": 8, "num_envs_per_worker": 2, "minibatch_size": 8, "num_epochs": 1},
     "a3c": {"rollout_length": 8, "num_envs_per_worker": 2},
-    "dqn": {"num_envs_per_worker": 2, "replay_capacity": 64, "learning_starts": 8, "batch_size": 4},
+    "dqn": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "es": {"population_size": 2, "num_envs_per_worker": 2, "noise_table_size": 10_000},
 }
 NORMAL = {"normalize_observations": True}
@@ -355,6 +357,33 @@ def test_a_run_a_checkpoint_and_the_best_one_can_be_loaded(runs: dict[str, Path]
         rlplat.load(run / "nowhere")
     with pytest.raises(ConfigError, match="is a checkpoint already"):
         rlplat.load(step, "best")
+
+
+def test_a_checkpoint_is_found_from_wherever_it_is_named(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, name in ((".", "."), ("checkpoints", "best"), (".", "checkpoints/best")):
+        monkeypatch.chdir(runs["dqn"] / place)
+        assert rlplat.load(name).plan.algo == "dqn"
+
+
+@pytest.mark.parametrize("source", ["dict", "info", "method"])
+def test_a_mask_is_known_wherever_it_comes_from(source: str) -> None:
+    spaces_of = agent_spaces("tests.rl.fixture_envs:MaskEnv", {"source": source})
+    assert spaces_of.has_mask and spaces_of.spec.action.mask_size == 5
+    with pytest.raises(BadObservation, match=r"the action mask is missing|has no 'numbers'"):
+        spaces_of.read(np.zeros(1, np.float32))
+
+
+def test_what_has_no_form_in_torch_says_so(runs: dict[str, Path]) -> None:
+    from rlplat.rl.torch.agent_module import agent_module
+
+    agent = rlplat.load(runs["box"])
+    with pytest.raises(UsageError, match=r"acts by object, which has no form in torch: use agent.act"):
+        agent_module(object(), {}, "torch")  # type: ignore[arg-type]
+    agent._policy.spec = dataclasses.replace(agent._policy.spec, custom="mine:Net")
+    with pytest.raises(UsageError, match=r"mine:Net is a TensorFlow network"):
+        agent_module(agent._policy, agent.weights(), "tf")
 
 
 def test_another_environment_of_equal_spaces_may_be_given_and_no_other(runs: dict[str, Path]) -> None:

@@ -21,7 +21,7 @@ from rlplat.config import Layer, dump, layer_from_arguments, parse_yaml, resolve
 from rlplat.errors import ConfigError, EnvNotFound
 from rlplat.rl.env_check import check_env
 from rlplat.rl.env_names import resolve_env
-from rlplat.rl.env_objects import EnvObject, env_name, is_marker
+from rlplat.rl.env_objects import EnvObject, env_name, is_marker, is_same_env
 from rlplat.rl.envs import make_vector_env
 from rlplat.rl.multi_agent.games import is_multi_agent
 from tests.rl.fixture_envs import ScriptedEnv, SeededEnv
@@ -122,15 +122,23 @@ def test_an_unknown_id_names_the_spelling_with_a_module() -> None:
         resolve_env("Mine-v3")
 
 
-def test_a_run_of_an_object_is_resumed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_object_is_resumed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     rlplat.train(COUNTING, env=local_class(), out="demo", stop={"env_steps": 40})
+    assert "resuming and loading this run need env= again" in capsys.readouterr().err
     assert "env: <Local of test_env_objects.py>" in Path("demo/config.yaml").read_text()
     again = rlplat.train(resume="demo", env=local_class(), stop={"env_steps": 60})
     assert again.result is not None and again.result.env_steps == 60
     with pytest.raises(ConfigError, match="'env' cannot change"):
         rlplat.train(COUNTING, env="CartPole-v1", out="named", stop={"env_steps": 20})
         rlplat.train(resume="named", env=local_class())
+
+
+def test_a_module_may_be_named_for_an_id_that_a_script_registered() -> None:
+    assert is_same_env("my_module:Mine-v0", "Mine-v0") and is_same_env("Mine-v0", "Mine-v0")
+    assert is_same_env("any:thing", "<Mine of train.py>") and not is_same_env("my_module:Other-v0", "Mine-v0")
 
 
 SCRIPT = """
