@@ -505,10 +505,11 @@ def check_trace(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
 def test_the_command_of_a_cluster_is_shown_without_the_way_to_python(tmp_path: Path) -> None:
     """What tells runs apart, --out, stands at the end, where a long line is cut."""
     script = tmp_path / "rlplat"
-    script.write_text("import sys; sys.stdin.read()\n")
-    process = subprocess.Popen([sys.executable, script, "train", "--out", "runs/a"], stdin=subprocess.PIPE)
-    try:
+    script.write_text("import sys; print(flush=True); sys.stdin.read()\n")
+    words = [sys.executable, script, "train", "--out", "runs/a"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it runs: before, the kernel may not show its command yet
         assert observer.command_of(process.pid) == "rlplat train --out runs/a"
         assert observer.command_of(process.pid, width=15) == "rlplat train..."
-    finally:
         process.communicate()
