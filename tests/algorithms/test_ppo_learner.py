@@ -282,3 +282,34 @@ def test_or_is_skipped(parameter_server: Any) -> None:
     assert report.metrics["learner/skipped_minibatches"] == 1
     assert np.isfinite(report.metrics["learner/policy_loss"])
     assert all(np.isfinite(w).all() for w in learner.get_state()["weights"].values())
+
+
+def test_every_decision_is_in_one_minibatch_and_one_learners_share_of_it(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server)
+    rng = np.random.default_rng(0)
+    for case in range(300):
+        T, B, num_learners = (int(n) for n in rng.integers(1, 10, size=3))
+        size = int(rng.choice([1, 2, T, B, T * B - 1 or 1, T * B, T * B + 1, 1000]))
+        batch = make_batch(num_steps=T, num_envs=B)
+        batch.valid[:] = rng.random((T, B)) < rng.choice([0.0, 0.3, 0.9, 1.0])
+        if case % 2:
+            batch.core_state = np.zeros((B, 3), np.float32)
+        learner.config = learner.config.model_copy(update={"minibatch_size": size})
+        learner._num_learners = num_learners
+        minibatches = learner._minibatches(batch)
+        flat = [minibatch.reshape(-1) for minibatch in minibatches]
+        valid = batch.valid.reshape(-1)
+        counts = np.bincount(np.concatenate([*flat, np.empty(0, np.int64)]), minlength=T * B)
+        np.testing.assert_array_equal(counts[valid], 1)
+        assert counts.max() <= 1
+        for minibatch in minibatches:
+            parts, shares = [], []
+            for rank in range(num_learners):
+                learner._rank = rank
+                part, share = learner._share_of(minibatch, valid)
+                assert valid[part].any()
+                parts.append(part)
+                shares.append(share)
+            assert sum(shares) == pytest.approx(1.0)
+            if minibatch.shape[-1] >= num_learners:
+                np.testing.assert_array_equal(np.concatenate(parts, axis=-1), minibatch)
