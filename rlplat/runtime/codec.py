@@ -30,6 +30,10 @@ from rlplat.runtime.backend import RemoteCode
 from rlplat.runtime.refs import ObjectRef, collecting_refs
 
 OUT_OF_BAND_BYTES = 64 * 1024
+_MAX_CODE_BYTES = 512 << 20
+_MAX_EXCEPTION_BYTES = 8 << 20
+_MAX_ERROR_TEXT = 1 << 20
+"""Characters. Code and errors travel inside messages, and a frame of more than 1 GiB is refused by the receiver."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN = _SCALARS | {ObjectRef}
 NO_ARGS = pickle.dumps(((), {}), protocol=5)
@@ -269,6 +273,11 @@ def dump_code(code: RemoteCode) -> None:
                 f"{code.name} cannot be sent to a worker: {culprit} cannot be pickled "
                 f"({type(error).__name__}: {error}). Create it inside {code.name}."
             ) from error
+        if len(blob) > _MAX_CODE_BYTES:
+            raise SerializationError(
+                f"{code.name} cannot be sent to a worker: it carries {len(blob) / 1e6:.0f} MB, of its closure or of "
+                "global variables. Pass large values as arguments, or refs to them from rlplat.put."
+            )
         code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
         code.blob, code.refs = blob, refs
 
@@ -335,7 +344,7 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     if isinstance(error, RlplatError) and not isinstance(error, TaskError):
         exception = _pickled_exception(error)
         kind = "TaskError" if exception else type(error).__name__
-        return ErrorInfo(kind, f"{where}: {error}", exception, class_names(type(error)))
+        return ErrorInfo(kind, _shortened(f"{where}: {error}"), exception, class_names(type(error)))
     # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
@@ -346,7 +355,15 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
         del frames.stack[0]
     text = "".join(frames.format())
     message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
-    return ErrorInfo("TaskError", message, _pickled_exception(own), class_names(type(own)))
+    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own), class_names(type(own)))
+
+
+def _shortened(text: str) -> str:
+    """Without its middle where it is very long."""
+    half = _MAX_ERROR_TEXT // 2
+    if len(text) <= 2 * half:
+        return text
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out ...\n{text[-half:]}"
 
 
 def _pickled_exception(error: BaseException) -> bytes:
@@ -356,7 +373,7 @@ def _pickled_exception(error: BaseException) -> bytes:
             pickle.loads(blob)
         except BaseException:  # an exception's own pickling may do anything: its text is enough then
             return b""
-    return blob if len(blob) < OUT_OF_BAND_BYTES else b""
+    return blob if len(blob) <= _MAX_EXCEPTION_BYTES else b""
 
 
 def to_exception(info: ErrorInfo) -> BaseException:

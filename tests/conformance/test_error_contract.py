@@ -37,6 +37,21 @@ def test_both_except_clauses_catch(backend: str) -> None:
             rlplat.get(ref)
 
 
+def test_an_exception_with_a_large_attribute_is_caught_by_its_class(backend: str) -> None:
+    class Diverged(Exception):
+        def __init__(self, weights: bytes) -> None:
+            super().__init__(weights)
+            self.weights = weights
+
+    @rlplat.remote
+    def train() -> None:
+        raise Diverged(b"x" * 200_000)
+
+    with pytest.raises(Diverged) as caught:
+        rlplat.get(train.remote())
+    assert caught.value.weights == b"x" * 200_000
+
+
 def test_a_sibling_class_does_not_catch(backend: str) -> None:
     class Mine(ValueError):
         pass

@@ -153,9 +153,27 @@ def test_an_exception_that_pickles_badly_leaves_its_text(error: Exception) -> No
     assert isinstance(arrived, TaskError)
 
 
-def test_a_huge_exception_does_not_travel_inside_the_message() -> None:
-    info = codec.describe_error(thrown(ValueError(b"x" * 1_000_000)), "task f")
-    assert info.exception == b""
+@pytest.mark.parametrize("size", [codec.OUT_OF_BAND_BYTES - 100, codec.OUT_OF_BAND_BYTES, 1_000_000])
+def test_a_large_exception_keeps_its_class(size: int) -> None:
+    arrived = codec.to_exception(codec.describe_error(thrown(KeyError(b"x" * size)), "task f"))
+    assert isinstance(arrived, KeyError)
+    assert isinstance(arrived.cause, KeyError) and arrived.cause.args == (b"x" * size,)  # type: ignore[attr-defined]
+
+
+def test_of_a_huge_exception_the_beginning_and_the_end_of_the_text_travel() -> None:
+    info = codec.describe_error(thrown(ValueError("first" + "x" * 9_000_000 + "last")), "task f")
+    assert info.exception == b"" and info.classes[0] == "builtins.ValueError"
+    assert len(info.message) < 1_100_000
+    assert "task f raised ValueError" in info.message and "first" in info.message
+    assert info.message.endswith("last") and " characters are left out ..." in info.message
+
+
+def test_code_that_carries_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "_MAX_CODE_BYTES", 1_000_000)
+    table = bytes(2_000_000)
+    code = RemoteCode(lambda: table, "look_up")
+    with pytest.raises(SerializationError, match=r"look_up cannot be sent .* carries 2 MB.*rlplat\.put"):
+        codec.dump_code(code)
 
 
 def test_rlplats_own_errors_keep_class_and_gain_a_note() -> None:
