@@ -275,10 +275,12 @@ def _make_remote(target: Any, options: Options, has_num_returns: bool = False) -
 
 _AT_LEAST = {
     "num_cpus": 0, "num_gpus": 0, "memory": 0, "generator_backpressure": 0, "timeout_s": 0,
-    "max_concurrency": 1, "num_returns": 1,
+    "max_concurrency": 1, "num_returns": 1, "max_calls": 0,
     "max_retries": -1, "max_restarts": -1, "max_task_retries": -1,
 }  # fmt: skip
-_WHOLE = ("num_returns", "max_concurrency", "generator_backpressure", "max_retries", "max_restarts", "memory")
+_WHOLE = (
+    "num_returns", "max_concurrency", "generator_backpressure", "max_retries", "max_restarts", "memory", "max_calls",
+)  # fmt: skip
 _RETURNS = {"streaming": STREAMING, "dynamic": DYNAMIC}
 
 
@@ -352,6 +354,8 @@ class RemoteFunction:
     """A task: `f.remote(*args)` returns its ref (a list of refs with `num_returns` > 1)."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
+        if options.max_calls != code.max_calls:
+            code = RemoteCode(code.target, code.name, max_calls=options.max_calls)
         self._code, self._options = code, options
         self._backend: Any = _nowhere
         self._submit: Callable[[tuple, dict], Any] = _nowhere
@@ -391,6 +395,8 @@ class RemoteClass:
     """An actor class: `Class.remote(*args)` starts an actor and returns its handle."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
+        if options.max_calls:
+            raise OptionError(f"{code.name}: max_calls is for tasks; an actor ends by rlplat.exit_actor()")
         self._code, self._options = code, options
         self.__name__ = self.__qualname__ = code.name
         self.__doc__, self.__module__ = code.target.__doc__, code.target.__module__

@@ -46,6 +46,8 @@ class Options:
     """Actors: further pools of calls, name to size; `@rlplat.method(concurrency_group=...)` picks one."""
     max_retries: int = 3
     """Tasks: how often to run again when the worker process dies; -1: for ever."""
+    max_calls: int = 0
+    """Tasks: after so many calls of the function its worker process ends, and a new one runs the next; 0: never."""
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
     """Tasks: also run again when the function raises (any exception, or one of these classes)."""
     max_restarts: int = 0
@@ -81,6 +83,7 @@ class RemoteCode:
     blob: bytes | None = None
     key: str | None = None
     """Hash of `blob`: what workers remember it by."""
+    max_calls: int = 0
     signature: Signature | None = None
     """Worked out at the first call."""
     refs: list[ObjectRef] = field(default_factory=list)

@@ -124,7 +124,7 @@ class Calls:
             assert code.key is not None and code.blob is not None
             check_travels(code.refs)
             keys = [(ref.owner, ref.id) for ref in code.refs]
-            self.codes[code.key] = messages.Code(code.key, code.name, code.blob, keys)
+            self.codes[code.key] = messages.Code(code.key, code.name, code.blob, keys, code.max_calls)
             self.code_refs[code.key] = code.refs
         return code.key
 

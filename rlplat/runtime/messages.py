@@ -111,6 +111,8 @@ class Code(Message, tag=1):
     blob: bytes
     refs: list[Key] = []
     """Refs that it closes over; sending it hands one borrow of each to the receiver."""
+    max_calls: int = 0
+    """The worker ends after so many; 0: never."""
 
 
 class Run(Message, tag=2, gc=False):
@@ -204,6 +206,8 @@ class Pace(Message, tag=12):
 
 class GaveBack(Message, tag=13):
     tasks: list[int]
+    is_worn: bool = False
+    """The worker has done its `max_calls`, and takes no more."""
 
 
 # ---------------------------------------------------------------- between owners and borrowers
@@ -290,6 +294,8 @@ class Granted(Message, tag=33):
 
 class ReturnLease(Message, tag=34):
     worker: str
+    is_worn: bool = False
+    """Nobody else is to have it."""
 
 
 class PlaceActor(Message, tag=35):

@@ -132,7 +132,7 @@ class Node:
             self._check_env(message.shape)
             self._event(events.LeasesRequested(sender, message.shape, message.count))
         elif kind is messages.ReturnLease:
-            self._event(events.LeaseReturned(sender, message.worker))
+            self._event(events.LeaseReturned(sender, message.worker, message.is_worn))
         elif kind is messages.PlaceActor:
             m = message
             check_actor(m.actor, sender)

@@ -142,7 +142,7 @@ class Scheduler:
         if worker is not None and worker.state == "leased":
             assert worker.placement is not None
             if worker.placement.client == event.client:
-                self.placing.let_go(worker)
+                self.placing.let_go(worker, event.is_worn)
 
     def _on_env_failed(self, event: EnvFailed) -> None:
         env, placing = event.env, self.placing

@@ -66,6 +66,10 @@ class Worker(Client):
         """(owner, message) in order of arrival."""
         self._code: dict[str, Any] = {}
         self._code_name: dict[str, str] = {}
+        self._calls_left: dict[str, int] = {}
+        """Of functions with `max_calls`."""
+        self._is_worn = False
+        """One of them has had its last call here: whatever comes now goes back."""
         self._is_actor = False
         """From the constructor's message on: what comes now is never given back."""
         self._instance: Any = None
@@ -115,6 +119,8 @@ class Worker(Client):
     def _on_code(self, sender: str, message: messages.Code) -> None:
         self._code.setdefault(message.key, message.blob)
         self._code_name[message.key] = message.name
+        if message.max_calls:
+            self._calls_left.setdefault(message.key, message.max_calls)
         if message.refs:
             held = self._objects.receive(message.refs, sender)
             self._calls.code_refs.setdefault(message.key, held or [])
@@ -126,7 +132,7 @@ class Worker(Client):
         self._work.append((sender, message))
         if kind is messages.CreateActor:
             self._is_actor = True
-        if self._is_blocked and not self._is_actor:
+        if self._is_worn or (self._is_blocked and not self._is_actor):
             self._give_back()
 
     def _check_work(self, kind: type, message: Any) -> None:
@@ -168,7 +174,7 @@ class Worker(Client):
             tasks.setdefault(owner, []).append(message.task)
         crash_point("before_tasks_are_given_back")
         for owner, ids in tasks.items():
-            self._transport.post(owner, messages.GaveBack(ids))
+            self._transport.post(owner, messages.GaveBack(ids, self._is_worn))
         self._transport.flush()
 
     # ---------------------------------------------------------------- the main loop
@@ -190,6 +196,8 @@ class Worker(Client):
                 self._execute(owner, message)
             except Exception as error:  # not the user's: what his code raises is a reply
                 self._drop_work(owner, message, error)
+            if self._calls_left:
+                self._count_call(message)
             num_results += 1
             now = clock()
             if num_results >= _FLUSH_RESULTS or now - flushed_at > _FLUSH_S:
@@ -199,6 +207,17 @@ class Worker(Client):
             self._running = ""
             if self._calls.records:
                 self._first_child = next(self._objects.ids)
+
+    def _count_call(self, message: Any) -> None:
+        """After the last call that a function may have here its result leaves, and then the lease goes back."""
+        left = self._calls_left.get(getattr(message, "code", ""))
+        if left is None or self._is_actor:
+            return
+        self._calls_left[message.code] = left - 1
+        if left == 1:
+            with self._lock:
+                self._is_worn = True
+                self._give_back()
 
     def _drop_work(self, owner: str, message: Any, error: Exception) -> None:
         """It cannot be executed: its caller must not wait for ever."""

@@ -84,6 +84,8 @@ class LeasesRequested(Event, frozen=True):
 class LeaseReturned(Event, frozen=True):
     client: str
     worker: str
+    is_worn: bool = False
+    """The worker is not to be used again."""
 
 
 # ---------------------------------------------------------------- events: actors

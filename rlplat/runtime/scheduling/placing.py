@@ -420,13 +420,13 @@ class Placing:
             self.give_back(placement)
             worker.placement = None
 
-    def let_go(self, worker: Worker) -> None:
+    def let_go(self, worker: Worker, is_worn: bool = False) -> None:
         """Its lease has ended: it is idle, or more than are needed (it ends when nobody needs what it owns)."""
         node, placement = worker.node, worker.placement
         assert placement is not None
         self.forget_lease(worker, placement)
         self.release(worker)
-        if placement.shares or (node.has_surplus() and not node.waiting.get(worker.env)):
+        if is_worn or placement.shares or (node.has_surplus() and not node.waiting.get(worker.env)):
             self.retire(worker)
         else:
             self.make_idle(worker)
