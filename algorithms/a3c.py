@@ -459,6 +459,7 @@ class A3C:
         busy = set(self._calls.values())
         for slot, worker in enumerate(self._workers().handles):
             if slot not in busy:
+                self._workers().asked(slot)
                 self._calls[worker.learn.remote(self.config.updates_per_report, self._tally.env_steps)] = slot
 
     def _collect(self, calls: Sequence[ObjectRef]) -> None:

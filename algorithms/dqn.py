@@ -804,7 +804,7 @@ class DQN:
             if slot not in self._sampling and is_allowed:
                 self._sampling.add(slot)
                 self._next_slot = (slot + 1) % num_workers
-                ref = workers.handles[slot].sample.remote()
+                ref = workers.start_fragment(slot)
                 self._pending[ref] = partial(self._on_fragment, slot, ref)
         while self._calls_under_way < 2 and self._is_filled():
             promised = self._updates + self._calls_under_way * config.updates_per_call

@@ -638,8 +638,10 @@ class ES:
         workers, learner = self._ring()
         started = perf_counter()
         weights = self.weights()
+        for slot in range(len(workers.handles)):
+            workers.asked(slot)
         answers = [handle.sample.remote(weights) for handle in workers.handles]
-        rlplat.wait(answers, num_returns=len(answers))
+        workers.wait_for(answers)
         sampled = perf_counter()
         while True:
             try:

@@ -150,7 +150,7 @@ class AlgorithmConfig(Section):
     num_envs_per_worker: int = Field(8, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
     max_worker_restarts: CountOrZero = 3
-    """Replacements of one rollout worker within 60 s before the run gives up."""
+    """Replacements of one rollout worker within 60 s, lost rollouts not counted, before the run gives up."""
     on_env_error: Literal["fail", "restart"] = "fail"
     """When an environment raises: end the run, or replace the rollout worker and go on."""
     non_finite: Literal["stop", "skip"] = "stop"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO
 
 from rlplat.rl.interfaces import Result
@@ -24,12 +26,10 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def open_progress(
-    total_env_steps: int | None, initial_env_steps: int = 0, stream: TextIO | None = None
-) -> Progress:
+def open_progress(total_env_steps: int | None, stream: TextIO | None = None) -> Progress:
     stream = stream or sys.stderr
     if stream.isatty() and _has_a_size(stream):
-        return ProgressBar(total_env_steps, initial_env_steps, stream)
+        return ProgressBar(total_env_steps, stream)
     return ProgressLines(stream)
 
 
@@ -53,6 +53,31 @@ def describe(result: Result, evaluated: float | None = None) -> str:
         return f"0 episodes finished{longest}{evaluation}"
     length = f"length {result.episode_length_mean:.1f}, " if result.episode_length_mean is not None else ""
     return f"return {result.episode_return_mean:.1f} ({length}{result.episodes:,} episodes){evaluation}"
+
+
+class _Shown(logging.Handler):
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.say(record.getMessage())
+
+
+@contextlib.contextmanager
+def showing_log(name: str, progress: Progress) -> Iterator[None]:
+    """What is logged under this name meanwhile is said by `progress`."""
+    logger, handler = logging.getLogger(name), _Shown(progress)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 class Silent:
@@ -96,32 +121,44 @@ class ProgressLines:
 class ProgressBar:
     """tqdm's bar over env steps."""
 
-    def __init__(self, total_env_steps: int | None, initial_env_steps: int, stream: TextIO) -> None:
-        from tqdm import tqdm
-
-        tqdm.set_lock(threading.RLock())  # its own one is a semaphore of multiprocessing
-        tqdm.monitor_interval = 0  # its watch thread is for bars that stall; ours is told of every step
-        self._bar: Any = tqdm(
-            total=total_env_steps,
-            initial=initial_env_steps,
-            unit=" env steps",
-            unit_scale=True,
-            dynamic_ncols=True,
-            file=stream,
-            smoothing=0.1,
-        )
+    def __init__(self, total_env_steps: int | None, stream: TextIO) -> None:
+        self._total_env_steps, self._stream = total_env_steps, stream
+        self._bar: Any = None
+        """There from the first result on, so that the start of the run is not in its rate."""
         self._evaluated: float | None = None
 
     def show(self, result: Result, env_steps_per_s: float) -> None:
+        if self._bar is None:
+            self._bar = _make_bar(self._total_env_steps, result.env_steps, self._stream)
         self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
         self._bar.set_postfix_str(describe(result, self._evaluated), refresh=False)
         self._bar.update(result.env_steps - self._bar.n)
 
     def say(self, text: str) -> None:
         try:
-            self._bar.write(text, file=self._bar.fp)
+            if self._bar is None:
+                print(text, file=self._stream, flush=True)
+            else:
+                self._bar.write(text, file=self._bar.fp)
         except (OSError, ValueError, RuntimeError):
             pass
 
     def close(self) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _make_bar(total_env_steps: int | None, initial_env_steps: int, stream: TextIO) -> Any:
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())  # its own one is a semaphore of multiprocessing
+    tqdm.monitor_interval = 0  # its watch thread is for bars that stall; ours is told of every step
+    return tqdm(
+        total=total_env_steps,
+        initial=initial_env_steps,
+        unit=" env steps",
+        unit_scale=True,
+        dynamic_ncols=True,
+        file=stream,
+        smoothing=0.1,
+    )

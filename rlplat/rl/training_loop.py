@@ -30,7 +30,7 @@ from rlplat.rl.initial_weights import InitialWeights, find_initial
 from rlplat.rl.interfaces import Algorithm, Result
 from rlplat.rl.interruption import Interrupted, Interruption
 from rlplat.rl.policy_spec import bounds_advice
-from rlplat.rl.progress import Progress, open_progress
+from rlplat.rl.progress import Progress, open_progress, showing_log
 from rlplat.rl.run_directory import RunDirectory, not_a_run, refuse_existing
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
@@ -232,14 +232,16 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
 def _run(
     plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None, initial: InitialWeights | None
 ) -> TrainedRun:
-    first_env_steps = checkpoint.info.env_steps if checkpoint else 0
-    progress = open_progress(getattr(plan.config.stop, "env_steps", None), first_env_steps)
+    progress = open_progress(getattr(plan.config.stop, "env_steps", None))
     for note in plan.notes:
         progress.say(note)
+    if num_workers := getattr(plan.config, "num_rollout_workers", 0):
+        progress.say(f"starting {num_workers:,} rollout worker{'s' if num_workers > 1 else ''}")
     begun: RunDirectory | None = None
     try:
         with (
             Interruption(progress.say) as interruption,
+            showing_log("rlplat.start", progress),
             open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
         ):
             begun = run

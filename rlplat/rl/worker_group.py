@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rlplat
 from rlplat.errors import ActorDied, EnvError, RlplatError, UsageError, WorkerCrashed
+from rlplat.rl.worker_start import check_num_workers, wait_for_first
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -17,14 +18,20 @@ RESTART_WINDOW_S = 60.0
 
 
 class RestartLimit:
-    """At most `max_restarts` within `window_s`: what dies that often dies for a reason that a restart does not cure."""
+    """At most `max_restarts` within `window_s`: what dies that often dies for a reason that a restart does not cure.
+
+    The time of what was lost does not count: an environment that hangs in every episode takes a minute each time, and
+    would never be caught."""
 
     def __init__(self, max_restarts: int, window_s: float = RESTART_WINDOW_S) -> None:
         self.max_restarts, self.window_s = max_restarts, window_s
         self._times: deque[float] = deque()
 
-    def allows(self, now: float) -> bool:
-        """Whether one more restart is within the limit at time `now` (seconds); counts it if so."""
+    def allows(self, now: float, lost_s: float = 0.0) -> bool:
+        """Whether one more restart is within the limit at time `now` (seconds); counts it if so.
+
+        lost_s: the time before now in which the worker brought nothing."""
+        self._times = deque(time + lost_s for time in self._times)
         while self._times and now - self._times[0] >= self.window_s:
             self._times.popleft()
         if len(self._times) >= self.max_restarts:
@@ -62,7 +69,10 @@ class RolloutWorkers:
         self._restart_on_env_error = restart_on_env_error
         self._num_batches = num_batches
         self._clock = clock
+        self._asked_s: list[float | None] = [None] * num_workers
+        self._is_starting = True
         self.restarts = 0
+        check_num_workers(num_workers)
         self.handles = [make_worker(index, 0) for index in range(num_workers)]
 
     def sample(self) -> list[Any]:
@@ -77,6 +87,7 @@ class RolloutWorkers:
 
     def start_fragment(self, slot: int) -> Any:
         """One fragment from one worker: a ref, or a list of them; returns at once."""
+        self.asked(slot)
         return self.handles[slot].sample.options(num_returns=self._num_batches).remote()
 
     def replace_lost(self, refs: Sequence[Any], error: RlplatError) -> list[Any]:
@@ -101,11 +112,19 @@ class RolloutWorkers:
         self.wait_for(completed)
         return completed
 
+    def asked(self, slot: int) -> None:
+        """Told before every call that samples: should it be lost, its time does not count for the limit of restarts."""
+        self._asked_s[slot] = self._clock()
+
     def wait_for(self, fragments: Sequence[Any]) -> None:
-        """Returns when all are there (or lost)."""
-        refs: list[ObjectRef] = [
-            ref for fragment in fragments for ref in (fragment if isinstance(fragment, list) else [fragment])
+        """Returns when all are there (or lost); the first time, says how many workers have started so far."""
+        lists: list[list[ObjectRef]] = [
+            fragment if isinstance(fragment, list) else [fragment] for fragment in fragments
         ]
+        if self._is_starting:
+            self._is_starting = False
+            wait_for_first(lists)
+        refs = [ref for fragment in lists for ref in fragment]
         rlplat.wait(refs, num_returns=len(refs))
 
     def get_state(self) -> dict[str, Any]:
@@ -142,14 +161,27 @@ class RolloutWorkers:
 
     def replace(self, slot: int, loss: RlplatError) -> None:
         """The next incarnation takes the slot; raises when that happened too often, or would again."""
-        if isinstance(loss.__cause__, UsageError):
-            raise loss.__cause__
-        if not self._limits[slot].allows(self._clock()):
+        cause = loss.__cause__
+        if isinstance(cause, UsageError):
+            raise cause
+        if (
+            isinstance(loss, ActorDied)
+            and isinstance(cause, Exception)
+            and not isinstance(cause, RlplatError)
+        ):
+            # No process died: the constructor raised, and a new worker's would raise alike.
+            raise ActorDied(
+                f"rollout worker {slot} could not be made: {type(cause).__name__}: {cause} (--debug shows where)"
+            ) from loss
+        now, asked_s = self._clock(), self._asked_s[slot]
+        self._asked_s[slot] = None
+        if not self._limits[slot].allows(now, 0.0 if asked_s is None else now - asked_s):
             limit = self._limits[slot]
             kind = EnvError if isinstance(loss, EnvError) else ActorDied
             raise kind(
-                f"rollout worker {slot} was lost more than {limit.max_restarts} times within {limit.window_s:.0f} s; "
-                f"the last time: {loss} (a limit of its own: --set max_worker_restarts=N)"
+                f"rollout worker {slot} was lost more than {limit.max_restarts} times within {limit.window_s:.0f} s "
+                f"(the time of lost rollouts not counted); the last time: {loss} (a limit of its own: "
+                "--set max_worker_restarts=N)"
             ) from loss
         if isinstance(loss, EnvError):
             self.close_worker(slot)

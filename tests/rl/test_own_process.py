@@ -6,13 +6,15 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.cli import main
-from rlplat.errors import EnvNotFound, UsageError
+from rlplat.errors import EnvError, EnvNotFound, UsageError
 from rlplat.rl import own_process
 from rlplat.rl.env_check import check_env
+from rlplat.rl.envs import make_vector_env
 from rlplat.rl.own_process import Beat, ProcessEnded, in_own_process
 
 UNRULY = "tests.rl.unruly_envs:UnrulyEnv"
@@ -95,3 +97,19 @@ def test_other_threads_and_unforkable_frameworks_call_in_place(monkeypatch: pyte
     monkeypatch.setitem(own_process.sys.modules, "jax", own_process)
     in_own_process(call, silence_s=60)
     assert pids == [os.getpid()] * 2
+
+
+def test_in_a_run_both_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    env = make_vector_env(UNRULY, 2, env_kwargs={"deed": "quit", "at": 1})
+    env.reset()
+    with pytest.raises(
+        EnvError, match=r"UnrulyEnv \(environment 0 of 0\.\.1\), step 1 .*raised Quit: enough"
+    ):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+    make_vector_env(UNRULY, 1, env_kwargs={"deed": "close"}).close()
+    said = capsys.readouterr().err
+    assert (
+        "warning: tests.rl.unruly_envs:UnrulyEnv, before its first step: close() raised RuntimeError: the"
+        in said
+    )

@@ -62,12 +62,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar_that_starts_where_the_run_resumes() -> None:
-    assert isinstance(open_progress(1000, 0, io.StringIO()), ProgressLines)
+def test_a_terminal_gets_a_bar_whose_clock_begins_with_the_first_result() -> None:
+    assert isinstance(open_progress(1000, io.StringIO()), ProgressLines)
     terminal = Terminal()
-    bar = open_progress(1000, 500, terminal)
+    bar = open_progress(1000, terminal)
     assert isinstance(bar, ProgressBar)
-    bar.say("a note")
+    bar.say("starting")
+    assert terminal.getvalue() == "starting\n"  # no bar yet, and no rate that counts the start
     bar.show(result(750), 10.0)
+    assert "75%" in terminal.getvalue() and "?" in terminal.getvalue()  # a rate needs a second result
+    bar.say("a note")
     bar.close()
-    assert "a note" in terminal.getvalue() and "75%" in terminal.getvalue()
+    assert "a note" in terminal.getvalue()
+    open_progress(1000, Terminal()).close()

@@ -174,6 +174,34 @@ def test_a_worker_that_keeps_dying_ends_the_run(parameter_server: Any) -> None:
     assert group.restarts == 2
 
 
+def test_a_worker_that_cannot_be_made_is_not_made_again(parameter_server: Any) -> None:
+    class Lazy(RolloutWorker):
+        def __init__(self, *arguments: Any) -> None:
+            raise RuntimeError("a parameter has no shape yet")
+
+    group = RolloutWorkers(lambda *_: rlplat.remote(Lazy).remote(), 1)
+    refs = group.sample()
+    with pytest.raises(ActorDied) as caught:
+        rlplat.get(refs)
+    with pytest.raises(
+        ActorDied, match="rollout worker 0 could not be made: RuntimeError: a parameter has no shape"
+    ):
+        group.replace_lost(refs, caught.value)
+    assert group.restarts == 0
+
+
+def test_a_hang_in_every_episode_reaches_the_limit(parameter_server: Any) -> None:
+    now = 0.0
+    group = make_group(parameter_server, max_restarts=3, clock=lambda: now)
+    with pytest.raises(ActorDied, match="lost more than 3 times within 60 s"):
+        for _ in range(20):
+            rlplat.kill(group.handles[0])
+            fragment = group.start_fragment(0)
+            now += 61.0  # it hung until the watchdog ended it
+            group.replace_lost([fragment], ActorDied("a worker died"))
+    assert group.restarts == 3
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_an_environment_that_raises(
     parameter_server: Any, monkeypatch: pytest.MonkeyPatch, restart: bool
@@ -217,3 +245,5 @@ def test_restart_limit_is_over_a_sliding_window() -> None:
         False,
         True,
     ]
+    limit = RestartLimit(1, window_s=60.0)
+    assert limit.allows(0.0) and not limit.allows(100.0, lost_s=50.0) and limit.allows(120.0, lost_s=0.0)
