@@ -323,45 +323,34 @@ class Store:
 
         Tensors, which cannot be read-only, are views of memory that is copied when it is written.
         """
-        import numpy as np
-
-        class_ = _shared_array_class(np)
-        offset, views = 0, []
-        with self._mappings_lock:  # `drop_mappings` must not come in between
-            mapping = self._map_writable(segment) if segment.is_writable else self._map(segment)
-            for size in segment.sizes:
-                array = np.frombuffer(mapping, np.uint8, size, offset).view(class_)
-                array.flags.writeable = False
-                array.ref = ref
-                views.append(array)
-                offset += _aligned(size)
-        return unpack(memoryview(views[0]), [memoryview(view) for view in views[1:]])
-
-    def _map(self, segment: Segment) -> mmap.mmap:
-        needed = sum(map(_aligned, segment.sizes))
-        mapping = self._mappings.get(segment.name)
-        if mapping is None or len(mapping) < needed:
-            descriptor = self._open(segment)
+        views = None
+        with self._mappings_lock:  # `drop_mappings` must not come between a mapping and its views
+            mapping = None if segment.is_writable else self._mappings.get(segment.name)
+            if mapping is not None and len(mapping) >= _needed(segment):
+                views = _views(mapping, segment, ref)
+        if views is None:
+            descriptor = self._open(
+                segment
+            )  # without the lock: it may wait for as long as the bytes go to disk
             try:
-                mapping = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+                with self._mappings_lock:
+                    views = _views(self._map(segment, descriptor), segment, ref)
             finally:
                 os.close(descriptor)
-            if len(mapping) < needed:
-                raise ObjectLost(f"segment {segment.name} is shorter than its description")
+        return unpack(memoryview(views[0]), [memoryview(view) for view in views[1:]])
+
+    def _map(self, segment: Segment, descriptor: int) -> mmap.mmap:
+        if segment.is_writable:
+            # For one reading: what is written to it is copied page by page, and nobody else sees it.
+            mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        else:
+            mapping = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+        if len(mapping) < _needed(segment):
+            raise ObjectLost(f"segment {segment.name} is shorter than its description")
+        if not segment.is_writable:
             self._mappings[segment.name] = mapping
             if len(self._mappings) > _MAX_MAPPINGS:
                 self._mappings.popitem(last=False)
-        return mapping
-
-    def _map_writable(self, segment: Segment) -> mmap.mmap:
-        """A mapping for one reading: what is written to it is copied page by page, and nobody else sees it."""
-        descriptor = self._open(segment)
-        try:
-            mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(descriptor)
-        if len(mapping) < sum(map(_aligned, segment.sizes)):
-            raise ObjectLost(f"segment {segment.name} is shorter than its description")
         return mapping
 
     def _open(self, segment: Segment) -> int:
@@ -438,6 +427,24 @@ class Store:
         self._on_disk.clear()
         self._spare.clear()
         self.account.close()
+
+
+def _needed(segment: Segment) -> int:
+    return sum(map(_aligned, segment.sizes))
+
+
+def _views(mapping: mmap.mmap, segment: Segment, ref: Any) -> list[Any]:
+    """Read-only arrays of the segment's parts, which keep `ref`."""
+    import numpy as np
+
+    class_, offset, views = _shared_array_class(np), 0, []
+    for size in segment.sizes:
+        array = np.frombuffer(mapping, np.uint8, size, offset).view(class_)
+        array.flags.writeable = False
+        array.ref = ref
+        views.append(array)
+        offset += _aligned(size)
+    return views
 
 
 def _copy(source: int, target: int) -> None:

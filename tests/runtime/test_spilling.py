@@ -208,3 +208,28 @@ def test_missing_bytes_are_told_apart(stores: tuple[Store, Store], tmp_path: Pat
     writer.lose(segment.name)
     assert writer.account.used() == 0
     assert write(writer, 2).name != segment.name
+
+
+def test_while_a_reader_waits_for_the_lock_mappings_can_be_dropped(
+    stores: tuple[Store, Store], tmp_path: Path
+) -> None:
+    """The thread that serves all messages does that: it must not wait for a copy to disk."""
+    writer, reader = stores
+    segment = write(writer, 1)
+    path = str(tmp_path / segment.name)
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    got: list[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(reader.read(segment, None)))
+    waiting.start()
+    while num_open(path) < 2:
+        pass
+    dropping = threading.Thread(target=reader.drop_mappings)
+    dropping.start()
+    dropping.join(10)
+    was_free = not dropping.is_alive()
+    os.close(lock)
+    waiting.join(10)
+    dropping.join(10)
+    assert was_free
+    assert (got[0] == 1).all()
