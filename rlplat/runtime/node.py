@@ -85,7 +85,10 @@ class Node:
     def run(self) -> None:
         """Serve until the driver is gone."""
         self._event(events.NodeJoined("node", self._total, self._num_spares))
-        os.write(1, b"ready\n")
+        try:
+            os.write(1, b"ready\n")
+        except BrokenPipeError:  # the driver was killed meanwhile
+            return
         while True:
             self._transport.flush()
             self._receive()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from rlplat.runtime.session import (
 
 if TYPE_CHECKING:
     from rlplat.runtime.driver import Driver
+
+_START_S = 120.0
 
 
 def start_private_cluster(
@@ -89,6 +92,10 @@ def start_private_cluster(
             pass  # it has ended already: the next line finds that out
         from rlplat.runtime.driver import Driver
 
+        if not _is_readable(node.stdout.fileno(), _START_S):
+            raise NodeLost(
+                f"the node process did not start within {_START_S:g} s; this machine may be overloaded"
+            )
         if node.stdout.readline() != b"ready\n":
             raise NodeLost(
                 f"the node process could not start (exit code {node.wait()}); see its message above"
@@ -105,6 +112,12 @@ def start_private_cluster(
         remove_session(session)
         raise
     return driver
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
 
 
 def _environment(session: str) -> dict[str, str]:
