@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import os
 import pickle
 import struct
 import sys
@@ -36,6 +37,8 @@ _MAX_ERROR_TEXT = 1 << 20
 """Characters. Code and errors travel inside messages, and a frame of more than 1 GiB is refused by the receiver."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN = _SCALARS | {ObjectRef}
+_CALLERS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.__file__), "asyncio"))
+"""Folders of the code that calls the user's."""
 NO_ARGS = pickle.dumps(((), {}), protocol=5)
 NONE = pickle.dumps(None, protocol=5)
 
@@ -74,7 +77,8 @@ def pack_scalars(args: tuple) -> bytes | None:
     if not args:
         return NO_ARGS
     for arg in args:
-        if type(arg) not in _SCALARS:
+        kind = type(arg)
+        if kind not in _SCALARS or ((kind is bytes or kind is str) and len(arg) > OUT_OF_BAND_BYTES):
             return None
     data = pickle.dumps((args, {}), protocol=5)
     return data if len(data) <= OUT_OF_BAND_BYTES else None
@@ -84,7 +88,8 @@ def pack_scalar(value: Any) -> bytes | None:
     """A result pickled when it is a small scalar, else None."""
     if value is None:
         return NONE
-    if type(value) not in _SCALARS:
+    kind = type(value)
+    if kind not in _SCALARS or ((kind is bytes or kind is str) and len(value) > OUT_OF_BAND_BYTES):
         return None
     data = pickle.dumps(value, protocol=5)
     return data if len(data) <= OUT_OF_BAND_BYTES else None
@@ -348,10 +353,8 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
-    # The first frame is the runtime's own call of the user's function: of no use to its author.
-    if len(frames.stack) > 1 and frames.stack[0].filename.endswith(
-        ("worker.py", "inproc.py", "execution.py")
-    ):
+    # The first frames are the runtime's own call of the user's function: of no use to its author.
+    while len(frames.stack) > 1 and os.path.dirname(frames.stack[0].filename) in _CALLERS:
         del frames.stack[0]
     text = "".join(frames.format())
     message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"

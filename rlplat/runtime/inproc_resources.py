@@ -136,7 +136,7 @@ class LocalResources:
         if entry.state == "REMOVED":
             return
         was, entry.state = entry.state, "REMOVED"
-        entry.error = ErrorInfo("InfeasibleResources", f"{group!r} was removed")
+        entry.error = ErrorInfo("PlacementGroupRemoved", f"{group!r} was removed")
         if was == "CREATED":
             for bundle in group.bundle_specs:
                 _add(self.free, bundle, 1)

@@ -315,3 +315,20 @@ def test_what_is_awaited_at_shutdown_is_told() -> None:
         asyncio.run(main())
     finally:
         rlplat.shutdown()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["plain", "concurrent"])
+def test_a_traceback_begins_with_the_user_s_code(backend: str, options: dict[str, int]) -> None:
+    class Failing:
+        async def fail(self) -> None:
+            raise ValueError("here")
+
+    class Threaded:
+        def fail(self) -> None:
+            raise ValueError("here")
+
+    for kind in (Failing, Threaded):
+        with pytest.raises(ValueError) as caught:
+            rlplat.get(rlplat.remote(num_cpus=0)(kind).options(**options).remote().fail.remote())
+        files = [line for line in str(caught.value).splitlines() if line.startswith("  File ")]
+        assert __file__ in files[0]

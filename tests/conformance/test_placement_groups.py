@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, ConfigError, GetTimeout, InfeasibleResources, RlplatError
+from rlplat.errors import (
+    ActorDied,
+    ConfigError,
+    GetTimeout,
+    InfeasibleResources,
+    PlacementGroupRemoved,
+    RlplatError,
+)
 from tests.patience import soon
 
 
@@ -114,9 +121,9 @@ def test_what_was_to_run_in_a_removed_group_fails(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     group.wait(10)
     rlplat.remove_placement_group(group)
-    with pytest.raises(RlplatError, match="removed"):
+    with pytest.raises(PlacementGroupRemoved, match="removed"):
         rlplat.get(where.options(placement_group=group).remote(), timeout=60)
-    with pytest.raises(RlplatError, match="removed"):
+    with pytest.raises(PlacementGroupRemoved, match="removed"):
         rlplat.get(group.ready(), timeout=60)
 
 

@@ -233,3 +233,14 @@ def test_other_arrays_are_pickled(array: np.ndarray) -> None:
     back = codec.unpack(codec.pack(array).data)
     assert back.dtype == array.dtype and back.flags.f_contiguous == array.flags.f_contiguous
     assert str(back) == str(array)
+
+
+@pytest.mark.parametrize(
+    "value", [b"x" * (codec.OUT_OF_BAND_BYTES + 1), "x" * (codec.OUT_OF_BAND_BYTES + 1)], ids=["bytes", "str"]
+)
+def test_large_text_and_bytes_are_not_pickled_to_find_out_that_they_are_large(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec.pickle, "dumps", lambda *_, **__: pytest.fail("it was pickled"))
+    assert codec.pack_scalar(value) is None
+    assert codec.pack_scalars((1, value)) is None
