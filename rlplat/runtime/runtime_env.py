@@ -36,6 +36,8 @@ _ELSEWHERE = {
 }
 """Keys of Ray's that are not here, and what to use."""
 _MOST_BYTES = 500 << 20
+_MOST_SPEC_BYTES = 128 << 10
+"""The order to start a worker is a packet of a local socket (208 KiB by default); one variable has 128 KiB at most."""
 _NEVER_COPIED = ("__pycache__", ".git", ".hg", ".svn", "*.pyc")
 _READ_AT_START = re.compile(r"(PYTHON|LD_|OMP_|OPENBLAS_|MKL_|NUMEXPR_|MALLOC_|KMP_|GLIBC_|TZ$)")
 """Variables that a process, or a library that the zygote has loaded, reads only once: such a worker is not forked."""
@@ -206,6 +208,11 @@ def prepared(env: Env, folder: str) -> Env:
 
 def key_and_spec(env: Env) -> tuple[str, str]:
     spec = json.dumps(env, sort_keys=True)
+    if len(spec) > _MOST_SPEC_BYTES:
+        raise OptionError(
+            f"a runtime_env of {len(spec):,} bytes: workers can be started with {_MOST_SPEC_BYTES:,} at most. Put "
+            "large values of env_vars into a file, or pass them as arguments"
+        )
     return hashlib.blake2b(spec.encode(), digest_size=8).hexdigest(), spec
 
 

@@ -44,7 +44,7 @@ class ChildOutput:
 
     def lines(self) -> list[str]:
         """Whole lines that have come since."""
-        data = bytearray(self._rest)
+        data = bytearray()
         while len(data) < _MOST_READ_BYTES:
             try:
                 piece = os.read(self._read, _READ_BYTES)
@@ -53,7 +53,7 @@ class ChildOutput:
             if not piece:
                 break
             data += piece
-        *lines, self._rest = bytes(data).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode(errors="replace").rpartition("\r")[2] for line in lines]
 
     def close(self) -> str:

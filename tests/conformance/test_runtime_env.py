@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, ConfigError, RuntimeEnvFailed
+from rlplat.errors import ActorDied, ConfigError, OptionError, RuntimeEnvFailed
 
 
 @pytest.fixture
@@ -89,6 +89,18 @@ def test_what_cannot_be_meant_is_refused(env: Any, message: str) -> None:
 
 
 # ---------------------------------------------------------------- variables
+
+
+def test_variables_that_are_too_large_are_refused_and_harm_no_other_task(start: Callable[..., None]) -> None:
+    start()
+    for size in (127_000, 132_000, 1_000_000):
+        call = rlplat.remote(runtime_env={"env_vars": {"TOO_LARGE": "x" * size}})(variable)
+        if size < 128 << 10:
+            assert rlplat.get(call.remote("TOO_LARGE")) == "x" * size
+        else:
+            with pytest.raises(OptionError, match=r"a runtime_env of 1\S+ bytes: .* 131,072 at most"):
+                call.remote("TOO_LARGE")
+    assert rlplat.get(rlplat.remote(variable).remote("TOO_LARGE")) is None
 
 
 def test_variables_of_a_task_an_actor_and_the_job(start: Callable[..., None]) -> None:

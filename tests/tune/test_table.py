@@ -183,6 +183,19 @@ def test_output_without_end_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPat
     assert output.close() == "rest ü"
 
 
+def test_a_line_that_is_longer_than_one_reading_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplat.tune.child_output._MOST_READ_BYTES", 1_000)
+    output = ChildOutput()
+    for _ in range(5):
+        with output.inherited():
+            os.write(2, b"x" * 1_000)
+        assert output.lines() == []
+    with output.inherited():
+        os.write(2, b"\nnext\n")
+    assert output.lines() == ["x" * 5_000, "next"]
+    assert output.close() == ""
+
+
 def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
     clock, stream = Clock(), io.StringIO()
     view = PlainLines(stream, clock)
