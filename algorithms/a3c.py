@@ -13,7 +13,8 @@ server what has been reported. What differs from the paper, each with a switch w
 - a worker has `num_envs_per_worker` environments side by side, and its loss is the mean over their steps, not the sum;
   1, as in the paper, uses a CPU badly. A fragment goes on over the end of an episode, where the paper's ends with it;
 - n-step returns bootstrap at the fragment's end (`gae_lambda` 1, the paper); less than 1 is GAE (Schulman et al. 2016);
-- the gradient's global norm is clipped; RMSProp has shared statistics, epsilon under the root (the paper), or Adam;
+- the gradient's global norm is clipped; RMSProp has shared statistics (its epsilon outside the root, or as in the paper
+  inside: `epsilon_inside_root`), or Adam;
 - the network is that of Mnih et al. 2015 for images, 64 x 64 tanh else (the paper's is of 2013), heads orthogonal.
 
 With `num_rollout_workers` 0 or 1 gradients are never stale: the synchronous A2C, and the same seed gives the same run.
@@ -105,9 +106,9 @@ class A3CConfig(AlgorithmConfig):
     """alpha of RMSProp."""
     optimizer_epsilon: Epsilon = 1e-5
     """RMSProp's (the paper gives no value), or Adam's."""
-    epsilon_inside_root: bool = True
-    """RMSProp divides by sqrt(g + epsilon) (the paper, TensorFlow); false: by sqrt(g) + epsilon (PyTorch, so also what
-    Stable-Baselines3's A2C values were tuned with). 1e-5 inside the root is a floor of 3e-3 under small gradients."""
+    epsilon_inside_root: bool = False
+    """RMSProp divides by sqrt(g) + epsilon (PyTorch; what Stable-Baselines3's A2C values were tuned with); true: by
+    sqrt(g + epsilon) (the paper, TensorFlow), where 1e-5 is a floor of 3e-3 under small gradients (docs/a3c.md)."""
     learning_rate: LearningRate = 7e-4
     """Step size; the paper draws it from 1e-4 to 1e-2 (log-uniform) and anneals it to 0."""
     max_gradient_norm: Norm | None = 0.5
