@@ -28,7 +28,7 @@ from rlplat.config_sources import (
     parse_yaml,
 )
 from rlplat.errors import ConfigError
-from rlplat.setting_types import accepts_bool, takes
+from rlplat.setting_types import accepts_bool, member_type, takes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -243,18 +243,12 @@ def owner_and_field(model: type[BaseModel], path: KeyPath) -> tuple[type[BaseMod
         if found is None:
             break
         info, inner = found, nested_model(found.annotation)
-        if inner is None and (member := _member_type(found.annotation)) is not None and next(keys, None):
+        if inner is None and (member := member_type(found.annotation)) is not None and next(keys, None):
             info, inner = FieldInfo.from_annotation(member), nested_model(member)
         if inner is None:
             break
         model = inner
     return model, info
-
-
-def _member_type(annotation: Any) -> Any:
-    """`V` of dict[str, V], also within a union."""
-    options = typing.get_args(annotation) if typing.get_origin(annotation) is not dict else [annotation]
-    return next((typing.get_args(each)[1] for each in options if typing.get_origin(each) is dict), None)
 
 
 def _short(value: Any) -> str:

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from rlplat.config import layer_from_arguments, resolve
 from rlplat.errors import ConfigError
-from rlplat.setting_types import accepts_bool
+from rlplat.setting_types import accepts_bool, member_type
 
 MANY = 10**12
 """The largest count that a setting takes."""
@@ -73,7 +73,7 @@ class Section(BaseModel):
     def _true_is_no_number(cls, value: Any, info: Any) -> Any:
         """Python and pydantic would take it for 1."""
         annotation = cls.model_fields[info.field_name].annotation
-        if _holds_bool(value) and not accepts_bool(annotation):
+        if not accepts_bool(annotation) and _holds_bool(value, annotation):
             raise PydanticCustomError("bool_given", "true or false is not allowed here")
         return value
 
@@ -95,9 +95,12 @@ class Within:
         return value
 
 
-def _holds_bool(value: Any) -> bool:
+def _holds_bool(value: Any, annotation: Any) -> bool:
+    """annotation: of a section's own field; a group of settings looks at its fields itself."""
     if isinstance(value, list | tuple):
-        return any(_holds_bool(item) for item in value)
+        return any(_holds_bool(item, None) for item in value)
+    if isinstance(value, dict) and member_type(annotation) is not None:
+        return any(isinstance(item, bool) for item in value.values())
     return isinstance(value, bool)
 
 

@@ -26,6 +26,12 @@ def accepts_bool(annotation: Any) -> bool:
     return any(accepts_bool(part) for part in parts)
 
 
+def member_type(annotation: Any) -> Any:
+    """`V` of dict[str, V], also within a union."""
+    options = get_args(annotation) if get_origin(annotation) is not dict else [annotation]
+    return next((get_args(each)[1] for each in options if get_origin(each) is dict), None)
+
+
 def takes(info: Any) -> str:
     """The words for a pydantic field: `a whole number from 1 to 1,000, or auto`."""
     text = _words(info.annotation, info.metadata)

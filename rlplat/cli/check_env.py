@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
 from rlplat.cli.train import split_setting_flags
 from rlplat.config import layer_from_flags
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(
             f"unknown flag '--{unknown}'; arguments of the environment are --env-kwargs.NAME VALUE"
         )
-    if options.steps < 1 or options.step_timeout_s <= 0:
+    if options.steps < 1 or not 0 < options.step_timeout_s < math.inf:
         raise ConfigError("--steps and --step-timeout-s are positive numbers")
     from rlplat.rl.env_check import check_env
 

@@ -13,13 +13,13 @@ from rlplat.errors import ConfigError
 _EPILOG = """\
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
 given as a flag with dashes (--learning-rate 3e-4, --stop.env-steps 200000, --policy.hidden-sizes "[128, 128]")
-or with --set. The complete settings of a run are in its config.yaml.
+or with --set. `rlplat settings ppo` lists the settings of an algorithm; those of a run are in its config.yaml.
 
 examples:
   rlplat train --algo ppo --env CartPole-v1 --seed 1
   rlplat train --algo ppo --env ./my_env.py:MyEnv --env-kwargs.size 8 --num-rollout-workers 2
   rlplat train --algo ppo --env CartPole-v1 --policy ./my_policy.py:MyPolicy
-  rlplat train configs/ppo/Pong.yaml --stop.wall-s 3600 --out runs/pong-hour
+  rlplat train ppo/Pong --stop.wall-s 3600 --out runs/pong-hour
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
   rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
 

@@ -22,19 +22,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlplat.config import Layer, closest, load_yaml, resolve
 from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
+from rlplat.section import Section
 from rlplat.tune.search import Searcher
 from rlplat.tune.space import is_domain
 from rlplat.tune.spec import ExperimentSpec, Mode
@@ -45,10 +38,8 @@ MAX_EXPERIMENTS = 1_000
 """More runs and repeats than this in one file are a mistake."""
 
 
-class ExperimentFile(BaseModel):
+class ExperimentFile(Section):
     """The keys of an experiment; `ExperimentSpec` says what they mean."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     trainable: str
     config: dict[str, Any] = Field(default_factory=dict)

@@ -16,6 +16,7 @@ from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
 from rlplat.rl.registry import base_config, load_algorithm, shown
 from rlplat.rl.training_plan import TrainingPlan
+from rlplat.rl.unused_settings import announcement
 
 _OF_ONE_RUN = ("algo", "stop", "expect", "seed")
 """Keys of a tuned config that say how it is tested, and not how to train."""
@@ -43,6 +44,8 @@ def plan_trial(
         if tuned.values.get("num_rollout_workers", default) == 1:
             tuned.values["num_rollout_workers"] = 0
     settled = resolve(config_class, [tuned, Layer(values, dict(origins or {}))])
+    if text := announcement(settled, algo):
+        notes.append(text)
     return TrainingPlan(algo, algorithm_class, settled, notes, base=shown(path) if path else "")
 
 

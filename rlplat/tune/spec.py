@@ -162,7 +162,7 @@ class ExperimentSpec:
                 )
         for key in ("max_silence_s", "time_budget_s"):
             value = getattr(self, key)
-            if value is not None and not (_is_number(value) and value > 0):
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
                 raise ConfigError(f"{key}{self.where(key)} is a number of seconds above 0, not {value!r}")
         if not isinstance(self.stop, Mapping):
             raise ConfigError(
@@ -170,7 +170,7 @@ class ExperimentSpec:
                 f"{self.stop!r:.80}; a trial that is to decide by itself returns"
             )
         for key, value in self.stop.items():
-            if not _is_number(value):
+            if not _is_number(value) or math.isinf(value):
                 raise ConfigError(
                     f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
                 )

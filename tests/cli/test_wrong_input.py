@@ -98,6 +98,7 @@ def said(capsys: Any, *arguments: str) -> str:
         (("train", "--algo", "ppo", "--env", "./my envs/e.py"), "is a file: write the class as well; its environments: "
          "./my envs/e.py:Raises, ./my envs/e.py:Other"),
         (("train", "--algo", "ppo", "--env", "./empty.py"), "it defines no gymnasium.Env; a function: ./empty.py:make"),
+        (("check-env", "CartPole-v1", "--step-timeout-s", "nan"), "--steps and --step-timeout-s are positive numbers"),
         (("settings", "pp"), "unknown algorithm 'pp'; did you mean 'ppo'?"),
     ],
 )  # fmt: skip

@@ -84,6 +84,8 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"time_budget_s": math.nan}, "time_budget_s is a number of seconds above 0, not nan"),
         ({"stop": {"accuracy": "high"}}, "stop.accuracy is a number to be reached, not 'high'"),
         ({"stop": {"accuracy": math.nan}}, "stop.accuracy is a number to be reached, not nan"),
+        ({"time_budget_s": math.inf}, "time_budget_s is a number of seconds above 0, not inf"),
+        ({"stop": {"accuracy": math.inf}}, "stop.accuracy is a number to be reached, not inf"),
         ({"resources": {"cpu": -1}}, "resources.cpu is a number of at least 0, not -1"),
         ({"resources": {"gpu": 1.5}}, "resources.gpu is a share of one GPU or a whole number, not 1.5"),
         ({"resources": {"num_cpus": 1}}, "unknown resource 'num_cpus'; did you mean 'cpu'?"),

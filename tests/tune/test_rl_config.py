@@ -96,3 +96,8 @@ def test_what_a_checkpoint_is_made_for_cannot_mutate() -> None:
     ExperimentSpec(
         "ppo", space, stop={"env_steps": 4000}, scheduler=scheduler | {"mutations": ["learning_rate"]}
     ).checked()
+
+
+def test_settings_that_the_algorithm_ignores_are_announced() -> None:
+    [*_, note] = plan_trial("es", {"env": "CartPole-v1", "discount": 0.5}).notes
+    assert note == "es does not use discount (an episode counts by its undiscounted return)"
