@@ -277,8 +277,9 @@ class Calls:
             self._refuse(sender, values)
             text = f"{record.name}: worker {sender} replied with {len(values)} values instead of {len(record.ids)}"
             values = [Value(error=ErrorInfo("RuntimeFault", text)) for _ in record.ids]
-        if record.history is not None and values[0].error is not None:
-            if runs_again_after_error(record, values[0].error):
+        if record.history is not None and values[-1].error is not None:
+            if runs_again_after_error(record, values[-1].error):
+                self._refuse(sender, values)
                 if record.lane is None:
                     self._client._actors.again(record)
                 else:
@@ -315,7 +316,7 @@ class Calls:
     ) -> None:
         """The values of a call that has ended, for whoever waits (`inner`, `sender`: see `Objects.fill`)."""
         record.refs = None
-        if values and values[0].error is not None:
+        if values and values[-1].error is not None:
             self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
         if record.id in self._running_again:
             values = self._rebuilder.finished(record, values)

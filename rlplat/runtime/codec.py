@@ -284,6 +284,8 @@ def dump_code(code: RemoteCode) -> None:
                 "global variables. Pass large values as arguments, or refs to them from rlplat.put."
             )
         code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
+        if code.max_calls:  # the same function without it, or with another, is another one to its workers
+            code.key += f".{code.max_calls}"
         code.blob, code.refs = blob, refs
 
 
@@ -443,10 +445,25 @@ def _both_classes(user_class: type) -> type[TaskError]:
     return _classes[user_class]
 
 
+@dataclass(frozen=True)
+class Raised:
+    """Takes the place of the values that a generator had still to make."""
+
+    error: Exception
+
+
 def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
-    """The values of a call with `num_returns` > 1."""
+    """The values of a call with `num_returns` > 1. A generator that raises keeps those that it has made: the error
+    (`Raised`) is the rest."""
     if inspect.isgenerator(value):
-        value = list(value)
+        made: list[Any] = []
+        try:
+            made.extend(value)
+        except Exception as error:
+            if not made or len(made) >= num_returns:
+                raise
+            made += [Raised(error)] * (num_returns - len(made))
+        value = made
     if not isinstance(value, (tuple, list)) or len(value) != num_returns:
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
         raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")

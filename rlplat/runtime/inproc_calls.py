@@ -100,10 +100,15 @@ class Call:
         if self.num_returns == 1:
             parts = [value]
         else:
-            if inspect.isgenerator(value):
-                value = list(value)
             parts = codec.split_returns(value, self.num_returns, self.what)
-        return [detached(codec.pack(part, f"the result of {self.what}")) for part in parts]
+        if type(parts[-1]) is codec.Raised and self.retry_exceptions:
+            raise parts[-1].error
+        return [
+            codec.describe_error(part.error, self.what)
+            if type(part) is codec.Raised
+            else detached(codec.pack(part, f"the result of {self.what}"))
+            for part in parts
+        ]
 
 
 # ---------------------------------------------------------------- actors

@@ -404,6 +404,8 @@ class Worker(Client):
                 del args, kwargs
                 n = message.num_returns
                 parts = [result] if n == 1 else codec.split_returns(result, n, what)
+                if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
+                    raise parts[-1].error
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]
                 values = [self._objects.make_value(each, owner) for each in packed]
                 if any(each.refs for each in packed):
@@ -494,8 +496,11 @@ class Worker(Client):
                 self._transport.post_result(owner, task, data)
             return
         parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
-        packed = [codec.pack(part, f"the result of {what}") for part in parts]
+        made = [part for part in parts if type(part) is not codec.Raised]
+        packed = [codec.pack(part, f"the result of {what}") for part in made]
         values = [self._objects.make_value(each, owner) for each in packed]
+        if len(made) < len(parts):
+            values += [Value(error=self._describe_error(what, parts[-1].error))] * (len(parts) - len(made))
         crash_point("after_store_before_report")
         with self._lock:
             if num_returns == 1 and values[0].segment is None and not values[0].refs:

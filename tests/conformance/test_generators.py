@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, SerializationError
+from rlplat.errors import ActorDied, SerializationError, TaskError
 from tests.patience import soon
 
 
@@ -379,3 +379,44 @@ def test_objects_of_a_stream_are_freed(cluster: None) -> None:
     gc.collect()
     assert soon(lambda: len(book) == 0)
     book.check_valid()
+
+
+@pytest.mark.parametrize("of", ["task", "actor"])
+def test_a_generator_of_a_fixed_number_that_raises_keeps_what_it_made(backend: str, of: str) -> None:
+    """Ray's documentation, "Dynamic generators": the values before are there, the other refs have the exception."""
+
+    def three(size: int) -> Iterator[Any]:
+        yield np.zeros(size)
+        yield 1
+        raise ValueError("after two")
+
+    class Actor:
+        @rlplat.method(num_returns=4)
+        def three(self, size: int) -> Iterator[Any]:
+            yield from three(size)
+
+    for size in (1, 20_000):
+        if of == "task":
+            refs = rlplat.remote(num_returns=4)(three).remote(size)
+        else:
+            actor = rlplat.remote(Actor).remote()
+            refs = actor.three.remote(size)
+        assert rlplat.get(refs[0]).shape == (size,)
+        assert rlplat.get(refs[1]) == 1
+        for ref in refs[2:]:
+            with pytest.raises(ValueError, match="after two") as caught:
+                rlplat.get(ref)
+            assert isinstance(caught.value, TaskError)
+
+
+def test_one_that_raises_is_run_again_whole(backend: str, tmp_path: Any) -> None:
+    @rlplat.remote(num_returns=2, retry_exceptions=True)
+    def flaky() -> Iterator[Any]:
+        yield np.zeros(20_000)
+        if not (tmp_path / "tried").exists():
+            (tmp_path / "tried").touch()
+            raise ValueError("once")
+        yield 2
+
+    first, second = flaky.remote()
+    assert (rlplat.get(first).shape, rlplat.get(second)) == ((20_000,), 2)

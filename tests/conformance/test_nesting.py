@@ -103,3 +103,20 @@ def test_nesting_in_one_process() -> None:
 
     assert rlplat.get(depth.remote(5)) == 5
     rlplat.shutdown()
+
+
+def test_custom_resources_stay_with_what_waits(cluster: None) -> None:
+    """A lent licence would be used twice."""
+    rlplat.shutdown()
+    rlplat.init(num_cpus=2, num_gpus=0, resources={"licence": 1})
+
+    @rlplat.remote(num_cpus=0)
+    def free() -> float:
+        return rlplat.available_resources().get("licence", 0.0)
+
+    @rlplat.remote(resources={"licence": 1})
+    class Actor:
+        def ask(self) -> float:
+            return rlplat.get(free.remote())  # type: ignore[no-any-return]
+
+    assert rlplat.get(Actor.remote().ask.remote()) == 0
