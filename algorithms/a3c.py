@@ -48,7 +48,7 @@ from rlplat.rl.framework_check import require_framework
 from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning_rewards import LearningRewards
-from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.policy_spec import PolicySpec, cpu_share, make_policy, policy_spec
@@ -527,7 +527,9 @@ class A3C:
         """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
         optimizer stays as it is. CheckpointError names every leaf that does not fit."""
         state = self.get_state()
-        require_fitting(self.policy_weights(state), weights, normalizes=self.config.normalize_observations)
+        # A run of few observations has no statistics yet (parameter_server.MIN_OBS); neither will this one.
+        normalizes = self.config.normalize_observations and OBS_MEAN in weights
+        require_fitting(self.policy_weights(state), weights, normalizes=normalizes)
         self.set_state(self.with_weights(state, weights))
 
     @staticmethod

@@ -13,7 +13,7 @@ import rlplat
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.rl.initial_weights import CARRIED_OBSERVATIONS, find_initial, require_fitting
+from rlplat.rl.initial_weights import CARRIED_OBSERVATIONS, find_initial, network_weights, require_fitting
 from rlplat.rl.q_spec import EPSILON
 from rlplat.rl.training_plan import plan_from_file
 from tests.rl.test_agent import NORMAL, SMALL, make, trained
@@ -51,6 +51,9 @@ def test_an_algorithm_takes_weights_and_learns_on(algo: str, runs: dict[str, Pat
             assert same_trees(state["learner"]["target"], state["learner"]["weights"])
         else:
             assert state[keeper]["obs_statistics"]["count"] == CARRIED_OBSERVATIONS
+        if algo == "a3c":  # of a run of so few observations that it has no statistics yet
+            algorithm.set_weights(network_weights(agent.weights()))
+            assert algorithm.get_state()[keeper]["obs_statistics"] is None
         assert algorithm.step().env_steps > 0
 
 

@@ -33,8 +33,8 @@ class AgentModule(nn.Module):
 
     obs: [N, ...] as `agent.spaces.read` gives them: as the environment does where that is one array, else by path,
     discrete leaves int64 from 0, "action_mask" bool. P: PPO, A3C: logits and means of `spec.heads` side by side
-    (illegal actions -1e8; `log_std`: float32[G], or None; of squashed actions the means before tanh). DQN: Q-values.
-    ES: logits, or the actions themselves.
+    (illegal actions -1e8; `log_std`: float32[G], or None; means are those before squashing or rescaling). DQN: Q. ES:
+    logits, or the actions themselves.
     """
 
     mean: Tensor
