@@ -32,6 +32,8 @@ class Actors:
         self._objects, self._loop, self._transport = client._objects, client._loop, client._transport
         self._records, self._lock = calls.records, client._lock
         self._books: dict[str, ActorCalls] = {}
+        self._naming: set[str] = set()
+        """Actors whose creators wait for the news of their names."""
         self._is_taken: dict[str, messages.NameTaken] = {}
         self._made: set[int] = set()
         """Objects that stand for the handles of actors that this process made."""
@@ -41,7 +43,7 @@ class Actors:
             messages.Placed: self._on_placed,
             messages.ActorRestarting: self._on_restarting,
             messages.ActorGone: lambda _, m: self.on_gone(m.actor, m.error),
-            messages.NameTaken: lambda _, m: self._is_taken.update({m.actor: m}),
+            messages.NameTaken: self._on_name_taken,
         }
 
     def find(self, actor_id: str) -> ActorCalls | None:
@@ -113,14 +115,21 @@ class Actors:
                     self._calls.resolve(record, deps)
             self._loop.send_now()
             if options.name is not None:  # a taken name is the caller's affair, here and now
-                client._wait_until(
-                    lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
-                    None,
-                    "the actor's name",
-                )
-                taken = self._is_taken.pop(actor_id, None)
+                self._naming.add(actor_id)
+                taken = None
+                try:
+                    client._wait_until(
+                        lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
+                        None,
+                        "the actor's name",
+                    )
+                finally:
+                    self._naming.discard(actor_id)
+                    if actor_id in self._is_taken:
+                        taken = self._is_taken.pop(actor_id)
+                        self._never_made(actor_id)
                 if taken is not None:
-                    return self._take_existing(record, taken)
+                    return self._handle(taken.existing, taken.info, taken.is_detached)
                 if actor.gone is not None and actor.gone.kind == "OptionError":
                     raise codec.to_exception(actor.gone)
         return ActorHandle(actor_id, info, None if is_detached else ref)
@@ -133,12 +142,18 @@ class Actors:
             {key: get([arg], None)[0] if type(arg) is ObjectRef else arg for key, arg in kwargs.items()},
         )
 
-    def _take_existing(self, record: TaskRecord, taken: messages.NameTaken) -> ActorHandle:
-        """Somebody has the name already: the actor that was to be made never was."""
-        self._books.pop(taken.actor, None)
-        if self._records.pop(record.id, None) is not None:
+    def _on_name_taken(self, sender: str, message: messages.NameTaken) -> None:
+        if message.actor in self._naming:
+            self._is_taken[message.actor] = message
+        else:  # its creator was interrupted
+            self._never_made(message.actor)
+
+    def _never_made(self, actor_id: str) -> None:
+        """Somebody has its name already."""
+        self._books.pop(actor_id, None)
+        record = self._records.pop(int(actor_id.rsplit(":", 1)[1]), None)
+        if record is not None:
             self._calls.fill(record, (Value(codec.pack(None).data),))
-        return self._handle(taken.existing, taken.info, taken.is_detached)
 
     def _handle(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
         if is_detached:
@@ -189,10 +204,13 @@ class Actors:
     ) -> Any:
         data = codec.pack_scalars(args) if options == PLAIN_CALL and not kwargs else None
         if data is not None:
-            with self._lock:
+            self._lock.take()
+            try:
                 actor = self.find(handle._actor_id)
                 if actor is not None and actor.worker is not None and not actor.queue:
                     return self._submit_plain_call(handle, actor, method, data)
+            finally:
+                self._lock.release()
         num_returns = options.num_returns
         name = f"{handle._info.class_name}.{method}"
         if options.retry_exceptions:

@@ -25,10 +25,12 @@ from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.codec import class_names
 from rlplat.runtime.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
 from rlplat.runtime.refs import ObjectRef, backend
+from rlplat.runtime.signals import uninterrupted
 from rlplat.runtime.signatures import ANYTHING, Signature, method_signature, signature_of
 from rlplat.runtime.streams import ObjectRefGenerator
 
 if TYPE_CHECKING:
+    from rlplat.runtime.backend import Backend
     from rlplat.runtime.context import RuntimeContext
 
 __all__ = [
@@ -101,15 +103,15 @@ def init(
 
         nested = NestedBackend(outer, num_cpus, num_gpus, resources, namespace, runtime_env)
         outer.nested_opened()
-        connection.set_backend(nested)
+        _connect(nested)
     elif backend == "inproc":
         from rlplat.runtime.inproc import InprocBackend
 
-        connection.set_backend(InprocBackend(num_cpus, num_gpus, resources, namespace, runtime_env))
+        _connect(InprocBackend(num_cpus, num_gpus, resources, namespace, runtime_env))
     elif backend == "zmq":
         from rlplat.runtime.start import start_private_cluster
 
-        connection.set_backend(
+        _connect(
             start_private_cluster(
                 num_cpus,
                 num_gpus,
@@ -128,9 +130,15 @@ def init(
         )
     else:
         raise OptionError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
+
+
+@uninterrupted
+def _connect(opened: Backend) -> None:
+    connection.set_backend(opened)
     atexit.register(shutdown)
 
 
+@uninterrupted
 def shutdown() -> None:
     """End the cluster: every worker, actor and object of it. Does nothing when there is none.
 

@@ -81,11 +81,12 @@ class Calls:
                 [],
                 refs,
             )
-        value = self._objects.make_value(packed, self._client.client_id)
-        if value.segment is not None:
+        if packed.is_large():
             # Large arguments are an object of ours that lives until the result is here, or as long as views of it do.
-            with self._loop.lock:
-                refs = [*refs, self._objects.own(value, packed.refs, f"argument of {name}")]
+            value, ref = self._objects.make(packed, f"argument of {name}")
+            refs = [*refs, ref]
+        else:
+            value = self._objects.make_value(packed, self._client.client_id)
         return (
             messages.RunFull(0, key, method, num_returns, value, []),
             deps,

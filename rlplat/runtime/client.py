@@ -8,8 +8,10 @@ receives for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,6 +77,7 @@ class Client:
         self._loop.on_tick = self._keep_house
         self._loop.idle_tick_s = self._idle_tick_s
         self._loop.on_lifeline = self._on_node_lost
+        self._loop.on_failure = self._on_failure
         self._loop.handlers |= {
             messages.Farewell: lambda sender, _: self._transport.post(sender, messages.FarewellHeard()),
             messages.Welcome: self._on_welcome,
@@ -137,15 +140,18 @@ class Client:
         self._awaiting.fail(self._lost_node)
         self._loop.notify()
 
+    def _on_failure(self) -> None:
+        """Reading, sending or house-keeping has raised. (Threads that wait in `get` hear of it by `_check_open`.)"""
+        error = ErrorInfo("RuntimeFault", self._failure_text())
+        self._awaiting.fail(error)
+        for record in list(self._calls.records.values()):
+            with contextlib.suppress(Exception):  # the books may be half written
+                self._calls.fail(record, error)
+
     # ---------------------------------------------------------------- values
 
     def put(self, value: Any) -> ObjectRef:
-        packed = codec.pack(value, "the value of rlplat.put")
-        made = self._objects.make_value(packed, self.client_id)
-        with self._lock:
-            self._check_open()
-            self._objects.collect()
-            return self._objects.own(made, packed.refs)
+        return self._objects.make(codec.pack(value, "the value of rlplat.put"))[1]
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
         me, entries, unpack = self.client_id, self._objects.book.entries, codec.unpack
@@ -254,10 +260,17 @@ class Client:
         if self._lost_node is not None:
             raise codec.to_exception(self._lost_node)
         if self._loop.failure is not None:
-            raise RuntimeFault(
-                f"the runtime's I/O thread in {self.client_id} failed (this is a bug of rlplat; its traceback is on "
-                f"stderr): {self._loop.failure!r}"
-            ) from self._loop.failure
+            raise RuntimeFault(self._failure_text()) from self._loop.failure
+
+    def _failure_text(self) -> str:
+        failure = self._loop.failure
+        assert failure is not None
+        at = traceback.extract_tb(failure.__traceback__)[-1:]
+        where = f" ({os.path.basename(at[0].filename)}:{at[0].lineno})" if at else ""
+        return (
+            f"the runtime in {self.client_id} failed: {failure!r}{where}. Its traceback is above, or on stderr; "
+            "rlplat.shutdown() and rlplat.init() start a new cluster"
+        )
 
     def _idle_tick_s(self) -> float | None:
         """How soon to look after the house when nothing comes in: leases and dropped refs must not lie about."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rlplat.runtime import runtime_env
 from rlplat.runtime.backend import Options
 from rlplat.runtime.codec import ErrorInfo
+from rlplat.runtime.signals import uninterrupted
 
 
 class ClientEnvs:
@@ -36,8 +37,12 @@ class ClientEnvs:
         self.own = runtime_env.prepared(self.own, self.folder)
         env = runtime_env.prepared(runtime_env.merged(self.own, options.runtime_env), self.folder)
         key, spec = runtime_env.key_and_spec(env)
+        self._define_once(key, spec)
+        options.__dict__["_env"] = (self._token, key)
+        return key
+
+    @uninterrupted
+    def _define_once(self, key: str, spec: str) -> None:
         if key not in self._specs:
             self._specs[key] = spec
             self._define(key, spec)
-        options.__dict__["_env"] = (self._token, key)
-        return key

@@ -29,6 +29,7 @@ from rlplat import errors
 from rlplat.errors import RlplatError, SerializationError, TaskError
 from rlplat.runtime.backend import RemoteCode
 from rlplat.runtime.refs import ObjectRef, collecting_refs
+from rlplat.runtime.signals import is_of_handler
 
 OUT_OF_BAND_BYTES = 64 * 1024
 _MAX_CODE_BYTES = 512 << 20
@@ -125,6 +126,8 @@ def pack(value: Any, what: str = "the value") -> Packed:
         except RlplatError:
             raise
         except Exception as error:
+            if is_of_handler(error):
+                raise
             raise SerializationError(
                 f"{what} cannot be pickled: {_culprit(value)} ({type(error).__name__}: {error}). "
                 "Make it inside the task or actor, or leave it out with __getstate__."
@@ -273,6 +276,8 @@ def dump_code(code: RemoteCode) -> None:
             with collecting_refs() as refs:
                 blob = cloudpickle.dumps(code.target)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             culprit = _culprit(code.target)
             raise SerializationError(
                 f"{code.name} cannot be sent to a worker: {culprit} cannot be pickled "

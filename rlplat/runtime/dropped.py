@@ -13,6 +13,7 @@ from typing import Any
 
 from rlplat.runtime import messages
 from rlplat.runtime.messages import NODE
+from rlplat.runtime.signals import is_of_handler
 
 DROPS_FILE = "RLPLAT_DROPS_FILE"
 """Environment variable: a file to which the lines go as well. (The tests' own: there each line is a failure.)"""
@@ -46,6 +47,8 @@ class Dropped:
             except (OSError, MemoryError):
                 raise  # the machine's fault, not the message's: who waits must hear of it
             except Exception as error:
+                if is_of_handler(error):
+                    raise
                 self.add(f"{kind.__name__} from", sender, f"{type(error).__name__}: {error}", error)
 
     def add(self, what: str, peer: str, why: str, error: Exception | None = None) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlplat.errors import GetTimeout
+from rlplat.runtime import signals
 from rlplat.runtime.transport import Transport
 
 _SPIN_S = 120e-6
@@ -49,17 +50,19 @@ class IoLoop:
 
     def __init__(self, transport: Transport, *, spin: bool) -> None:
         self.transport = transport
-        self.lock = threading.Lock()
+        self.lock = signals.LoopLock()
+        self.lock.on_put_off = self.wake
         self.handlers: dict[type, Callable[[str, Any], object]] = {}
         self.after_frame: Callable[[], None] = lambda: None
         self.on_tick: Callable[[], None] = lambda: None
         self.idle_tick_s: Callable[[], float | None] = lambda: None
         self.on_lifeline: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], None] = lambda: None
         self.is_open = True
         """False as soon as nothing can be sent any more: closed, failed, or the cluster is lost."""
         self.is_closed = False
         self.failure: BaseException | None = None
-        """What ended the background thread, when it should not have ended."""
+        """What reading, sending or house-keeping has raised: the books cannot be trusted any more."""
         self.waits: deque[tuple[str, float, float]] = deque(maxlen=2000)
         """(what, began, ended) of the last long waits of user threads, for `rlplat timeline`."""
         self._changed = threading.Condition(self.lock)
@@ -130,7 +133,8 @@ class IoLoop:
 
     def wake(self) -> None:
         """Whoever waits for input is to look at the clock again."""
-        os.eventfd_write(self._wake_fd, 1)
+        if not self.is_closed:
+            os.eventfd_write(self._wake_fd, 1)
 
     def notify(self) -> None:
         """Something that a waiting thread may wait for has changed."""
@@ -142,13 +146,32 @@ class IoLoop:
     def drain(self) -> bool:
         """Handle whatever input is here."""
         deliver, handler_of, did = self.transport.dropped.deliver, self.handlers.get, False
-        for sender, batch in self.transport.receive():
-            did = True
-            deliver(sender, batch, handler_of)
-            self.after_frame()
+        try:
+            for sender, batch in self.transport.receive():
+                did = True
+                deliver(sender, batch, handler_of)
+                self.after_frame()
+        except BaseException as error:
+            self._fail(error)
+            raise
         if did and self._num_users > 1:
             self._changed.notify_all()
         return did
+
+    def _fail(self, error: BaseException) -> None:
+        """Never a silent hang: whoever waits, or asks next, hears of it."""
+        if self.failure is None:
+            self.failure, self.is_open = error, False
+            self.on_failure()
+        self._changed.notify_all()
+        self.wake()
+
+    def _tick(self) -> None:
+        try:
+            self.on_tick()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def wait_until(
         self,
@@ -161,6 +184,7 @@ class IoLoop:
         """Wait (lock held, given up while this sleeps); GetTimeout after `timeout_s`. `check` may raise."""
         if is_done():
             return
+        signals.wrap_handlers()
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
         self.enter()
@@ -173,7 +197,12 @@ class IoLoop:
                 check()
                 if patience is not None:
                     left_s = patience.patience(left_s)
-                self.pump(left_s, spin_s)
+                try:
+                    self.pump(left_s, spin_s)
+                except Exception:
+                    if self.failure is not None:
+                        check()  # everybody hears of it in the same words
+                    raise
                 spin_s = 0.0
         finally:
             self.leave()
@@ -197,8 +226,18 @@ class IoLoop:
         if self._num_users:
             self._changed.notify_all()
 
+    @signals.uninterrupted
     def pump(self, timeout_s: float | None, spin_s: float = 0.0) -> None:
-        """One step of waiting for input."""
+        """One step of waiting for input. Raises what a signal's handler raises that comes meanwhile."""
+        self._step(timeout_s, spin_s)
+        if signals.has_put_off():
+            self.lock.release()
+            try:
+                signals.run_put_off()
+            finally:
+                self.lock.acquire()
+
+    def _step(self, timeout_s: float | None, spin_s: float) -> None:
         transport = self.transport
         if self.send_now():
             return
@@ -219,13 +258,12 @@ class IoLoop:
             self._lead(timeout_s)
         else:
             self._lead(tick_s if timeout_s is None else min(tick_s, timeout_s))
-            self.on_tick()
+            self._tick()
 
     def _lead(self, timeout_s: float | None) -> None:
         self._has_leader = True
+        self.lock.release()
         try:
-            # Inside the try: a Ctrl-C may strike as soon as the lock is free, and callers rely on getting it back.
-            self.lock.release()
             ready = self._poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
         finally:
             self.lock.acquire()
@@ -244,7 +282,7 @@ class IoLoop:
         if self._background_sleeps:
             self._background_sleeps = False
             self._background_wakes.notify()
-        if not self.is_closed:
+        if not self.is_closed and self.failure is None:
             self.drain()
         if self._num_users > 1:
             self._changed.notify_all()
@@ -255,13 +293,12 @@ class IoLoop:
         with self.lock:
             try:
                 self._serve()
-            except BaseException as error:  # never a silent hang: whoever waits, or asks next, hears of it
-                self.failure, self.is_open = error, False
-                self._changed.notify_all()
+            except BaseException as error:
+                self._fail(error)
                 raise
 
     def _serve(self) -> None:
-        while not self.is_closed:
+        while not self.is_closed and self.failure is None:
             if self._num_users and self._has_leader:
                 # A user thread waits for input: it serves everybody, and wakes us when it has some.
                 self._background_sleeps = True
@@ -280,7 +317,7 @@ class IoLoop:
                 self._background_leads = False
                 self.notify()
             if not self.is_closed:
-                self.on_tick()
+                self._tick()
                 self.send_now()
 
     def close(self, linger_s: float = 0) -> None:
@@ -295,3 +332,4 @@ class IoLoop:
         with self.lock:
             self.transport.close(linger_s)
             os.close(self._wake_fd)
+        signals.unwrap_handlers()

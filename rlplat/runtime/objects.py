@@ -1,6 +1,6 @@
 """The objects of a process: the shell around `ownership` and `store`. Refs, borrows, values in and out.
 
-Everything here but `adopt`, `make_value` and `open_value` is called with the loop's lock held.
+Everything here but `adopt`, `make`, `make_value` and `open_value` is called with the loop's lock held.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlplat.runtime.io_loop import IoLoop
 from rlplat.runtime.messages import Key, Segment, Value
 from rlplat.runtime.ownership import Book, Entry, after_death
 from rlplat.runtime.refs import INPROC, ObjectRef
+from rlplat.runtime.signals import uninterrupted
 from rlplat.runtime.spilling import Room
 from rlplat.runtime.store import BytesMissing, Store
 
@@ -208,6 +209,15 @@ class Objects:
                 full = error
         return Value(b"", self.room.write(packed, owner, full), keys)
 
+    @uninterrupted
+    def make(self, packed: codec.Packed, made_by: str = "put") -> tuple[Value, ObjectRef]:
+        """A new object of this process, with this value."""
+        value = self.make_value(packed, self.client_id)
+        with self._loop.lock:
+            self.room.check()
+            self.collect()
+            return value, self.own(value, packed.refs, made_by)
+
     def open_value(self, value: Value, ref: ObjectRef, deadline: float | None = None) -> Any:
         """Unpickle, or raise the error in its place. Views of shared memory keep a ref of their own."""
         if value.error is not None:
@@ -297,7 +307,7 @@ class Objects:
         elif segment.creator not in self.dead:
             self._transport.post(segment.creator, messages.FreeSegments([segment.name], True))
 
-    def own(self, value: Value, inner: list[ObjectRef], made_by: str = "put") -> ObjectRef:
+    def own(self, value: Value, inner: list[ObjectRef], made_by: str) -> ObjectRef:
         """A new object of this process that has its value already."""
         entry = self.book.add(next(self.ids))
         entry.value, entry.inner, entry.made_by = value, inner, made_by

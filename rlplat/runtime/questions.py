@@ -18,35 +18,40 @@ if TYPE_CHECKING:
 class Questions:
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._answers: dict[int, messages.Answer] = {}
-        self._clusters: dict[int, messages.Cluster] = {}
+        self._asked: set[int] = set()
+        """Requests that somebody waits for the answers of: others come too late."""
+        self._answers: dict[int, Any] = {}
         self._groups = GroupBook()
         client._loop.handlers |= {
-            messages.Answer: lambda _, m: self._answers.update({m.request: m}),
-            messages.Cluster: lambda _, m: self._clusters.update({m.request: m}),
+            messages.Answer: self._on_answer,
+            messages.Cluster: self._on_answer,
             messages.GroupNews: self._on_group_news,
         }
 
-    def ask(self, make: Callable[[int], Any]) -> messages.Answer:
+    def ask(self, make: Callable[[int], Any]) -> Any:
         client = self._client
         with client._lock:
             client._check_open()
             request = next(client._objects.ids)
-            client._transport.post(NODE, make(request))
-            client._wait_until(lambda: request in self._answers, None, "the node's answer")
-            return self._answers.pop(request)
+            self._asked.add(request)
+            try:
+                client._transport.post(NODE, make(request))
+                client._wait_until(lambda: request in self._answers, None, "the node's answer")
+                return self._answers[request]
+            finally:
+                self._asked.discard(request)
+                self._answers.pop(request, None)
+
+    def _on_answer(self, sender: str, message: Any) -> None:
+        if message.request in self._asked:
+            self._answers[message.request] = message
 
     def resources(self, available: bool) -> dict[str, float]:
         return self.ask(lambda request: messages.AskResources(request, available)).amounts
 
     def cluster(self) -> messages.Cluster:
-        client = self._client
-        with client._lock:
-            client._check_open()
-            request = next(client._objects.ids)
-            client._transport.post(NODE, messages.AskCluster(request))
-            client._wait_until(lambda: request in self._clusters, None, "the node's answer")
-            return self._clusters.pop(request)
+        answer: messages.Cluster = self.ask(messages.AskCluster)
+        return answer
 
     def create_group(
         self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
@@ -61,7 +66,11 @@ class Questions:
                 NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached)
             )
         # Once this is answered the node knows the group: the handle may travel, and news of it cannot be early.
-        self.resources(available=False)
+        try:
+            self.resources(available=False)
+        except BaseException:  # interrupted: nobody gets the handle
+            self.remove_group(group)
+            raise
         return group
 
     def group_ready(self, group: PlacementGroup) -> ObjectRef:

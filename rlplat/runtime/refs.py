@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rlplat.errors import NotInitialized, SerializationError
+from rlplat.runtime.signals import uninterrupted
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend
@@ -39,6 +39,7 @@ class ObjectRef(msgspec.Struct, eq=False, gc=False):
     _key: Any = None
     """What `_drop` is told: the id of an object of this process, else (owner, id)."""
 
+    @uninterrupted
     def __del__(self) -> None:
         self._drop(self._key)
 
@@ -68,16 +69,19 @@ class ObjectRef(msgspec.Struct, eq=False, gc=False):
         return backend().value_of(self).__await__()
 
 
-@contextmanager
-def collecting_refs() -> Iterator[list[ObjectRef]]:
+class collecting_refs:  # noqa: N801  (a context manager; not a generator's, which a signal may interrupt on its way out)
     """`with collecting_refs() as refs: pickle.dumps(...)` lists the refs that the value contains."""
-    outer = getattr(_collecting, "refs", None)
-    refs: list[ObjectRef] = []
-    _collecting.refs = refs
-    try:
-        yield refs
-    finally:
-        _collecting.refs = outer
+
+    @uninterrupted
+    def __enter__(self) -> list[ObjectRef]:
+        self._outer = getattr(_collecting, "refs", None)
+        refs: list[ObjectRef] = []
+        _collecting.refs = refs
+        return refs
+
+    @uninterrupted
+    def __exit__(self, *exc_info: object) -> None:
+        _collecting.refs = self._outer
 
 
 def _rebuild_ref(owner: str, id: int) -> ObjectRef:

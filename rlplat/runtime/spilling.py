@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Container
 
 from rlplat.errors import GetTimeout, ObjectStoreFull
-from rlplat.runtime import messages
+from rlplat.runtime import messages, signals
 from rlplat.runtime.codec import Packed
 from rlplat.runtime.crash_points import crash_point
 from rlplat.runtime.io_loop import IoLoop, Patience
@@ -33,12 +33,13 @@ _LOOK_AGAIN_S = 0.02
 class Spiller:
     """Moves objects of this process to disk, one at a time."""
 
-    def __init__(self, store: Store, lock: threading.Lock) -> None:
+    def __init__(self, store: Store, lock: signals.LoopLock) -> None:
         self._store, self._lock = store, lock
         self._one_at_a_time = threading.Lock()
         self.failure = ""
         """Why the last attempt ended early."""
 
+    @signals.uninterrupted
     def spill(self, needed: int) -> int:
         """Without the lock: move objects until `needed` bytes are free; returns how many are."""
         freed, tried = 0, set[str]()
@@ -62,6 +63,8 @@ class Spiller:
                         freed += self._store.end_move(name, outcome)
                 if self.failure:
                     break
+                if signals.has_put_off():
+                    signals.run_put_off()
         return freed
 
 
@@ -138,8 +141,10 @@ class Room:
         for peer in peers:
             self._loop.transport.post(peer, messages.MakeRoom(to_spill))
         self._waited_for |= set(peers)
-        self._pump(lambda: not any(p in self._waited_for and p not in self._dead for p in peers), until)
-        self._waited_for -= set(peers)
+        try:
+            self._pump(lambda: not any(p in self._waited_for and p not in self._dead for p in peers), until)
+        finally:
+            self._waited_for -= set(peers)
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
         patience = _Restless(self.patience())

@@ -25,6 +25,7 @@ from rlplat.runtime.session import (
     make_spill_folder,
     remove_session,
 )
+from rlplat.runtime.signals import uninterrupted
 
 if TYPE_CHECKING:
     from rlplat.runtime.driver import Driver
@@ -61,6 +62,7 @@ def start_private_cluster(
         env=_environment(session),
     )
     assert node.stdin is not None and node.stdout is not None
+    driver: Driver | None = None
     try:
         from rlplat.runtime import capacity, stack_dump
         from rlplat.runtime.log_files import SNAPSHOTS, make_session_folder
@@ -104,14 +106,22 @@ def start_private_cluster(
         driver.use_runtime_env(env, os.path.join(folder, SNAPSHOTS))
         driver.start()
         stack_dump.arm()
+        return driver
     except BaseException:
-        node.kill()
-        node.wait()
-        node.stdin.close()
-        node.stdout.close()
-        remove_session(session)
+        _give_up(session, node, driver)
         raise
-    return driver
+
+
+@uninterrupted
+def _give_up(session: str, node: subprocess.Popen[bytes], driver: Driver | None) -> None:
+    if driver is not None:
+        driver.close()
+    node.kill()
+    node.wait()
+    assert node.stdin is not None and node.stdout is not None
+    node.stdin.close()
+    node.stdout.close()
+    remove_session(session)
 
 
 def _is_readable(descriptor: int, timeout_s: float) -> bool:

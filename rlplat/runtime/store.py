@@ -30,6 +30,7 @@ from rlplat.errors import ObjectLost, ObjectStoreFull
 from rlplat.runtime.capacity import SPILL_LINK, Account
 from rlplat.runtime.codec import Packed, unpack
 from rlplat.runtime.messages import Segment
+from rlplat.runtime.signals import uninterrupted
 
 _ALIGN = 64
 _SPARE_BYTES = 512 << 20
@@ -323,21 +324,23 @@ class Store:
 
         Tensors, which cannot be read-only, are views of memory that is copied when it is written.
         """
-        views = None
+        views = self._mapped(segment, ref)
+        return unpack(memoryview(views[0]), [memoryview(view) for view in views[1:]])
+
+    @uninterrupted
+    def _mapped(self, segment: Segment, ref: Any) -> list[Any]:
+        """Its parts, bytes each."""
         with self._mappings_lock:  # `drop_mappings` must not come between a mapping and its views
             mapping = None if segment.is_writable else self._mappings.get(segment.name)
             if mapping is not None and len(mapping) >= _needed(segment):
-                views = _views(mapping, segment, ref)
-        if views is None:
-            descriptor = self._open(
-                segment
-            )  # without the lock: it may wait for as long as the bytes go to disk
-            try:
-                with self._mappings_lock:
-                    views = _views(self._map(segment, descriptor), segment, ref)
-            finally:
-                os.close(descriptor)
-        return unpack(memoryview(views[0]), [memoryview(view) for view in views[1:]])
+                return _views(mapping, segment, ref)
+        # Without the lock: it may wait for as long as the bytes go to disk.
+        descriptor = self._open(segment)
+        try:
+            with self._mappings_lock:
+                return _views(self._map(segment, descriptor), segment, ref)
+        finally:
+            os.close(descriptor)
 
     def _map(self, segment: Segment, descriptor: int) -> mmap.mmap:
         if segment.is_writable:

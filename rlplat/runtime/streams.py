@@ -25,6 +25,7 @@ from rlplat.errors import SerializationError
 from rlplat.runtime import codec, messages
 from rlplat.runtime.messages import DYNAMIC, STREAMING, Value
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.signals import uninterrupted
 
 if TYPE_CHECKING:
     from rlplat.runtime.client import Client
@@ -160,6 +161,7 @@ class ObjectRefGenerator:
         """Whether the generator has ended and all its refs are taken."""
         return self._stream.is_ended and not self._stream.ready and not self._stream.has_failed
 
+    @uninterrupted
     def __del__(self) -> None:
         self._source.drop(self._stream.task)
 

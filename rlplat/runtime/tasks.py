@@ -95,7 +95,8 @@ class Tasks:
             and capture is None
             and not options.name  # which travels with the call
         )
-        pack, lock, objects, tasks = codec.pack_scalars, self._loop.lock, self._objects, self._calls.records
+        pack, objects, tasks = codec.pack_scalars, self._objects, self._calls.records
+        take_lock, release_lock = self._loop.lock.take, self._loop.lock.release
         ids, entries, me, drop = objects.ids, objects.book.entries, self._client.client_id, objects.drop
         loop, ready, dropped, Run = self._loop, lane.ready, objects.dropped, messages.Run  # noqa: N806  (bound once, for speed)
 
@@ -105,7 +106,8 @@ class Tasks:
             if data is None:
                 return self.submit(code, args, kwargs, options, lane, capture)
             key = key or self._calls.code_key(code)
-            with lock:
+            take_lock()
+            try:
                 if not loop.is_open:
                     self._client._check_open()
                 if dropped:
@@ -117,7 +119,9 @@ class Tasks:
                 if lane.is_hungry or len(ready) == 1:
                     self.dispatch(lane)
                 loop.send_soon(len(tasks))
-            return ObjectRef(me, id, drop, id)
+                return ObjectRef(me, id, drop, id)
+            finally:
+                release_lock()
 
         return submit
 

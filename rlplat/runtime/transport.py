@@ -114,9 +114,10 @@ class Transport:
         send, encode = self._socket.send, messages.encode
         for label, box in self._outbox.items():
             if box:
+                frame = encode(box)  # ahead of the label, which must not be left alone
                 try:
                     send(label, _MORE)
-                    send(encode(box), _NOBLOCK)
+                    send(frame, _NOBLOCK)
                 except zmq.ZMQError as error:
                     # The peer is gone; the node's WorkerDied says so to everybody and settles what was sent to it.
                     if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):

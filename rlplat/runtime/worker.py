@@ -267,8 +267,11 @@ class Worker(Client):
                     result = target(*args, **kwargs)
                 data = codec.pack_scalar(result)
                 if data is not None:
-                    with self._lock:
+                    self._lock.take()
+                    try:
                         self._transport.post_result(owner, message.task, data)
+                    finally:
+                        self._lock.release()
                 else:
                     self._reply(owner, message.task, self._code_name[code], 1, result)
             except BaseException as error:
@@ -288,8 +291,11 @@ class Worker(Client):
                     result = call(*args, **kwargs)
                 data = codec.pack_scalar(result)
                 if data is not None:
-                    with self._lock:
+                    self._lock.take()
+                    try:
                         self._transport.post_result(owner, message.task, data)
+                    finally:
+                        self._lock.release()
                 else:
                     self._reply(owner, message.task, what, 1, result)
             except ActorExit:

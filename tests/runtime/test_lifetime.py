@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -286,7 +287,8 @@ def test_a_failed_io_thread_is_an_error_and_never_a_silent_hang(cluster: None) -
         raise ZeroDivisionError("planted")
 
     client._loop.on_tick = explode
-    rlplat.available_resources()  # wakes the thread
+    with contextlib.suppress(RuntimeFault):
+        rlplat.available_resources()  # wakes the thread
     client._loop._background.join(10)
-    with pytest.raises(RuntimeFault, match=r"I/O thread in driver failed.*planted"):
+    with pytest.raises(RuntimeFault, match=r"the runtime in driver failed.*planted"):
         rlplat.put(1)
