@@ -208,19 +208,20 @@ class Tasks:
     def _on_gave_back(self, sender: str, message: messages.GaveBack) -> None:
         if sender in self._objects.dead:
             return  # its tasks were queued again when it died
-        for id in message.tasks:
-            record = self._calls.records.get(id)
-            if record is not None:
-                for value in values_of(record.message):
-                    self._objects.hand_over(value.keys(), sender, -1)
+        theirs = [id for id in message.tasks if self._is_with(sender, id)]
+        for id in theirs:
+            for value in values_of(self._calls.records[id].message):
+                self._objects.hand_over(value.keys(), sender, -1)
         for lane in self._busy:
             if sender in lane.leases:
                 lane.gave_back(sender, message.tasks)
-                if message.is_worn and not lane.leases[sender].in_flight:
-                    del lane.leases[sender]
-                    self._transport.post(NODE, messages.ReturnLease(sender, is_worn=True))
                 self.touched[lane] = True
-        self._client._cancels.on_gave_back(message.tasks)
+        self._client._cancels.on_gave_back(theirs)
+
+    def _is_with(self, worker: str, id: int) -> bool:
+        """Whether it is a task that this worker has."""
+        record = self._calls.records.get(id)
+        return record is not None and record.lane is not None and record.target == worker
 
     def on_worker_died(self, worker: str, reason: str, kind: str) -> None:
         """Its tasks run again, or fail."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import time
 import types
 import typing
 from collections.abc import Iterator
@@ -252,3 +253,28 @@ def _the_node_and_the_workers_say_everything_to_the_driver(town: Town) -> None:
                     client._loop.on_tick()
     assert town.num_dropped() > before
     assert client._loop.failure is None
+
+
+@pytest.mark.usefixtures("cluster")
+def test_tasks_are_given_back_by_the_worker_that_has_them_only(tmp_path: Path) -> None:
+    """A stranger's word neither takes back what was lent with them, nor ends those that are being cancelled."""
+    client: Any = refs.backend()
+
+    @rlplat.remote(max_retries=0)
+    def wait(box: list[Any]) -> int:
+        (tmp_path / "began").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return int(rlplat.get(box[0]))
+
+    inner = rlplat.put(7)
+    result = wait.remote([inner])
+    assert soon((tmp_path / "began").exists)
+    with client._lock:
+        before = client._objects.book.find(inner.id).num_lent()
+        client._transport.dropped.deliver(
+            "w90001", [messages.GaveBack([result.id])], client._loop.handlers.get
+        )
+        assert client._objects.book.find(inner.id).num_lent() == before
+    (tmp_path / "go").touch()
+    assert rlplat.get(result, timeout=60) == 7
