@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,37 @@ def test_two_peers_may_connect_to_each_other_at_once(make: Callable[[str], Trans
         b.flush()
     assert receive(b, 50) == [("w1", done(n)) for n in range(50)]
     assert receive(a, 50) == [("w2", done(100 + n)) for n in range(50)]
+
+
+def test_frames_of_every_size_in_all_directions(make: Callable[[str], Transport]) -> None:
+    chooser = random.Random(5)
+    ends = {name: make(name) for name in ("driver", "w1", "w2")}
+    sent: dict[tuple[str, str], list[Any]] = {}
+    for _ in range(600):
+        sender, receiver = chooser.sample(sorted(ends), 2)
+        # A length takes one byte more from 256 and from 65,536 on, for the message as well as for its frame.
+        size = max(0, chooser.choice([0, 24, 256, 8192, 65_536, 1 << 17]) + chooser.randrange(-40, 41))
+        task, data = (
+            chooser.choice([1, 127, 128, 255, 65_535, 1 << 32, (1 << 62) - 1]),
+            chooser.randbytes(size),
+        )
+        messages_now = [messages.Done([task], [data]), messages.Item(task, size, messages.Value(data))]
+        if chooser.random() < 0.5:
+            ends[sender].post_all(receiver, messages_now)
+        else:
+            for message in messages_now:
+                ends[sender].post(receiver, message)
+        sent.setdefault((sender, receiver), []).extend(messages_now)
+        if chooser.random() < 0.4:
+            ends[sender].flush()
+    for end in ends.values():
+        end.flush()
+    for receiver, end in ends.items():
+        expected = {pair: batch for pair, batch in sent.items() if pair[1] == receiver}
+        got: dict[tuple[str, str], list[Any]] = {}
+        for sender, message in receive(end, sum(map(len, expected.values()))):
+            got.setdefault((sender, receiver), []).append(message)
+        assert got == expected
 
 
 def test_a_reply_goes_back_on_the_connection_it_came_by(make: Callable[[str], Transport]) -> None:
