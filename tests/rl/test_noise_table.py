@@ -46,7 +46,7 @@ def test_a_slice_is_a_view_that_begins_at_its_index() -> None:
         NoiseTable(noise).slice(7, 4)  # numpy would give the three that are there
 
 
-@pytest.mark.parametrize("block_floats", [1, 21, 1 << 20])
+@pytest.mark.parametrize("block_floats", [1, 7, 13, 14, 21, 55, 56, 57, 1 << 20])
 def test_weighted_sum(monkeypatch: pytest.MonkeyPatch, block_floats: int) -> None:
     monkeypatch.setattr(noise_table, "BLOCK_FLOATS", block_floats)
     noise = make_noise(100, seed(3))
