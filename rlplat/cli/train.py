@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -92,14 +93,21 @@ def run(arguments: list[str]) -> int:
     if options.policy is not None:
         put(named, ("policy", "custom"), options.policy, "--policy")
     layers = [named, settings_layer(options.set)]
-    trained = train(
-        options.algo,
-        config=options.config,
-        out=options.out,
-        resume=options.resume,
-        init_from=options.init_from,
-        flags=layers,
-    )
+    try:
+        trained = train(
+            options.algo,
+            config=options.config,
+            out=options.out,
+            resume=options.resume,
+            init_from=options.init_from,
+            flags=layers,
+        )
+    except KeyboardInterrupt as interrupt:
+        if not hasattr(
+            interrupt, "exit_code"
+        ):  # the run, which tells of its own interruptions, had not begun
+            print("rlplat: interrupted before the run began; nothing was saved", file=sys.stderr)
+        raise
     if trained.num_iterations == 0:
         rules = stop_rules(trained.config)
         reached = " or ".join(f"{key} {limit:,.10g}" for key, limit in rules.items())

@@ -18,7 +18,7 @@ import pytest
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.metrics import read_records
-from rlplat.rl import registry, run_directory
+from rlplat.rl import registry, run_directory, training_loop
 from rlplat.rl.schedules import schedule_value
 from rlplat.rl.training_plan import plan_from_file
 from tests.cli.counting_algorithm import CountingAlgorithm
@@ -302,6 +302,15 @@ def test_a_signal_before_the_first_result_leaves_nothing_and_says_so(
     assert train(*flags, "--out", "demo") == 130
     assert "interrupted before the first step was finished; nothing was saved" in capsys.readouterr().err
     assert not (here / "demo").exists()
+
+
+def test_ctrl_c_before_the_run_begins_says_so(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_loop, "plan_training", plan)
+    assert train("--out", "demo") == 130
+    assert capsys.readouterr().err == "rlplat: interrupted before the run began; nothing was saved\n"
 
 
 def test_a_signal_while_a_resumed_run_starts_leaves_it_as_it_was(here: Path, capsys: Any) -> None:
