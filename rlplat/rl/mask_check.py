@@ -44,7 +44,7 @@ def forbidden_choice(
         shares = np.exp(np.minimum(log_prob(other.reshape(actions.shape)) - of_legal, 0.0))
         if shares.max() > SMALL:
             return (
-                f"an action that the action mask forbids is as likely as {shares.max():.2g} of the only legal one "
+                f"an action that the action mask forbids is {shares.max():.2g} times as likely as the only legal one "
                 f"(column {column} of the actions), expected 0: give the mask to the distribution, "
                 'ActionDistribution(spec, params, mask=obs["action_mask"].bool()) (docs/custom-policy.md)'
             )

@@ -237,7 +237,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_a_network_that_ignores_the_mask_is_refused(action: ActionSpec, column: int, core: str) -> None:
     text = message(IgnoresTheMask, obs=masked(action), action=action, core=core)
-    assert "my_policy:IgnoresTheMask: an action that the action mask forbids is as likely as " in text
+    assert (
+        "my_policy:IgnoresTheMask: an action that the action mask forbids is 1 times as likely as the only legal one"
+        in text
+    )
     assert f"(column {column} of the actions), expected 0: give the mask to the distribution" in text
     spec = make_spec(obs=masked(action), action=action, core=core)
     check_network(ActorCritic(spec), spec, CPU)
