@@ -53,7 +53,7 @@ def test_env_stepping_asks_for_workers_but_never_for_more_than_cpus(
 def test_acting_asks_for_more_rows_at_once_then_for_workers() -> None:
     seconds = clocks(100.0, 0.0, env=0.1, act=0.7)
     assert bottleneck(seconds, config(num_envs_per_worker=8), 2) == (
-        "70 % of the time is acting: try --num-envs-per-worker 16"
+        "70 % of the time is acting: try --num-envs-per-worker 16, which changes what is learnt"
     )
     assert bottleneck(seconds, config(num_envs_per_worker=64), 2).endswith("try --num-rollout-workers 2")
     assert bottleneck(seconds, config(num_envs_per_worker=64, num_rollout_workers=2), 2) == ""
