@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
-from rlplat.runtime import codec, inspection, messages
+from rlplat.runtime import codec, inspection, messages, signals
 from rlplat.runtime.actors import Actors
 from rlplat.runtime.awaiting import Awaiting
 from rlplat.runtime.backend import Backend, Options
@@ -295,3 +295,4 @@ class Client:
             self._objects.close()
             for record in self._calls.records.values():
                 record.refs = None
+        signals.unwrap_handlers()

@@ -332,4 +332,3 @@ class IoLoop:
         with self.lock:
             self.transport.close(linger_s)
             os.close(self._wake_fd)
-        signals.unwrap_handlers()

@@ -92,6 +92,18 @@ except KeyboardInterrupt:
         assert driver.is_all_gone(), driver.left_behind()
 
 
+def test_the_end_gives_the_users_signal_handlers_back() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        rlplat.init(num_cpus=1, num_gpus=0)
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        rlplat.shutdown()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        rlplat.shutdown()
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_uncaught_ctrl_c_leaves_nothing() -> None:
     with program(BUSY_DRIVER + "rlplat.get(running)") as driver:
         os.killpg(driver.pid, signal.SIGINT)
