@@ -162,7 +162,7 @@ def test_differences_are_found() -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_killed_and_resumed_run_is_the_one_that_never_stopped(case: Case, tmp_path: Path) -> None:
-    if ":" not in case.algo and importlib.util.find_spec(f"algorithms.{case.algo}") is None:
+    if ":" not in case.algo and importlib.util.find_spec(f"rlplat.algorithms.{case.algo}") is None:
         pytest.skip(f"algorithms/{case.algo}.py is not there yet")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     flags = ["train", "--algo", case.algo, "--env", case.env, "--seed", "7", "--deterministic"]
