@@ -376,8 +376,9 @@ class RemoteFunction:
         if kwargs or not self._least <= len(args) <= self._most:
             self._check(args, kwargs)
         if self._backend is not connection._backend:
-            self._backend = _connected()
-            self._submit = self._backend.submitter(self._code, self._options)
+            backend = _connected()
+            self._submit = backend.submitter(self._code, self._options)
+            self._backend = backend  # last: a signal may end this on the way
         return self._submit(args, kwargs)
 
     def _check(self, args: tuple, kwargs: dict) -> None:

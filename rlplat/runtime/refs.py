@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rlplat.errors import NotInitialized, SerializationError
-from rlplat.runtime.signals import uninterrupted
+from rlplat.runtime.signals import uninterrupted, wrap_handlers
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend
@@ -74,6 +74,7 @@ class collecting_refs:  # noqa: N801  (a context manager; not a generator's, whi
 
     @uninterrupted
     def __enter__(self) -> list[ObjectRef]:
+        wrap_handlers()  # what one of them raises is then told from an error of the value
         self._outer = getattr(_collecting, "refs", None)
         refs: list[ObjectRef] = []
         _collecting.refs = refs

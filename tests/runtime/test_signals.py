@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlplat.runtime import codec, signals
+import rlplat
+from rlplat.runtime import codec, refs, signals
 from rlplat.runtime.io_loop import IoLoop
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.signals import LoopLock, uninterrupted
@@ -168,9 +169,24 @@ def test_a_runtime_that_hangs_can_be_interrupted(lock: LoopLock, monkeypatch: py
                 len("it hangs")
 
 
-def test_what_a_handler_raises_is_no_fault_of_the_value() -> None:
-    signals.wrap_handlers()
+def test_a_remote_function_whose_first_call_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backend:
+        is_interrupted = False
 
+        def submitter(self, *_: Any) -> Any:
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                raise KeyboardInterrupt
+            return lambda args, kwargs: args
+
+    monkeypatch.setattr(refs, "_backend", Backend())
+    function = rlplat.remote(lambda x: x)
+    with pytest.raises(KeyboardInterrupt):
+        function.remote(1)
+    assert function.remote(1) == (1,)
+
+
+def test_what_a_handler_raises_is_no_fault_of_the_value() -> None:
     class Slow:
         def __reduce__(self) -> Any:
             signal.raise_signal(signal.SIGUSR1)
