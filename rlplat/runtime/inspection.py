@@ -301,14 +301,14 @@ def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
 
 def _spans(client: Any, limit: int) -> Report:
     """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
-    spans, waits = _named_spans(client), list(client._loop.waits)
-    totals = {"spans": spans[-limit:], "waits": waits[-limit:], "actor": getattr(client, "_actor_name", "")}
+    spans, waits = _named_spans(client), client._loop.waits.last(limit)
+    totals = {"spans": spans[-limit:], "waits": waits, "actor": getattr(client, "_actor_name", "")}
     return Report(0, totals=totals)
 
 
 def _named_spans(client: Any) -> list[tuple[str, float, float]]:
     names = getattr(client, "_code_name", {})
-    spans = client._spans.copy() if hasattr(client, "_spans") else ()
+    spans = client._spans.last() if hasattr(client, "_spans") else ()
     return [(names.get(name, name), began, ended) for name, began, ended in spans]
 
 

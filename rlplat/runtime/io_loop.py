@@ -15,12 +15,12 @@ import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlplat.errors import GetTimeout
 from rlplat.runtime import signals
+from rlplat.runtime.spans import Spans
 from rlplat.runtime.transport import Transport
 
 _SPIN_S = 120e-6
@@ -63,7 +63,7 @@ class IoLoop:
         self.is_closed = False
         self.failure: BaseException | None = None
         """What reading, sending or house-keeping has raised: the books cannot be trusted any more."""
-        self.waits: deque[tuple[str, float, float]] = deque(maxlen=2000)
+        self.waits = Spans(2000)
         """(what, began, ended) of the last long waits of user threads, for `rlplat timeline`."""
         self._changed = threading.Condition(self.lock)
         self._background_wakes = threading.Condition(self.lock)
@@ -208,6 +208,7 @@ class IoLoop:
             self.leave()
             if self._last_use - began > _LONG_WAIT_S:
                 self.waits.append((what or "get", began, self._last_use))
+                self.waits.pack()
             if self.transport.num_unsent and self.is_open:
                 self.send_now()  # what came round while this waited (a deadline's cancel): its user may act on it now
             if patience is not None:

@@ -44,6 +44,7 @@ from rlplat.runtime.io_loop import Patience
 from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import Value
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.spans import Spans
 
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
@@ -98,7 +99,7 @@ class Worker(Client):
         self._main_thread = threading.main_thread()
         self._exits = False
         self._running = ""
-        self._spans: deque[tuple[str, float, float]] = deque(maxlen=_SPANS)
+        self._spans = Spans(_SPANS)
         """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`; by `time.perf_counter`."""
         self._loop.handlers |= {
             messages.Code: self._on_code,
@@ -203,6 +204,7 @@ class Worker(Client):
             if num_results >= _FLUSH_RESULTS or now - flushed_at > _FLUSH_S:
                 with self._lock:
                     self._loop.send_now()
+                    self._spans.pack()
                 num_results, flushed_at = 0, now
             self._running = ""
             if self._calls.records:
@@ -240,6 +242,7 @@ class Worker(Client):
                 if self._once is not None:
                     self._once.commit()
                 self._objects.collect()
+                self._spans.pack()
                 if self._transport.num_unsent:
                     crash_point("before_results_leave")
                     self._transport.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -31,6 +32,15 @@ class Caller:
         dead = client._objects.dead
         return {"books": len(client._actors._books), "dead": dead.num_ranges()}
 
+    def num_loose_spans(self) -> int:
+        client: Any = refs.backend()
+        return len(client._spans._recent)
+
+
+class AsyncCaller(Caller):
+    async def num_loose_spans(self) -> int:  # type: ignore[override]
+        return super().num_loose_spans()
+
 
 @pytest.mark.usefixtures("cluster")
 def test_books_of_what_is_over_are_closed() -> None:
@@ -47,3 +57,17 @@ def test_books_of_what_is_over_are_closed() -> None:
     assert soon(lambda: rlplat.get(rlplat.remote(lambda: 1).remote()) == 1 and len(client._tasks.lanes) < 3)
     assert soon(lambda: 0 < rlplat.get(caller.sizes.remote())["dead"] < 6)
     assert client._objects.dead.num_ranges() < 6
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("kind", [Caller, AsyncCaller])
+def test_the_last_calls_of_a_worker_are_packed(kind: type) -> None:
+    caller = rlplat.remote(num_cpus=0)(kind).remote()
+    rlplat.get([caller.num_loose_spans.remote() for _ in range(1200)])
+    assert rlplat.get(caller.num_loose_spans.remote()) < 300
+    client: Any = refs.backend()
+    waits = client._loop.waits
+    for number in range(600):
+        waits.append(("get", number, number + 1))
+    rlplat.wait([rlplat.remote(lambda: time.sleep(0.01)).remote()])  # a long wait
+    assert len(waits._recent) < 300
