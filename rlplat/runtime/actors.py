@@ -23,6 +23,9 @@ from rlplat.runtime.retries import History
 if TYPE_CHECKING:
     from rlplat.runtime.client import Client
 
+_REMEMBERED = 100
+"""Detached actors that are gone, whose calls fail without asking the node."""
+
 
 class Actors:
     """Everything here but the verbs is called with the client's lock held."""
@@ -38,7 +41,8 @@ class Actors:
         self._made: set[int] = set()
         """Objects that stand for the handles of actors that this process made."""
         self._detached: set[str] = set()
-        """Those that this process made: they do not end with its handles."""
+        """Those among the books: they do not end with the handles here, nor do their books."""
+        self._gone_detached: dict[str, None] = {}
         self._loop.handlers |= {
             messages.Placed: self._on_placed,
             messages.ActorRestarting: self._on_restarting,
@@ -151,6 +155,7 @@ class Actors:
     def _never_made(self, actor_id: str) -> None:
         """Somebody has its name already."""
         self._books.pop(actor_id, None)
+        self._detached.discard(actor_id)
         record = self._records.pop(int(actor_id.rsplit(":", 1)[1]), None)
         if record is not None:
             self._calls.fill(record, (Value(codec.pack(None).data),))
@@ -191,7 +196,8 @@ class Actors:
                 self._transport.post(NODE, messages.EndActor(actor_id, reason, True, no_restart=False))
                 self._loop.send_now()
                 return
-            self._books.setdefault(actor_id, ActorCalls(handle._info.class_name, self._records))
+            if actor_id not in self._books:
+                self._open_book(handle)
             self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
             self._loop.send_now()
             text = f"actor {handle._info.class_name} is gone: {reason}"
@@ -279,8 +285,14 @@ class Actors:
         """The book of a handle's actor; opened, and its address asked for, at the first call."""
         actor = self._books.get(handle._actor_id)
         if actor is None:
-            actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
+            actor = self._open_book(handle)
             self._transport.post(NODE, messages.FindActor(handle._actor_id))
+        return actor
+
+    def _open_book(self, handle: ActorHandle) -> ActorCalls:
+        actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
+        if handle._creation is None:
+            self._detached.add(handle._actor_id)
         return actor
 
     def send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
@@ -347,6 +359,12 @@ class Actors:
         if actor is not None:
             self._fail_all(actor.ended(error, was_made))
             self._remove_checkpoint(actor_id)
+            if actor_id in self._detached:
+                self._gone_detached[actor_id] = None
+                if len(self._gone_detached) > _REMEMBERED:  # a call of an older one asks the node
+                    oldest = next(iter(self._gone_detached))
+                    del self._gone_detached[oldest], self._books[oldest]
+                    self._detached.discard(oldest)
 
     def on_freed(self, entry: Entry) -> None:
         """Nobody needs an object any more; when it stood for an actor's handles, the actor may go."""

@@ -221,4 +221,7 @@ def test_a_thousand_gone_actors_are_remembered_and_no_more() -> None:
         house.scheduler.handle(ActorRequested("driver", f"driver:{number}", INFO, shape(CPU=9.0)), 0.0)
     house.scheduler.check_valid()
     assert len(house.scheduler.actors) == 1000
+    assert all(not entry.info.methods for entry in house.scheduler.actors.values()), (
+        "of the gone a line is kept"
+    )
     assert house.tell(WorkerLost("w0", "x")) == []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.runtime import refs
+from rlplat.errors import ActorDied
+from rlplat.runtime import actors, refs
 from tests.patience import soon
 
 
@@ -64,10 +65,28 @@ def test_books_of_what_is_over_are_closed() -> None:
 def test_the_last_calls_of_a_worker_are_packed(kind: type) -> None:
     caller = rlplat.remote(num_cpus=0)(kind).remote()
     rlplat.get([caller.num_loose_spans.remote() for _ in range(1200)])
-    assert rlplat.get(caller.num_loose_spans.remote()) < 300
+    assert soon(lambda: rlplat.get(caller.num_loose_spans.remote()) < 300)
     client: Any = refs.backend()
     waits = client._loop.waits
     for number in range(600):
         waits.append(("get", number, number + 1))
     rlplat.wait([rlplat.remote(lambda: time.sleep(0.01)).remote()])  # a long wait
     assert len(waits._recent) < 300
+
+
+@pytest.mark.usefixtures("cluster")
+def test_books_of_detached_actors_that_are_gone_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "_REMEMBERED", 3)
+    client: Any = refs.backend()
+    detached = rlplat.remote(num_cpus=0)(Counter).options(lifetime="detached")
+    handles = []
+    for number in range(6):
+        handles.append(detached.options(name=f"counter {number}").remote())
+        again = detached.options(name=f"counter {number}", get_if_exists=True).remote()
+        assert rlplat.get(again.add.remote()) == 1
+        rlplat.kill(handles[-1])
+    assert len(client._actors._books) == len(client._actors._detached) == 3
+    for handle in handles:
+        with pytest.raises(ActorDied, match="it was killed by"):
+            rlplat.get(handle.add.remote())
+    assert soon(lambda: len(client._actors._books) == len(client._actors._detached) == 3)

@@ -7,7 +7,8 @@ Rules
    an actor that cannot live must not keep the cluster busy for ever.
 3. A restart that somebody asked for (`kill(no_restart=False)`), or that a lost node caused, is no crash: it counts
    against `max_restarts` only.
-4. The last thousand that are gone are remembered, so that whoever seeks one hears why.
+4. The last thousand that are gone are remembered, so that whoever seeks one hears why: their class and their end, not
+   their methods.
 5. News of an actor may overtake its creation: a handle travels to other processes, and messages of different processes
    come in any order. A creator's actors are numbered ("creator:number") and come in that order, so one with a higher
    number than the last, of a creator that lives, is still to come.
@@ -53,7 +54,8 @@ class ActorEntry:
     incarnation: int = 1
     """Of the process that it has, or that it is to have next."""
     num_restarts: int = 0
-    crashes: deque[float] = field(default_factory=deque)
+    crashes: list[float] = field(default_factory=list)
+    """When, the last period's."""
     error: ErrorInfo | None = None
     """It is gone for good, and why."""
     end_reason: str = ""
@@ -164,7 +166,7 @@ class Actors:
         crashes, intensity = entry.crashes, self._intensity
         crashes.append(now)
         while crashes[0] <= now - intensity.period_s:
-            crashes.popleft()
+            crashes.pop(0)
         if len(crashes) > intensity.most:
             text = (
                 f"{what}: it crashed {len(crashes)} times within {intensity.period_s:g} s, and no actor is restarted "
@@ -177,7 +179,7 @@ class Actors:
 
     def bury(self, entry: ActorEntry, error: ErrorInfo) -> list[str]:
         """It is gone for good; whom to tell."""
-        entry.error = error
+        entry.error, entry.info, entry.crashes = error, ActorInfo(entry.info.class_name, {}), []
         if self.by_name.get((entry.namespace, entry.name)) == entry.id:
             del self.by_name[entry.namespace, entry.name]
         if not entry.is_detached:
