@@ -81,8 +81,10 @@ class Load:
 
         roles = {self.process.pid: "driver"}
         try:
+            actors = state.list_actors(cluster=self.process.pid, limit=1000)
+            classes = {row["actor"]: row["class"] for row in actors}
             for row in state.list_workers(cluster=self.process.pid, limit=1000):
-                roles[row["pid"]] = row["actor"] or "worker without actor"
+                roles[row["pid"]] = classes.get(row["actor"], "worker without actor")
         except RlplatError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
         below = sorted(pid for pid in self.processes if pid not in roles)
@@ -120,7 +122,9 @@ def main() -> None:
         for load in loads:
             load.sample()
         num_samples += 1
-        if num_samples in (3, int(options.minutes * 30 / options.period_s)):
+        if num_samples == max(
+            3, int(options.minutes * 12 / options.period_s)
+        ):  # ahead of the last two thirds
             for load in loads:
                 load.name_processes()
         report = _report(loads, (time.monotonic() - began) / 60, load_average)

@@ -33,6 +33,17 @@ def pss_mib(pids: list[int]) -> float:
     return total_kib / 1024
 
 
+def private_kib(pid: int) -> int:
+    """What this process alone has written to, KiB; 0 when it has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Private_Dirty:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
 def num_threads(pids: list[int]) -> int:
     total = 0
     for pid in pids:
