@@ -228,7 +228,7 @@ class Actors:
                 f"{name}: there is no concurrency group {group!r} in this actor (its groups: {known})"
             )
         # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
-        is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns > 0
+        is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns >= 0
         is_full = is_exactly_once or bool(group)
         message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, is_full)
         if handle._creation is not None:

@@ -72,6 +72,7 @@ def init(
     object_store_memory: int | None = None,
     spill_dir: str | None = None,
     store_full_timeout_s: float = 10.0,
+    ignore_reinit_error: bool = False,
 ) -> None:
     """Start a private cluster on this machine. In a task or an actor, `backend="inproc"` opens one inside its process,
     until `shutdown()`; refs and actor handles from outside work on.
@@ -89,11 +90,16 @@ def init(
     memory_usage_threshold: share of the machine's (or cgroup's) memory above which workers are killed, one at a time.
     log_dir: where folders with the output of workers are kept; None: $RLPLAT_LOG_DIR, or a temporary directory.
     log_to_driver: whether the output of workers is shown on this process's stderr as well.
+    ignore_reinit_error: where there is a cluster already, keep it as it is; else a second call is an error.
     """
     if connection.is_connected():
         outer = connection.backend()
+        if ignore_reinit_error and not (outer.can_nest and backend == "inproc"):
+            return
         if not outer.can_nest:
-            raise OptionError("rlplat.init() was called twice: call rlplat.shutdown() first")
+            raise OptionError(
+                "rlplat.init() was called twice: call rlplat.shutdown() first, or pass ignore_reinit_error=True"
+            )
         if backend != "inproc":
             raise OptionError(
                 "this code runs in a task or an actor, so it has a cluster: leave rlplat.init() away, or open a "
@@ -283,7 +289,7 @@ def _make_remote(target: Any, options: Options, has_num_returns: bool = False) -
 
 _AT_LEAST = {
     "num_cpus": 0, "num_gpus": 0, "memory": 0, "generator_backpressure": 0, "timeout_s": 0,
-    "max_concurrency": 1, "num_returns": 1, "max_calls": 0,
+    "max_concurrency": 1, "num_returns": 0, "max_calls": 0,
     "max_retries": -1, "max_restarts": -1, "max_task_retries": -1,
 }  # fmt: skip
 _WHOLE = (
@@ -359,7 +365,7 @@ def _nowhere(args: tuple, kwargs: dict) -> Any:
 
 
 class RemoteFunction:
-    """A task: `f.remote(*args)` returns its ref (a list of refs with `num_returns` > 1)."""
+    """A task: `f.remote(*args)` returns its ref (a list of refs with `num_returns` > 1, None with 0)."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
         if options.max_calls != code.max_calls:

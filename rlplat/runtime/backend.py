@@ -27,7 +27,8 @@ class Options:
     memory: int = 0
     """Bytes that the process may hold (RSS) before it is killed as out of memory; 0: no limit of its own."""
     num_returns: int = 1
-    """Refs that a call returns; `STREAMING` and `DYNAMIC` (users write the words): as many as the generator yields."""
+    """Refs that a call returns (0: it returns None, and its result is dropped); `STREAMING` and `DYNAMIC` (users write
+    the words): as many as the generator yields."""
     generator_backpressure: int = 64
     """Streaming: how many values a generator may be ahead of its consumer; 0: any number."""
     timeout_s: float | None = None

@@ -63,6 +63,7 @@ class Calls:
         full: bool = False,
     ) -> tuple[Any, Deps, list[ObjectRef]]:
         """The message of a call, the refs that stand for their values, and all refs to hold until it is done."""
+        num_returns = num_returns or 1  # a result that nobody gets is sent, and dropped by its owner
         if not kwargs and num_returns == 1 and not full:
             data = codec.pack_scalars(args)
             if data is not None:
@@ -96,7 +97,7 @@ class Calls:
     def record(
         self, message: Any, key: str, name: str, num_returns: int, refs: list[ObjectRef]
     ) -> tuple[TaskRecord, Any]:
-        """Write the call into the books; its refs."""
+        """Write the call into the books; what its caller gets: a ref, a list of them, or None."""
         objects = self._objects
         objects.collect()
         ids = (
@@ -106,9 +107,10 @@ class Calls:
         record = self.records[ids[0]] = TaskRecord(ids[0], message, key, name, ids, refs)
         for id in ids:
             objects.book.add(id)
-        if num_returns == 1 or num_returns < 0:
-            return record, objects.new_ref(ids[0])
-        return record, [objects.new_ref(id) for id in ids]
+        refs_out = [objects.new_ref(id) for id in ids]
+        if num_returns == 0:
+            return record, None
+        return record, refs_out if num_returns > 1 else refs_out[0]
 
     def open_special(self, record: TaskRecord, out: Any, options: Options | CallOptions) -> Any:
         """The call of a generator, or one with a deadline: what its caller gets."""

@@ -173,8 +173,9 @@ class InprocBackend:
         if is_stream(call.num_returns):
             given = self._streams.open(call)
         else:
+            is_unread, call.num_returns = not call.num_returns, call.num_returns or 1
             call.out = [self._objects.add(None, call.what) for _ in range(call.num_returns)]
-            given = call.out[0] if call.num_returns == 1 else list(call.out)
+            given = None if is_unread else call.out[0] if call.num_returns == 1 else list(call.out)
         if actor is not None and actor.is_async and call is not actor.make:
             self._spawn(call, self._run_async(call, late))
         elif late:

@@ -61,6 +61,14 @@ class ObjectRef(msgspec.Struct, eq=False, gc=False):
         refs.append(self)
         return _rebuild_ref, (self.owner, self.id)
 
+    def binary(self) -> bytes:
+        """Its id, unique in a cluster: `b"driver:7"`, as `rlplat list objects` shows it."""
+        return f"{self.owner}:{self.id}".encode()
+
+    def hex(self) -> str:
+        """`binary()` in hexadecimal digits."""
+        return self.binary().hex()
+
     def future(self) -> Future[Any]:
         """A `concurrent.futures.Future` of the value."""
         return backend().future(self)

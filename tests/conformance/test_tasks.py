@@ -101,7 +101,7 @@ def test_an_unknown_option_gets_a_suggestion() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_cpus": -1}, {"num_gpus": -1}, {"num_returns": 0}, {"num_returns": 1.5}, {"max_concurrency": 0}],
+    [{"num_cpus": -1}, {"num_gpus": -1}, {"num_returns": -1}, {"num_returns": 1.5}, {"max_concurrency": 0}],
 )
 def test_a_bad_option_is_named(options: dict[str, Any]) -> None:
     (name,) = options
