@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlplat.runtime.messages import ActorInfo, CallOptions
 from rlplat.runtime.scheduling.actors import Intensity
 from rlplat.runtime.scheduling.events import (
     ActorEnded,
@@ -217,8 +218,9 @@ def test_the_last_words_of_the_dead_change_nothing() -> None:
 
 def test_a_thousand_gone_actors_are_remembered_and_no_more() -> None:
     house = Cluster(1)
+    info = ActorInfo("Class", {"method": CallOptions()})
     for number in range(1, 1101):
-        house.scheduler.handle(ActorRequested("driver", f"driver:{number}", INFO, shape(CPU=9.0)), 0.0)
+        house.scheduler.handle(ActorRequested("driver", f"driver:{number}", info, shape(CPU=9.0)), 0.0)
     house.scheduler.check_valid()
     assert len(house.scheduler.actors) == 1000
     assert all(not entry.info.methods for entry in house.scheduler.actors.values()), (
