@@ -215,6 +215,9 @@ class Tasks:
         for lane in self._busy:
             if sender in lane.leases:
                 lane.gave_back(sender, message.tasks)
+                if message.is_worn and not lane.leases[sender].in_flight:
+                    del lane.leases[sender]
+                    self._transport.post(NODE, messages.ReturnLease(sender, is_worn=True))
                 self.touched[lane] = True
         self._client._cancels.on_gave_back(theirs)
 
