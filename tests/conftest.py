@@ -1,9 +1,11 @@
-"""Fixtures for every test: the leak meter around it, stacks of all processes when it runs out of time, and clusters."""
+"""Fixtures for every test: the leak meter around it, stacks of all processes when it runs out of time, and clusters;
+and the lanes: `process` marks what starts a process, so that all other tests run in a minute or two."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with this one
+_num_started = 0
+"""Programs that this process has started, interpreters mostly. (A fork that imports nothing costs next to nothing.)"""
+
+
+def _count_starts(event: str, details: Any) -> None:
+    global _num_started
+    if event == "subprocess.Popen" and "lscpu" not in str(details[0]):  # numpy.testing asks it, once
+        _num_started += 1
+
+
+sys.addaudithook(_count_starts)
 observer.ANSWER_S = 20.0  # nobody is left out because the machine keeps him from answering for a while
 
 
@@ -39,10 +52,37 @@ def log_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What has a cluster of processes is in the lane `process`, without saying so."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if fixtures & {"cluster", "torch_cluster"} or params.get("backend") == "zmq":
+            item.add_marker(pytest.mark.process)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Notes how many processes were started before the test and the fixtures that it is the first to use."""
+    item.stash[_STARTED_BEFORE] = _num_started
+    return (yield)
+
+
+_STARTED_BEFORE = pytest.StashKey[int]()
+
+
+@pytest.fixture(autouse=True)
+def lane(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the fast lane, a test that starts a program fails: it has to say so, or the lane would not stay fast."""
+    yield
+    if "not process" in request.config.option.markexpr and _num_started > request.node.stash[_STARTED_BEFORE]:
+        pytest.fail("it started a program: mark it with @pytest.mark.process", pytrace=False)
+
+
 @pytest.fixture(autouse=True)
 def leak_meter() -> Iterator[LeakMeter]:
     """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
-    meter = LeakMeter.start()
+    meter = LeakMeter.start(has_cluster=rlplat.is_initialized())
     yield meter
     leaks = meter.finish()
     if leaks:

@@ -377,6 +377,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.process
 def test_killing_the_writer_at_any_moment_leaves_the_last_confirmed_one_or_a_newer(tmp_path: Path) -> None:
     chooser = random.Random(7)
     for attempt in range(20):
@@ -460,6 +461,7 @@ _STATES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, database=None, derandomize=True)
 @example({"__metadata__": np.ones(2)})
 @given(state=_STATES)

@@ -110,6 +110,7 @@ def test_members_of_a_union_are_one_complaint_and_missing_keys_say_how_to_give_t
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -25,6 +25,7 @@ def test_a_missing_extra_names_the_command_of_this_checkout(
     assert os.access(root / "scripts" / "install", os.X_OK)
 
 
+@pytest.mark.process
 def test_elsewhere_a_missing_extra_names_pip(tmp_path: Path) -> None:
     (tmp_path / "rlplat").mkdir()
     (tmp_path / "rlplat" / "__init__.py").touch()

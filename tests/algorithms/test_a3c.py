@@ -82,6 +82,7 @@ def env_steps_until(a3c: A3C, episode_return: float, at_most: int) -> int:
 # ---------------------------------------------------------------- learning
 
 
+@pytest.mark.slow
 def test_learns_cartpole_alone() -> None:
     """A random policy reaches 22; 120 within 40,000 steps needs returns, loss and optimizer to be right."""
     with make() as a3c:
@@ -92,6 +93,7 @@ def test_learns_cartpole_alone() -> None:
     assert not rlplat.is_initialized()
 
 
+@pytest.mark.process
 def test_learns_cartpole_in_two_processes_and_no_array_passes_through_the_driver(
     processes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ def test_several_parameter_servers_learn_what_one_does_bit_for_bit(runtime: None
     assert_same(A3C.policy_weights(runs[0].get_state()), A3C.policy_weights(runs[1].get_state()))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_bit_for_bit(runtime: None) -> None:
     settings = {"deterministic": True, "normalize_observations": True, "normalize_rewards": True}
     whole, first, second = make(**settings), make(**settings), make(**settings)
@@ -249,6 +252,7 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
 # ---------------------------------------------------------------- what may go wrong
 
 
+@pytest.mark.process
 def test_a_dead_worker_is_replaced_and_the_others_go_on(processes: None) -> None:
     with make(num_rollout_workers=2) as a3c:
         before = a3c.step()

@@ -63,6 +63,7 @@ def assert_equal(one: Any, other: Any, place: str = "") -> None:
         np.testing.assert_array_equal(one, other, err_msg=place)
 
 
+@pytest.mark.slow
 def test_learns_a_small_task(runtime: None) -> None:
     """Which of the legal actions pays: a quarter by chance; needs masks, targets and exploration to be right."""
     config = DQNConfig(
@@ -82,6 +83,7 @@ def test_learns_a_small_task(runtime: None) -> None:
     assert trained > 1.5 * untrained + 2, (untrained, trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", [{}, RAINBOW, RECURRENT, RECURRENT | RAINBOW], ids=["plain", "rainbow", "lstm", "all"]
 )
@@ -140,6 +142,7 @@ def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None
         dqn.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [{}, RECURRENT], ids=["transitions", "sequences"])
 def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, Any]) -> None:
     settings = QUICK | parts | ASYNCHRONOUS | {"num_rollout_workers": 3, "num_replay_shards": 2}
@@ -162,6 +165,7 @@ def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, A
         assert result.env_steps > state["env_steps"] and result.metrics["learner/updates"] >= state["updates"]
 
 
+@pytest.mark.process
 def test_the_asynchronous_ring_of_processes() -> None:
     """Workers, shard and learner in processes of their own; priorities flow back; it ends cleanly."""
     settings = QUICK | ASYNCHRONOUS | {"num_rollout_workers": 2, "env_steps_per_update": 4}
@@ -216,6 +220,7 @@ def test_the_smallest_replay_holds_a_fragment_of_episodes_that_are_all_cut_off(r
     assert result.metrics["learner/replay_size"] > 10
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "settings, complaint",
     [
@@ -237,7 +242,7 @@ def test_the_smallest_replay_holds_a_fragment_of_episodes_that_are_all_cut_off(r
             },
             r"leaves 24 steps .* needs 33: raise replay_capacity",
         ),
-        ({"replay_capacity": 10**13}, "lower replay_capacity"),
+        ({"replay_capacity": 10**11}, "lower replay_capacity"),
         ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
     ],
 )

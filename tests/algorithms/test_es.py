@@ -63,6 +63,7 @@ def assert_equal_states(one: ES, other: ES) -> None:
         assert first[name] == second[name], name
 
 
+@pytest.mark.slow
 def test_learns_cartpole() -> None:
     """From 20 of chance; every part of the ring has to be right for it."""
     with make(unperturbed_share=0.25, population_size=32, learning_rate=0.05) as es:
@@ -88,6 +89,7 @@ def test_learns_continuous_control() -> None:
         assert first == -12.0 and es.evaluate(1)[0].episode_return > -0.1
 
 
+@pytest.mark.process
 def test_golden_updates() -> None:
     """What the first updates were when this was written: a change here is a change of the computation."""
     golden = json.loads(GOLDEN.read_text())
@@ -129,6 +131,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(runtime: None, optimi
             assert_equal_states(second, whole)
 
 
+@pytest.mark.process
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Through the command: kill -9 after some checkpoint, resume, and the lines are those of a run without."""
     settings = QUICK | {"deterministic": True, "checkpoint_period": 1, "stop": {"env_steps": 8_000}}
@@ -175,6 +178,7 @@ def test_workers_that_keep_dying_end_the_run(runtime: None) -> None:
             es.step()
 
 
+@pytest.mark.slow
 def test_tens_of_workers_in_a_tree_are_the_same_as_without(runtime: None) -> None:
     """24 workers: 24 -> 6 -> 2 answers reach the learner; then one of them dies."""
     settings = {"num_rollout_workers": 24, "population_size": 30, "unperturbed_share": 0.1}
@@ -194,6 +198,7 @@ def test_tens_of_workers_in_a_tree_are_the_same_as_without(runtime: None) -> Non
         assert results[0]["episodes"] == 2 * 60
 
 
+@pytest.mark.process
 def test_processes_give_what_one_process_gives(runtime: None) -> None:
     """Two workers in this process; then two of their own, one of which is killed while it plays."""
     with make(num_rollout_workers=2) as es:
@@ -209,6 +214,7 @@ def test_processes_give_what_one_process_gives(runtime: None) -> None:
     rlplat.init(backend="inproc")  # for the fixture to end
 
 
+@pytest.mark.process
 def test_no_process_of_a_run_loads_a_framework() -> None:
     """Neither the driver's modules nor the libraries mapped by any process of its cluster, while they live."""
     program = f"""
@@ -267,6 +273,7 @@ def test_closed_is_closed(runtime: None) -> None:
     assert rlplat.is_initialized()  # it was not ES's to end
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "settings, complaint",
     [

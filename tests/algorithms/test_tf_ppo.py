@@ -94,6 +94,7 @@ def minibatches(batch: SampleBatch, count: int) -> list[Array]:
     return [np.arange(T)[:, None] * B + envs for envs in np.array_split(rng.permutation(B), count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "squashed", "composite mask", "nature", "lstm", "attention"])
 def test_minibatch_steps_are_torchs(name: str) -> None:
     """Statistics, gradients, gradient norm, and the weights after Adam; from one trace of the graph."""
@@ -182,6 +183,7 @@ def test_a_checkpoint_of_one_framework_goes_on_under_the_other(
         np.testing.assert_allclose(other.get_state()["weights"][name], weight, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any) -> None:
     spec = SPECS["gru"]()
     one = make_learner(parameter_server, "tf", spec)
@@ -237,6 +239,7 @@ def test_several_learners_are_refused() -> None:
         TfPPO(config, SPECS["mlp"](), np.random.SeedSequence(1))
 
 
+@pytest.mark.process
 def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> None:
     """What only a fresh process shows: no log lines, `deterministic: true`, and no other framework."""
     code = (
@@ -270,6 +273,7 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "False True\n")
 
 
+@pytest.mark.process
 def test_without_tensorflow_one_message_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['tensorflow'] = None\n"

@@ -20,6 +20,8 @@ from rlplat import state
 from rlplat.cli import main
 from rlplat.runtime import observer
 
+pytestmark = pytest.mark.process
+
 
 @rlplat.remote
 def wait_for(path: str, *after: Any) -> int:

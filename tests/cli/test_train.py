@@ -405,6 +405,7 @@ def training(here: Path) -> Iterator[tuple[Path, subprocess.Popen[str], Any]]:
                 run.kill()
 
 
+@pytest.mark.process
 def test_a_run_that_is_going_is_shown_and_cannot_be_resumed(training: Any, capsys: Any) -> None:
     directory, _, _ = training
     assert main(["runs", ".", "--json"]) == 0
@@ -413,6 +414,7 @@ def test_a_run_that_is_going_is_shown_and_cannot_be_resumed(training: Any, capsy
     assert main(["train", "--resume", str(directory)]) == 2
 
 
+@pytest.mark.process
 def test_ctrl_c_in_another_process(training: Any) -> None:
     directory, run, door = training
     run.send_signal(signal.SIGINT)

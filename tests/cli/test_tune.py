@@ -20,6 +20,8 @@ from rlplat.errors import MissingExtra
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, postgres_server
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 TRIAL = """\
 import os, pathlib, time

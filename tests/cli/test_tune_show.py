@@ -14,6 +14,7 @@ from rlplat.tune.study import Study
 from tests.tune.experiments import write_experiment
 
 
+@pytest.mark.slow
 def test_it_prints_the_best_and_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trials = write_experiment(tmp_path / "demo", 60)
     best = max((t for t in trials if t.state != "failed"), key=lambda trial: trial.values)

@@ -70,6 +70,7 @@ def said(capsys: Any, *arguments: str) -> str:
     return out.err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -106,6 +107,7 @@ def test_wrong_input_is_answered(capsys: Any, arguments: tuple[str, ...], messag
     assert message in said(capsys, *arguments)
 
 
+@pytest.mark.process
 def test_an_argument_of_the_environment_may_be_a_config_file(here: Path, capsys: Any) -> None:
     (here / "maze.yaml").write_text("walls: 3\n")
     error = said(capsys, *CARTPOLE, "--env-kwargs.layout", "maze.yaml")
@@ -167,6 +169,7 @@ def test_train_takes_the_name_of_an_algorithm() -> None:
         rlplat.train(PPO, env="CartPole-v1")  # type: ignore[arg-type]
 
 
+@pytest.mark.process
 def test_the_hint_of_the_pre_flight_is_the_command_that_fails(here: Path, capsys: Any) -> None:
     env = ("--env", "./my envs/e.py:Raises", "--env-kwargs.size", "3")
     error = said(capsys, "train", "--algo", "ppo", *env)

@@ -297,6 +297,7 @@ def test_futures_are_settled_outside_the_runtime(cluster: None) -> None:
     assert seen == [2] * 200
 
 
+@pytest.mark.process
 def test_what_is_awaited_at_shutdown_is_told() -> None:
     rlplat.init(num_cpus=1, num_gpus=0)
     try:

@@ -138,10 +138,10 @@ def test_cancel_of_actor_calls_that_wait(cluster: None, tmp_path: Any) -> None:
     actor = Actor.remote()
     held, cancelled, kept = actor.hold.remote(), actor.add.remote(1), actor.add.remote(2)
     rlplat.cancel(cancelled)
-    go.write_text("")
-    rlplat.get(held, timeout=60)
     with pytest.raises(TaskCancelled):
         rlplat.get(cancelled, timeout=60)
+    go.write_text("")
+    rlplat.get(held, timeout=60)
     assert rlplat.get(kept) == [2]
 
 

@@ -11,6 +11,8 @@ import pytest
 import rlplat
 from rlplat.errors import ConfigError, InfeasibleResources, NotInitialized
 
+pytestmark = pytest.mark.process
+
 BACKENDS = ["inproc", "zmq"]
 
 

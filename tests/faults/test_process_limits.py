@@ -179,6 +179,7 @@ def test_what_a_worker_has_started_ends_with_it(cluster: None, tmp_path: Path, h
     assert rlplat.get(other.pid.remote())
 
 
+@pytest.mark.process
 def test_workers_that_cannot_start_are_not_started_in_a_storm(tmp_path: Path) -> None:
     """Each start leaves a line; a worker that dies at once would otherwise be replaced thousands of times a second."""
     log = tmp_path / "log"

@@ -159,6 +159,7 @@ def town(may_drop: None) -> Iterator[Town]:
     rlplat.shutdown()
 
 
+@pytest.mark.process
 def test_no_message_ends_a_process(town: Town) -> None:
     """(One cluster for all of it.)"""
     _a_stranger_says_everything_to_everybody(town, b"w90001>", messages.Fetch(424242), messages.Fetched)

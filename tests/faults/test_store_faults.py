@@ -22,6 +22,8 @@ from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.runtime.refs import backend as current_backend
 from tests.faults.programs import ROOT, eventually, session_files
 
+pytestmark = pytest.mark.process
+
 MB = 1 << 20
 
 
@@ -70,7 +72,7 @@ def test_500_mib_of_objects_in_a_store_of_64_are_all_read_back(start: Any) -> No
     # Workers that are not needed end, and the node removes their files some seconds later.
     dead = objects().dead
     assert eventually(
-        lambda: gc.collect() is not None and {name.split("-")[1] for name in os.listdir(folder)} <= set(dead),
+        lambda: gc.collect() is not None and all(name.split("-")[1] in dead for name in os.listdir(folder)),
         60,
     )
     living = [holding for holding in objects().usage()["owners"] if holding["client"] not in dead]

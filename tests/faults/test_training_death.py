@@ -17,6 +17,8 @@ from rlplat.checkpoints import latest_valid
 from rlplat.errors import ActorDied, EnvError
 from tests.patience import soon
 
+pytestmark = pytest.mark.process
+
 ENV = '''
 import os, signal
 from pathlib import Path

@@ -28,7 +28,7 @@ from tests.faults.tuner_program import HELD_AT, NUM_STEPS
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 
-pytestmark = pytest.mark.timeout(400)  # each life of a tuner is a new interpreter and a new cluster: seconds
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 SLACK = 4
 """Steps that may run again: up to two since the last checkpoint, the one of the checkpoint, one that was under way."""
 

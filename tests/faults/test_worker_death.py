@@ -16,6 +16,8 @@ import rlplat
 from rlplat.errors import ActorDied, ObjectLost, OwnerDied, WorkerCrashed
 from tests.faults.programs import FORGETFUL_NODE, eventually, program
 
+pytestmark = pytest.mark.process
+
 
 def attempts(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0

@@ -32,6 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(TRAININGS)))
 def test_every_command_runs(here: Path, capsys: Any, number: int) -> None:
     command = TRAININGS[number][:-2]
@@ -41,6 +42,7 @@ def test_every_command_runs(here: Path, capsys: Any, number: int) -> None:
     assert main(["evaluate", "run", "--episodes", "2"]) == 0
 
 
+@pytest.mark.slow
 def test_the_autoregressive_policy_learns(here: Path, capsys: Any) -> None:
     """2 at random, 10 at best; the page's own number of steps."""
     command = next(words for words in TRAININGS if "--learning-rate" in words)
@@ -49,6 +51,7 @@ def test_the_autoregressive_policy_learns(here: Path, capsys: Any) -> None:
     assert said is not None and float(said[1]) > 9.0, "the page promises a policy that was trained"
 
 
+@pytest.mark.process
 def test_the_script_runs(here: Path) -> None:
     block = FILES["train.py"]
     assert '"env_steps": 40_000' in block

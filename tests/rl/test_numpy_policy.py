@@ -92,6 +92,7 @@ def test_large_logits_do_not_overflow() -> None:
     assert (output.actions == 0).all() and (output.log_probs == 0).all()
 
 
+@pytest.mark.process
 def test_acting_needs_no_torch() -> None:
     code = "import sys, rlplat.rl.numpy_policy, rlplat.rl.normalization; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

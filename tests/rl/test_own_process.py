@@ -17,7 +17,16 @@ from rlplat.rl.env_check import check_env
 from rlplat.rl.envs import make_vector_env
 from rlplat.rl.own_process import Beat, ProcessEnded, in_own_process
 
+pytestmark = pytest.mark.process
+
 UNRULY = "tests.rl.unruly_envs:UnrulyEnv"
+
+
+@pytest.fixture(autouse=True)
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an earlier test has imported TensorFlow: nothing of it is touched after these forks."""
+    if request.function is not test_other_threads_and_unforkable_frameworks_call_in_place:
+        monkeypatch.setattr(own_process, "_can_fork", lambda: True)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
         PolicyConfig(**settings)
 
 
+@pytest.mark.process
 def test_it_needs_no_framework() -> None:
     code = (
         "import sys, rlplat.rl.policy_spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"

@@ -160,7 +160,7 @@ def test_the_film_of_an_evaluation_and_why_there_is_none(tmp_path: Path) -> None
         "env": PAINTED,
         "env_kwargs": {"length": 3},
         "seed": 0,
-        "evaluation": {"num_envs": 2, "deterministic": True},
+        "evaluation": {"num_envs": 2, "deterministic": True, "max_episode_steps": 100},
     }
     path = tmp_path / "eval_100.mp4"
     with Evaluator(settings, lambda *_: NullPolicy()) as evaluator:  # type: ignore[arg-type, return-value]
@@ -189,6 +189,7 @@ def block_means(picture: np.ndarray) -> np.ndarray:
     return picture.reshape(42, height // 42, 4, width // 4).mean(axis=(1, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_kwargs", [{}, {"repeat_action_probability": 0.25}])
 def test_an_atari_game_is_filmed_in_full_colour_while_the_policy_sees_what_it_knows(
     env_kwargs: dict[str, Any],

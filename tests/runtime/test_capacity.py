@@ -91,6 +91,7 @@ def test_the_description_names_the_largest_owners_first(join: Any) -> None:
     )
 
 
+@pytest.mark.process
 def test_many_processes_at_once_lose_no_byte(join: Any) -> None:
     watcher = join("driver")
     pids = []

@@ -9,9 +9,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.process
 def test_an_environment_s_packages_come_before_those_beside_rlplat(tmp_path: Path) -> None:
     """And what a worker starts inherits no path."""
     home = tmp_path / "venv"

@@ -88,6 +88,7 @@ def zmq_context() -> Iterator[None]:
         yield
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("leak", "words"),
     [

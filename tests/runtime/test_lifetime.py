@@ -21,6 +21,8 @@ from rlplat.runtime.client import Client
 from rlplat.runtime.refs import backend as current_backend
 from tests.patience import soon
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

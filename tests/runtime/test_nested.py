@@ -164,6 +164,7 @@ def test_what_is_wrong_outside_of_it(cluster: None, what: str, error: type[Excep
     assert rlplat.get(host.here.remote(), timeout=60)["client"] != "inproc"
 
 
+@pytest.mark.process
 def test_the_next_task_does_not_see_what_a_task_forgot_to_close(one_worker: Path) -> None:
     @rlplat.remote
     def forgetful() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,6 +120,7 @@ class World:
         self.tell(NodeLost(node, "x"))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, report_multiple_bugs=False)
 @given(st.data())
 def test_random_histories_on_several_nodes(data: st.DataObject) -> None:

@@ -12,6 +12,7 @@ from rlplat.errors import NodeLost
 from rlplat.runtime import node, start
 
 
+@pytest.mark.process
 def test_a_node_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "_START_S", 0.2)
     monkeypatch.setattr(start, "main_of", lambda module: "import time; time.sleep(600)")

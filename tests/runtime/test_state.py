@@ -222,6 +222,7 @@ def test_objects_say_how_big_they_are_where_and_who_borrows_them(cluster: None, 
     rlplat.get(task)
 
 
+@pytest.mark.process
 def test_call_sites_are_recorded_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLPLAT_RECORD_CALLSITES", "1")
     rlplat.init(num_cpus=1, num_gpus=0)
@@ -462,6 +463,7 @@ def wide_cluster() -> Iterator[None]:
     rlplat.shutdown()
 
 
+@pytest.mark.process
 def test_the_timeline_of_a_cluster(wide_cluster: None, tmp_path: Path) -> None:
     @rlplat.remote
     def nested(number: int) -> int:
@@ -510,6 +512,7 @@ def check_trace(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
     return rows
 
 
+@pytest.mark.process
 def test_the_command_of_a_cluster_is_shown_without_the_way_to_python(tmp_path: Path) -> None:
     """What tells runs apart, --out, stands at the end, where a long line is cut."""
     script = tmp_path / "rlplat"

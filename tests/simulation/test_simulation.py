@@ -14,6 +14,8 @@ import pytest
 from tests.simulation.mutants import MUTANTS, MUTANTS_OF_LOANS, planted
 from tests.simulation.run import run_seed
 
+pytestmark = pytest.mark.process
+
 NUM_SEEDS, NUM_LOANS, AT_A_TIME = 1_500, 300, 500
 _MOST_MUTANT_SEEDS = 400
 
@@ -38,6 +40,7 @@ def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -
     assert not failures, f"replay one with {command}\n" + "\n".join(failures[:10])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("may_drop")
 @pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LOANS])
 def test_each_planted_defect_is_found(mutant: str) -> None:

@@ -59,6 +59,7 @@ def ask(url: str) -> Any:
         return json.load(reply)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_running", [False, True])
 def test_the_dashboard_shows_an_experiment(tmp_path: Path, is_running: bool) -> None:
     trials = write_experiment(tmp_path / "demo", 12, num_running=2 if is_running else 0)

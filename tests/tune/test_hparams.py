@@ -166,6 +166,7 @@ def ask(url: str, body: Any = None) -> Any:
         return json.load(reply)
 
 
+@pytest.mark.process
 def test_the_hparams_page_of_tensorboard_shows_the_experiment(server: str) -> None:
     plugin = f"{server}/data/plugin/hparams"
     session_groups = {

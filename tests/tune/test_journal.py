@@ -97,6 +97,7 @@ def test_a_second_writer_is_told_who_has_it(journal: Journal, monkeypatch: pytes
         Journal(journal.path)
 
 
+@pytest.mark.process
 def test_a_writer_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     code = f"from rlplat.tune.journal import Journal; j = Journal({str(path)!r}); print(flush=True); input()"
@@ -204,6 +205,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_what_was_confirmed_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     for round_ in range(6):

@@ -62,6 +62,7 @@ def two_objectives(config):
 # --------------------------------------------------------------------------------------------------------- a restart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_restart_gives_the_suggestions_of_an_uninterrupted_run(tmp_path, name):
     space, objective, modes, half = CONDITIONAL, bumpy, ["max"], 10
@@ -165,6 +166,7 @@ def test_better_than_random_on_branin(tmp_path, name):
     assert regrets[name] < regrets["random"]
 
 
+@pytest.mark.slow
 def test_gp_finds_the_optimum_of_branin(tmp_path):
     """Random search has a regret above 0.9 after 40 trials for eight seeds of ten."""
     assert best_regret(tmp_path, Searcher("gp"), 0, 25) < 0.05
@@ -397,6 +399,7 @@ def earlier(path, objective=branin, space=BRANIN, modes=("min",), num_trials=30)
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "nsga2"])
 def test_the_first_suggestion_knows_what_an_earlier_experiment_found(tmp_path, name):
     space = Space.parse({"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)})
@@ -466,6 +469,7 @@ def test_earlier_experiments_that_do_not_fit_are_refused(tmp_path):
     refused("leave the password out", place="postgresql://somebody:secret@127.0.0.1:1/nothing")
 
 
+@pytest.mark.process
 def test_a_restart_and_an_earlier_experiment_in_a_database(tmp_path, monkeypatch):
     with postgres_server() as server:
         straight = Play(tmp_path / "a", SETTINGS["nsga2"], CONDITIONAL, bumpy, storage=server.url)

@@ -79,6 +79,7 @@ def test_the_likelihood_is_the_normal_density_and_its_gradient_is_right() -> Non
     assert error < 1e-4
 
 
+@pytest.mark.slow
 def test_a_fitted_kernel_knows_noise_from_signal_and_old_from_new() -> None:
     rng = np.random.default_rng(2)
     x, times = rng.random((120, 1)), np.arange(120) / 6.0
@@ -167,6 +168,7 @@ class Moving:
         return {"score": self.total}
 
 
+@pytest.mark.slow
 def test_it_follows_a_moving_optimum_and_mixes_with_choices() -> None:
     space = {"x": uniform(0.0, 1.0), "kind": choice(["a", "b"]), "unused": loguniform(1e-4, 1.0)}
     population = Population(

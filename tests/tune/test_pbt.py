@@ -400,6 +400,7 @@ def test_together_the_result_depends_neither_on_who_is_faster_nor_on_the_slots()
     assert outcome(climb(pbt={"synch": True}, seed=1).run()) != expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [2, 6])
 def test_together_a_tuner_killed_at_any_action_comes_to_the_same_result(slots: int) -> None:
     whole = climb(slots=slots, order=0, pbt={"synch": True}).run()

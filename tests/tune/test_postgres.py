@@ -42,6 +42,7 @@ def own_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_a_trial_comes_back_as_it_was(scenario: Scenario, server: PostgresServer) -> None:
     name = scenario.__name__
@@ -95,6 +96,7 @@ def test_optuna_sees_an_ordinary_study(server: PostgresServer) -> None:
     study.close()
 
 
+@pytest.mark.process
 def test_a_turn_is_one_round_trip(server: PostgresServer) -> None:
     study = Study.open(server.url, "trips", ["max"], resume=False)
     trials = [begin(study, number) for number in range(8)]
@@ -181,6 +183,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_what_was_confirmed_survives_kill_9(server: PostgresServer) -> None:
     for round_ in range(3):
         command = [sys.executable, "-c", WRITER, server.url]
@@ -197,6 +200,7 @@ def test_what_was_confirmed_survives_kill_9(server: PostgresServer) -> None:
             assert trial.history == [(step, step - 0.5) for step in range(1, trial.step + 1)]
 
 
+@pytest.mark.process
 def test_a_server_that_starts_anew_is_waited_for_and_nothing_is_lost(
     own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +250,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.process
 def test_a_server_that_goes_away_while_a_study_is_opened_is_waited_for(
     own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +294,7 @@ def stop_once(server: PostgresServer, moment: str, patch: pytest.MonkeyPatch) ->
     patch.setattr(owner, function.__name__, interrupted)
 
 
+@pytest.mark.process
 def test_a_server_that_hangs_is_waited_for_too(
     own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +366,7 @@ def test_storages_that_are_not_there_name_those_that_are() -> None:
     assert shown("postgresql://me@host/db?password=a") == "postgresql://me@host/db"
 
 
+@pytest.mark.process
 def test_without_the_driver_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['psycopg2'] = None\n"

@@ -819,6 +819,7 @@ print([open_program(trial, {}, TrialContext(0, 7, Path())).step() for _ in range
 """
 
 
+@pytest.mark.process
 def test_torch_is_seeded_also_when_the_trial_imports_it(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     text = subprocess.run(

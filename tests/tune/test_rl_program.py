@@ -81,6 +81,7 @@ def run_command(*arguments: str) -> str:
 # ---------------------------------------------------------------- a run like any other
 
 
+@pytest.mark.process
 def test_a_trial_is_a_run_directory_and_its_reports_are_lines_of_metrics(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_trial_is_a_run_directory_and_its_reports_are_lines_of_metrics(
     assert read_records(tmp_path / "00003" / "metrics.jsonl")[-1]["env_steps"] >= 2300
 
 
+@pytest.mark.process
 def test_a_saved_trial_goes_on_in_a_new_process_bit_for_bit(tmp_path: Path) -> None:
     whole = begin(tmp_path / "whole")
     expected = steps(whole, 8)
@@ -178,6 +180,7 @@ def test_the_last_state_is_saved_beside_what_the_tuner_may_still_need(tmp_path: 
     assert len(names(kept)) == 3
 
 
+@pytest.mark.slow
 def test_going_on_from_another_trials_checkpoint_with_another_config(tmp_path: Path) -> None:
     source = begin(tmp_path / "00001", SMALL | {"learning_rate": 1e-3}, seed=1)
     steps(source, 4)
@@ -225,6 +228,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     assert not rlplat.is_initialized()
 
 
+@pytest.mark.slow
 def test_several_seeds_share_the_process(tmp_path: Path) -> None:
     program = begin(tmp_path / "00003", num_seeds=2)
     first, second = steps(program, 2)
@@ -301,6 +305,7 @@ def test_rollout_workers_live_in_the_trials_booking_and_end_with_the_trial(
 # ---------------------------------------------------------------- the whole way
 
 
+@pytest.mark.process
 def test_tune_ppo_and_train_with_the_best(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from rlplat import tune
 
@@ -390,6 +395,7 @@ def test_a_trial_does_not_see_the_cluster_that_the_one_before_forgot_to_close(
     assert len({trial.last["pid"] for trial in analysis.trials}) == 1
 
 
+@pytest.mark.process
 def test_gpus_are_the_learners_in_an_algorithm_and_the_hosts_in_a_function(tmp_path: Path) -> None:
     """GPUs by number only: nothing computes on them here."""
     from rlplat import tune

@@ -67,6 +67,7 @@ def orphans(study: SharedStudy, number: int) -> list[int]:
     return study.others(number, [number])[1]
 
 
+@pytest.mark.process
 def test_others_see_what_is_reported_and_take_nothing_from_the_living(
     pair: tuple[SharedStudy, SharedStudy],
 ) -> None:
@@ -84,6 +85,7 @@ def test_others_see_what_is_reported_and_take_nothing_from_the_living(
     assert two.others(1, [])[0] == []
 
 
+@pytest.mark.process
 def test_what_was_taken_over_is_not_written_by_the_tuner_that_comes_back(
     server: PostgresServer, pair: tuple[SharedStudy, SharedStudy], request: pytest.FixtureRequest
 ) -> None:
@@ -145,6 +147,7 @@ def test_of_two_that_want_a_trial_one_gets_it(
     third.close()
 
 
+@pytest.mark.process
 def test_a_turn_ends_with_its_connection_and_what_was_made_in_it_is_not_there(
     server: PostgresServer, pair: tuple[SharedStudy, SharedStudy], request: pytest.FixtureRequest
 ) -> None:
@@ -225,6 +228,7 @@ def test_a_study_without_a_report_is_begun_anew_once_nobody_is_at_it(
     fourth.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

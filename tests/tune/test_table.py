@@ -150,6 +150,7 @@ def test_a_terminal_of_another_size_is_drawn_anew() -> None:
     view.close(None)
 
 
+@pytest.mark.process
 def test_what_child_processes_print_goes_above_the_table() -> None:
     clock, stream = Clock(), io.StringIO()
     view = LiveTable(Console(file=stream, force_terminal=True, width=80, height=24), clock)

@@ -285,6 +285,7 @@ def unlucky(config: dict[str, Any], report: Any) -> None:
         report(x=float(sum(state["trace"])), checkpoint=state)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheduler", ["fifo", "hyperband"])
 def test_many_trials_with_many_faults(scheduler: str, tmp_path: Path) -> None:
     rlplat.init(num_cpus=3, num_gpus=0)

@@ -225,6 +225,7 @@ def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.process
 def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -255,6 +256,7 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
     assert len(records) == 1200
 
 
+@pytest.mark.process
 def test_ctrl_c_twice_leaves_at_once_and_nothing_runs_on(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     hanging = "while step < 400:\n        notes.touch(), threading.Event().wait()"
