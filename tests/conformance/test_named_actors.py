@@ -64,6 +64,7 @@ def test_get_if_exists_without_a_name_is_refused(backend: str) -> None:
         counter(get_if_exists=True).remote()
 
 
+@pytest.mark.process
 def test_a_name_counts_in_its_namespace(in_namespace: str) -> None:
     mine = counter(name="x").remote(1)
     other = counter(name="x", namespace="away").remote(100)
@@ -75,6 +76,7 @@ def test_a_name_counts_in_its_namespace(in_namespace: str) -> None:
     del mine, other
 
 
+@pytest.mark.process
 def test_tasks_and_actors_are_in_the_namespace_of_their_driver(in_namespace: str) -> None:
     @rlplat.remote
     def find() -> int:
@@ -85,6 +87,7 @@ def test_tasks_and_actors_are_in_the_namespace_of_their_driver(in_namespace: str
     del actor
 
 
+@pytest.mark.process
 def test_named_actors_are_listed(in_namespace: str) -> None:
     assert rlplat.list_named_actors() == []
     actors = [

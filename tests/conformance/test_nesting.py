@@ -8,6 +8,8 @@ import pytest
 
 import rlplat
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(params=[1, 2])
 def few_cpus(request: pytest.FixtureRequest) -> Iterator[None]:

@@ -14,6 +14,8 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, OptionError, RuntimeEnvFailed
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:

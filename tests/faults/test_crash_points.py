@@ -117,6 +117,7 @@ def test_the_source_has_crash_points() -> None:
     assert len(POINTS) >= 8
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("point", POINTS)
 def test_a_death_there_loses_nothing(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"

@@ -71,6 +71,7 @@ subprocess.Popen = impatient
 """
 
 
+@pytest.mark.process
 def test_a_cycle_of_waits_is_reported() -> None:
     script = """
 rlplat.init(num_cpus=2, num_gpus=0)

@@ -11,6 +11,8 @@ import rlplat
 from tests.faults.programs import BUSY_DRIVER, WORK, eventually, program
 from tests.leak_meter import MARK, marked_processes
 
+pytestmark = pytest.mark.process
+
 
 def test_kill_of_the_driver_leaves_nothing() -> None:
     with program(BUSY_DRIVER + "time.sleep(600)") as driver:

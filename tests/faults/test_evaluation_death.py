@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import rlplat
 from rlplat.metrics import read_records
 
 ENV = '''
 import os, signal, sys
 import gymnasium as gym
+import pytest
 
 class DeadlyCartPole(gym.Wrapper):
     """Kills its process in the first evaluation step of the run."""
@@ -34,6 +37,7 @@ class DeadlyCartPole(gym.Wrapper):
 '''
 
 
+@pytest.mark.process
 def test_a_dead_evaluation_actor_is_replaced_and_the_run_ends_as_it_should(
     tmp_path: Path, capsys: Any
 ) -> None:

@@ -160,6 +160,7 @@ def test_differences_are_found() -> None:
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_killed_and_resumed_run_is_the_one_that_never_stopped(case: Case, tmp_path: Path) -> None:
     if ":" not in case.algo and importlib.util.find_spec(f"rlplat.algorithms.{case.algo}") is None:

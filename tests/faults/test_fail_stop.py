@@ -42,6 +42,7 @@ def client() -> Any:
     rlplat.shutdown()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("who_waits", ["nobody", "the main thread"])
 def test_every_wait_hears_of_a_failure(client: Any, who_waits: str) -> None:
     gate = Gate.options(max_concurrency=4).remote()

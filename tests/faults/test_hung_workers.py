@@ -16,6 +16,8 @@ from rlplat.errors import ActorDied, WorkerCrashed
 from tests.faults.programs import eventually, program
 from tests.leak_meter import MARK, marked_processes
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def watchful_cluster() -> Iterator[None]:

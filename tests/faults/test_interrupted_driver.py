@@ -9,6 +9,8 @@ import pytest
 
 from tests.faults.programs import ROOT
 
+pytestmark = pytest.mark.process
+
 
 def _run(*command: str) -> None:
     ended = subprocess.run(

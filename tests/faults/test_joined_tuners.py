@@ -27,7 +27,7 @@ from tests.faults.tuner_program import HELD_AT, NUM_STEPS
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,7 @@ def test_children_of_a_worker_count(cluster: None) -> None:
         rlplat.get(task.remote(), timeout=30)
 
 
+@pytest.mark.process
 def test_a_machine_short_of_memory_kills_the_largest_task_that_may_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from rlplat.runtime.output import Console, WorkerOutput
 from rlplat.runtime.refs import backend as current_backend
 from tests.faults.programs import eventually, next_line, program
 
+pytestmark = pytest.mark.process
+
 TALKER = """
 import sys, time, rlplat
 rlplat.init(num_cpus=1, num_gpus=0, log_dir=LOGS)

@@ -12,6 +12,8 @@ import rlplat
 from rlplat.errors import ActorDied
 from tests.faults.programs import Program, eventually, next_line, program
 
+pytestmark = pytest.mark.process
+
 NODE_THAT_CANNOT_FORK = """
 import os, subprocess, time
 import rlplat.runtime.start

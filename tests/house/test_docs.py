@@ -180,6 +180,7 @@ def test_every_command_has_a_check_here() -> None:
     assert CHECKS.keys() == COMMANDS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_name)
 def test_commands_in_code_blocks_are_known(page: Path) -> None:
     for program, *arguments in commands(page):
@@ -234,6 +235,7 @@ def run_block(block: str, directory: Path) -> str:
     return run([str(script)], directory)
 
 
+@pytest.mark.process
 def test_the_readmes_tasks_and_actors_print_what_they_say(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(ROOT / "README.md", "python") if "@rlplat.remote" in block)
     said = re.search(r"print\(.*#\s*(.*)", block)
@@ -241,6 +243,7 @@ def test_the_readmes_tasks_and_actors_print_what_they_say(tmp_path: Path) -> Non
     assert run_block(block, tmp_path).strip() == said[1]
 
 
+@pytest.mark.process
 def test_the_readmes_training_runs(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(ROOT / "README.md", "python") if "PPOConfig" in block)
     for text, smaller in (("50_000", "2_000"), ("num_rollout_workers=2", "num_rollout_workers=0")):
@@ -252,6 +255,7 @@ def test_the_readmes_training_runs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "demo" / "checkpoints" / "latest").exists()
 
 
+@pytest.mark.process
 def test_the_environment_of_the_docs_is_sound_and_can_be_trained_on(tmp_path: Path) -> None:
     page = ROOT / "docs" / "custom-env.md"
     block, script, nim = blocks(page, "python")
@@ -271,6 +275,7 @@ def figures(file: Path) -> dict[str, float]:
     return {f"{record['row']} {record['part']}".strip(): record["value"] for record in records}
 
 
+@pytest.mark.process
 def test_the_runtime_benchmark_measures_every_row(tmp_path: Path) -> None:
     options = [
         "--quick",
@@ -290,6 +295,7 @@ def test_the_runtime_benchmark_measures_every_row(tmp_path: Path) -> None:
     assert "| row | rlplat |" in page and "| cpu |" in page and "--quick run" in page
 
 
+@pytest.mark.process
 def test_the_training_benchmark_measures_rates_and_the_time_to_the_threshold(tmp_path: Path) -> None:
     options = ["--quick", "--repeats", "1", "--rows", "cartpole", "threshold", "--seeds", "1"]
     said = run(["-m", "benchmarks.train", *options, "--json", str(tmp_path / "rows")], tmp_path)

@@ -90,6 +90,7 @@ def test_every_name_of_rays_exists() -> None:
         assert [name for name in names if not hasattr(exceptions, name)] == []
 
 
+@pytest.mark.process
 def test_the_example_runs(tmp_path: Path) -> None:
     (block,) = blocks(PAGE, "python")
     assert run_block(block, tmp_path).strip() == "[0, 1, 4, 9]"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {"torch", "tensorflow", "tensorboard", "jax", "ray"}
 HEAVY = FRAMEWORKS | {

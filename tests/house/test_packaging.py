@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("hatchling", reason="needs hatchling: ./scripts/install dev")
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -38,6 +38,7 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", range(len(blocks(PAGE, "python"))))
 def test_every_program_of_the_page_runs_and_prints_what_it_says(tmp_path: Path, number: int) -> None:
     block = blocks(PAGE, "python")[number]
@@ -46,6 +47,7 @@ def test_every_program_of_the_page_runs_and_prints_what_it_says(tmp_path: Path, 
         assert said in printed
 
 
+@pytest.mark.process
 def test_the_seed_example_is_the_same_in_python_and_as_a_file(tmp_path: Path) -> None:
     program, file = blocks(PAGE, "python")[0], blocks(PAGE, "yaml")[0]
     assert len([line for line in program.splitlines() if line]) <= 10
@@ -94,6 +96,7 @@ def test_every_domain_exists_and_every_key_is_explained() -> None:
     assert {key for key in KEYS if key != "config"} <= parameters
 
 
+@pytest.mark.process
 def test_a_finished_experiment_has_the_files_that_the_page_names(tmp_path: Path) -> None:
     (tmp_path / "my_trial.py").write_text(TRIAL)
     (tmp_path / "experiment.yaml").write_text(blocks(PAGE, "yaml")[0])
@@ -126,6 +129,7 @@ def test_the_experiments_of_the_page_have_the_keys_of_files() -> None:
         assert set(parse_yaml(block, "tuning.md").values) <= {*KEYS, "runs"}
 
 
+@pytest.mark.process
 def test_the_readmes_experiment_runs(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(ROOT / "README.md", "python") if "from rlplat import tune" in block)
     assert "{'alpha': 0." in run_block(block, tmp_path)

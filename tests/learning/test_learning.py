@@ -48,6 +48,7 @@ def test_every_config_says_when_to_stop_and_what_to_expect() -> None:
         assert plan_from_file(config, []).config.env == values["env"]
 
 
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_ppo_learns_cartpole(tmp_path: Path) -> None:
     outcome = learn(CONFIGS / "ppo" / "CartPole-v1.yaml", seed=1, out=tmp_path / "run")

@@ -394,6 +394,7 @@ def test_another_environment_of_equal_spaces_may_be_given_and_no_other(runs: dic
         rlplat.load(runs["dqn"], env=lambda kind: make("box")).act(OBS)
 
 
+@pytest.mark.process
 def test_plain_mlps_act_without_torch(runs: dict[str, Path]) -> None:
     code = (
         "import sys, numpy, rlplat\n"

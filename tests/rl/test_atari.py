@@ -51,6 +51,7 @@ def test_final_obs_is_the_last_frame_and_not_the_first_of_the_next_game() -> Non
     assert [e.length for e in env.pop_episodes()] == [20] * 4  # the limit is in frames, a step has 4
 
 
+@pytest.mark.slow
 def test_final_obs_when_only_one_game_ends() -> None:
     """Different numbers of no-ops at the start: the games, all lost, end at different steps."""
     with make_vector_env("Pong", 4, seed=2) as env:

@@ -159,6 +159,7 @@ def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
     ]
 
 
+@pytest.mark.process
 def test_a_hang_in_another_thread_ends_the_process_with_the_reason_as_its_last_line() -> None:
     script = (
         "import threading, numpy as np\n"
@@ -213,6 +214,7 @@ def async_faulty() -> Iterator[Any]:
         env.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -47,6 +47,7 @@ def through_json(state: Any) -> Any:
     return state if isinstance(state, np.ndarray) else json.loads(json.dumps(state))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "vectorization", "before", "after"),
     [

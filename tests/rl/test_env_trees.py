@@ -41,6 +41,7 @@ def check_tree(obs: Obs, ages: list[int]) -> None:
         assert obs["switches"][b].tolist() == [t % 2, 0, 1, 1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_tree_through_our_loops(vectorization: Any) -> None:
     with make_vector_env(TREE, 2, vectorization=vectorization) as env:
@@ -73,6 +74,7 @@ def test_a_tree_in_every_autoreset_mode(mode: str) -> None:
     env.close()
 
 
+@pytest.mark.process
 def test_the_same_numbers_from_every_loop() -> None:
     def play(env: VectorEnv) -> list[Any]:
         seen = [env.reset(3)]
@@ -127,6 +129,7 @@ class Plain(TreeEnv):
         return super()._obs()[self._key]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(("key", "expected"), [("level", 2), ("switches", [0, 0, 1, 1]), ("clock", [1.0])])
 def test_one_leaf_alone_is_an_array(key: str, expected: Any, vectorization: Any) -> None:
@@ -193,6 +196,7 @@ def test_lies_of_a_native_tree() -> None:
     env.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("source", ["dict", "info", "method"])
 def test_masks_from_everywhere_arrive_alike(source: str, vectorization: Any) -> None:
@@ -232,6 +236,7 @@ def test_a_mask_after_the_last_step_may_be_empty(mode: str) -> None:
         play({3: np.zeros(5, np.int8)})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(
     ("kwargs", "message"),

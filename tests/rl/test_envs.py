@@ -203,6 +203,7 @@ def test_box_actions_are_clipped_and_discrete_ones_start_where_the_space_does() 
             env.step(np.array([2]))
 
 
+@pytest.mark.process
 def test_seeds() -> None:
     def first(seed: Any, num_envs: int = 3, vectorization: Any = "sync") -> np.ndarray:
         with make_vector_env(
@@ -228,6 +229,7 @@ def test_reset_with_a_seed_repeats_and_without_one_goes_on(name: str) -> None:
     assert np.array_equal(first, again) and not np.array_equal(first, second)
 
 
+@pytest.mark.process
 def test_processes_give_the_same_transitions() -> None:
     scripts: list[tuple[Ending, ...]] = [((2, True, False), (3, False, True)), ((1, True, True),)]
     makers = [lambda script=script: ScriptedEnv(script) for script in scripts]

@@ -230,6 +230,7 @@ def thread_settings(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random
     raise AssertionError(f"threads: {os.environ['OMP_NUM_THREADS']}")
 
 
+@pytest.mark.process
 def test_the_actor_keeps_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     rlplat.init(num_cpus=2, num_gpus=0)
@@ -241,6 +242,7 @@ def test_the_actor_keeps_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         evaluator.run(pinned(0, 1.0), 1)  # in the user's own process nothing is changed
 
 
+@pytest.mark.process
 def test_a_dead_actor_is_replaced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag = tmp_path / "die"
     flag.touch()

@@ -21,6 +21,8 @@ from rlplat.rl.policy_spec import PolicySpec
 from tests.algorithms.test_ppo_learner import make_batch
 from tests.rl.specimens import IMAGE, make_spec
 
+pytestmark = pytest.mark.process
+
 TWO_LEARNERS: dict[str, Any] = {"precision": "float32", "device": "cpu", "num_threads": 1, "num_learners": 2}
 
 
