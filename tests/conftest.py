@@ -82,7 +82,7 @@ def lane(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def leak_meter() -> Iterator[LeakMeter]:
     """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
-    meter = LeakMeter.start(has_cluster=rlplat.is_initialized())
+    meter = LeakMeter.start()
     yield meter
     leaks = meter.finish()
     if leaks:

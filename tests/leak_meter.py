@@ -41,8 +41,6 @@ _ALLOWED_FILES = (
     "/sys/devices/system/",  # libraries that read the CPU topology once (hwloc, OpenMP)
     "/proc/",  # psutil keeps none, but MuJoCo and torch's cpuinfo do
 )
-_THREADS_OF_CLUSTER = ("rlplat-", "ZMQbg")
-_OF_CLUSTER = ("socket:", f"/dev/shm/{SHM_PREFIX}")
 _MATPLOTLIB_FONTS = "/matplotlib/mpl-data/fonts/"  # a cache of open fonts: as many as a picture's text needs
 # Native threads that are not Python's belong to library pools (OpenMP, OpenBLAS, torch's intra-op pool), which start
 # lazily and live as long as the process. ZeroMQ's are the exception: they end with their context.
@@ -64,20 +62,16 @@ class Snapshot:
 
 
 class LeakMeter:
-    def __init__(
-        self, mark: str, outer_mark: str | None, before: Snapshot, has_cluster: bool = False
-    ) -> None:
+    def __init__(self, mark: str, outer_mark: str | None, before: Snapshot) -> None:
         self.mark, self._outer_mark, self._before = mark, outer_mark, before
         self._num_dropped = len(_dropped())
-        self._has_cluster = has_cluster
 
     @classmethod
-    def start(cls, has_cluster: bool = False) -> LeakMeter:
-        """`has_cluster`: of one that stays, threads, connections and segments come and go."""
+    def start(cls) -> LeakMeter:
         mark, outer_mark = uuid.uuid4().hex, os.environ.get(MARK)
         before = Snapshot.take()
         os.environ[MARK] = mark
-        return cls(mark, outer_mark, before, has_cluster)
+        return cls(mark, outer_mark, before)
 
     def finish(self, settle_s: float = SETTLE_S) -> list[str]:
         """What is left after at most `settle_s` seconds, a line each; ends what it can, for the next test's sake."""
@@ -116,16 +110,8 @@ class LeakMeter:
         found += [
             f"shared memory /dev/shm/{name}" for name in sorted(now.shared_memory - before.shared_memory)
         ]
-        found += [
-            f"open {text}"
-            for key, text in now.files.items()
-            if key not in before.files and not (self._has_cluster and key[1].startswith(_OF_CLUSTER))
-        ]
-        found += [
-            f"thread {text}"
-            for key, text in now.threads.items()
-            if key not in before.threads and not (self._has_cluster and text.startswith(_THREADS_OF_CLUSTER))
-        ]
+        found += [f"open {text}" for key, text in now.files.items() if key not in before.files]
+        found += [f"thread {text}" for key, text in now.threads.items() if key not in before.threads]
         return found
 
     def _clean_up(self) -> None:
