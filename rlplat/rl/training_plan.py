@@ -14,7 +14,6 @@ from typing import Any
 from rlplat.config import Layer, dump, load_yaml, resolve
 from rlplat.config_sources import KeyPath, merge
 from rlplat.errors import ConfigError
-from rlplat.rl.crowding import check_crowding
 from rlplat.rl.registry import (
     BaseConfig,
     algorithm_homes,
@@ -88,8 +87,6 @@ def plan_training(
 
 
 def _announced(plan: TrainingPlan) -> TrainingPlan:
-    if text := check_crowding(getattr(plan.config, "num_rollout_workers", 0)):
-        plan.notes.append(text)
     if text := announcement(plan.config, plan.algo):
         plan.notes.append(text)
     return plan

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +13,8 @@ import yaml
 
 import rlplat
 from rlplat.cli import main
-from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError
-from rlplat.rl import crowding, registry
-from rlplat.rl.training_plan import plan_training
+from rlplat.rl import registry
 
 CARTPOLE = ("train", "--algo", "ppo", "--env", "CartPole-v1")
 
@@ -180,18 +177,3 @@ def test_the_hint_of_the_pre_flight_is_the_command_that_fails(here: Path, capsys
     error = said(capsys, "train", "--algo", "ppo", *env[:2], "--env-kwargs.sise", "3")
     assert "got an unexpected keyword argument 'sise'\n" in error  # no line of ours, nor of gymnasium's
     assert "registration.py" not in said(capsys, *CARTPOLE, "--env-kwargs.sise", "3")
-
-
-def test_more_workers_than_the_machine_can_hold_are_refused_and_many_announced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(crowding.os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(crowding.psutil, "virtual_memory", lambda: SimpleNamespace(available=2 << 30))
-    assert crowding.check_crowding(8) == ""
-    assert crowding.check_crowding(64).startswith("warning: starting 64 rollout workers on 2 CPUs: ")
-    with pytest.raises(
-        ConfigError, match=r"num_rollout_workers=1000: so many processes need 15\.6 GiB .* 2\.0 GiB"
-    ):
-        crowding.check_crowding(1000)
-    plan = plan_training("ppo", None, [layer_from_flags([("env", "X"), ("num-rollout-workers", "64")])])
-    assert any("starting 64 rollout workers" in note for note in plan.notes)
