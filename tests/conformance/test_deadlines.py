@@ -183,9 +183,12 @@ def test_a_result_that_comes_too_late_changes_nothing(clock: Clock, tmp_path: Pa
             rlplat.get(ref, timeout=60)
 
 
-def test_an_actor_whose_sync_call_does_not_end_is_killed(clock: Clock) -> None:
+def test_an_actor_whose_sync_call_does_not_end_is_killed(clock: Clock, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
     class Actor:
         def hang(self) -> None:
+            write(log, "began")
             time.sleep(1000)
 
         def ping(self) -> str:
@@ -195,6 +198,8 @@ def test_an_actor_whose_sync_call_does_not_end_is_killed(clock: Clock) -> None:
     rlplat.get(actor.ping.remote(), timeout=60)
     hanging = actor.hang.options(timeout_s=0.3).remote()
     behind = actor.ping.remote()
+    # Not before it has begun: then it would only be cancelled.
+    assert soon(lambda: lines(log) == ["began"])
     clock.go_on(0.3)
     with pytest.raises(DeadlineExceeded, match=r"Actor\.hang"):
         rlplat.get(hanging, timeout=60)
