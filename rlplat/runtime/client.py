@@ -119,7 +119,7 @@ class Client:
     def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
         self._total.update(message.total)
         self.namespace = message.namespace
-        self._objects.heard_who_lives(message.alive, message.next_worker)
+        self._objects.heard_who_lives(message.alive, message.next_worker, message.reasons)
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         worker, reason = message.worker, message.reason

@@ -62,13 +62,13 @@ class Dead(Gone):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
 
     def add_with(self, peer: str, reason: str) -> None:
         self.add(peer)
-        self._reasons[peer] = reason
-        if len(self._reasons) > _MOST_REASONS:
-            del self._reasons[next(iter(self._reasons))]
+        self.reasons[peer] = reason
+        if len(self.reasons) > _MOST_REASONS:
+            del self.reasons[next(iter(self.reasons))]
 
     def reason(self, peer: str) -> str:
-        return self._reasons.get(peer, "long ago")
+        return self.reasons.get(peer, "long ago")

@@ -280,6 +280,8 @@ class Welcome(Message, tag=31):
     may still reach it."""
     next_worker: int = 1
     """The number of the worker that will be started next."""
+    reasons: dict[str, str] = {}
+    """Why the last of the dead workers died."""
 
 
 class RequestLeases(Message, tag=32):

@@ -21,6 +21,7 @@ from rlplat.runtime import inspection, messages, stack_dump, wait_graph
 from rlplat.runtime.capacity import remove_files_of
 from rlplat.runtime.codec import ErrorInfo
 from rlplat.runtime.dropped import Handler
+from rlplat.runtime.gone import Dead
 from rlplat.runtime.log_files import SNAPSHOTS
 from rlplat.runtime.messages import DRIVER, Answer, Shape
 from rlplat.runtime.processes import Processes
@@ -56,6 +57,7 @@ class Node:
         self._num_created = 0
         self._waits = wait_graph.WaitGraph(self._scheduler.who)
         self._clients: set[str] = set()
+        self._dead = Dead()
         self._settling = Settling()
         self._removals: deque[tuple[float, str]] = deque()
         self._poller = select.poll()
@@ -127,8 +129,17 @@ class Node:
         if kind is messages.Hello:
             self._clients.add(sender)
             self._processes.on_ready(sender)
-            alive, next_worker = list(self._scheduler.placing.workers), self._scheduler.placing.next_worker
-            self._post(sender, messages.Welcome(self._total, self._namespace, alive, next_worker))
+            placing = self._scheduler.placing
+            self._post(
+                sender,
+                messages.Welcome(
+                    self._total,
+                    self._namespace,
+                    list(placing.workers),
+                    placing.next_worker,
+                    self._dead.reasons,
+                ),
+            )
             self._event(events.WorkerReady(sender))
         elif kind is messages.RequestLeases:
             check_count(message.shape, message.count)
@@ -255,6 +266,7 @@ class Node:
                     self._create(actor)
                 case events.TellDied(worker, reason, kind):
                     self._clients.discard(worker)
+                    self._dead.add_with(worker, reason)
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason, kind))
                     self._tell_settled(self._settling.died(worker, self._clients))

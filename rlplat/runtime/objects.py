@@ -445,9 +445,10 @@ class Objects:
                 callback(value)
         self._loop.notify()
 
-    def heard_who_lives(self, alive: list[str], next_number: int) -> None:
+    def heard_who_lives(self, alive: list[str], next_number: int, reasons: dict[str, str]) -> None:
         """The other workers died before this process came: they never had anything of it."""
         self.dead.begin_with(next_number, alive)
+        self.dead.reasons |= reasons
         self._settled.begin_with(next_number, alive)
 
     def peer_died(self, peer: str, reason: str) -> None:

@@ -34,6 +34,6 @@ def test_a_hundred_thousand_deaths_are_a_few_numbers() -> None:
         if number not in (7, 5000):
             dead.add_with(f"w{number}", "it was killed")
     assert dead.num_ranges() == 3
-    assert len(dead._reasons) <= 100
+    assert len(dead.reasons) <= 100
     assert "w7" not in dead and "w8" in dead and "w100000" not in dead
     assert dead.reason("w99999") == "it was killed" and dead.reason("w8") == "long ago"
