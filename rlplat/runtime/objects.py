@@ -59,7 +59,7 @@ class Objects:
         """No copy of the ref to another process's object is left here."""
         self._loop = loop
         self._transport = loop.transport
-        self._store = Store(session, client_id)
+        self._store = Store(session, client_id, loop.lock)
         self.room = Room(client_id, self._store, loop, self.dead)
         self.room.collect = self.collect
         self.on_bytes_freed: Callable[[int], None] = lambda id: None
@@ -202,12 +202,14 @@ class Objects:
             check_travels(packed.refs)
         if not packed.is_large():
             return Value(packed.data, None, keys)
-        with self._loop.lock:
-            try:
-                return Value(b"", self._store.write(packed, owner), keys)
-            except ObjectStoreFull as error:
-                full = error
-        return Value(b"", self.room.write(packed, owner, full), keys)
+        try:
+            segment = self._store.write(packed, owner)
+        except ObjectStoreFull as error:
+            segment = self.room.write(packed, owner, error)
+        if owner in self.dead:
+            with self._loop.lock:
+                self._store.owner_died(owner)
+        return Value(b"", segment, keys)
 
     @uninterrupted
     def make(self, packed: codec.Packed, made_by: str = "put") -> tuple[Value, ObjectRef]:

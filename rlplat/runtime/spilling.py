@@ -97,10 +97,10 @@ class Room:
                 with self._loop.lock:
                     self.collect()
                     self._store.drop_mappings()
-                    try:
-                        return self._store.write(packed, owner)
-                    except ObjectStoreFull as error:
-                        full = error
+                try:
+                    return self._store.write(packed, owner)
+                except ObjectStoreFull as error:
+                    full = error
                 if time.monotonic() >= deadline:
                     notes = [f"after waiting {account.full_timeout_s:g} s"]
                     notes += ["it may not spill to disk"] if not self._store.can_spill() else []

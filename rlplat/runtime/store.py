@@ -23,6 +23,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ _ALIGN = 64
 _SPARE_BYTES = 512 << 20
 """Freed segments that a creator keeps for reuse, in bytes."""
 _MAX_MAPPINGS = 512
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
 def _class_bytes(size: int) -> int:
@@ -69,8 +71,10 @@ class BytesMissing(ObjectLost):
 
 
 class Store:
-    def __init__(self, session: str, client_id: str) -> None:
+    def __init__(self, session: str, client_id: str, lock: AbstractContextManager[Any] | None = None) -> None:
+        """The caller holds `lock` around everything but `write` and `read`."""
         self._session, self._client_id = session, client_id
+        self._lock = lock or threading.RLock()
         self.account = Account.open(session, client_id)
         self._spill_folder = os.path.join(session, SPILL_LINK)
         self._numbers = itertools.count(1)
@@ -90,20 +94,31 @@ class Store:
 
     # -- creator
 
+    @uninterrupted
     def write(self, packed: Packed, owner: str) -> Segment:
-        """Copy a packed value into a segment that `owner` will free; `ObjectStoreFull` when there is no room now."""
+        """Copy a packed value into a segment that `owner` will free; `ObjectStoreFull` when there is no room now.
+
+        The bytes are copied without the lock: other threads go on meanwhile."""
         parts = [memoryview(packed.data), *(buffer.raw() for buffer in packed.buffers)]
         sizes = [part.nbytes for part in parts]
         total = sum(map(_aligned, sizes))
-        own = self._reuse(total) or self._create(total, parts)
-        if own.mapping is not None:
-            view, offset = memoryview(own.mapping), 0
-            for part, size in zip(parts, sizes, strict=True):
-                view[offset : offset + size] = part
-                offset += _aligned(size)
-        own.owner = owner
-        self._in_use[own.name] = own
-        return Segment(self._client_id, own.name, sizes, packed.has_tensors)
+        while True:
+            with self._lock:
+                own = self._reuse(total) or self._create(total)
+            try:
+                self._fill(own, parts)
+            except BaseException as error:
+                with self._lock:
+                    self._remove(own)
+                    if not (isinstance(error, OSError) and error.errno in _NO_ROOM):
+                        raise
+                    if not self.drop_spares(own.filled):
+                        raise ObjectStoreFull(self._full_text(total)) from None
+                continue
+            with self._lock:
+                own.owner = owner
+                self._in_use[own.name] = own
+            return Segment(self._client_id, own.name, sizes, packed.has_tensors)
 
     def _reuse(self, total: int) -> _Own | None:
         spares = self._spare.get(_class_bytes(total))
@@ -126,32 +141,30 @@ class Store:
             os.close(descriptor)
         return own
 
-    def _create(self, total: int, parts: list[memoryview]) -> _Own:
+    def _create(self, total: int) -> _Own:
         filled = total + (-total) % mmap.PAGESIZE
         while not self.account.reserve(filled):
             if not self.drop_spares(filled):
                 raise ObjectStoreFull(self._full_text(total))
-        name = f"s-{self._client_id}-{next(self._numbers)}"
-        path = self._path(name)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return _Own(f"s-{self._client_id}-{next(self._numbers)}", _class_bytes(total), filled)
+
+    def _fill(self, own: _Own, parts: list[memoryview]) -> None:
+        offset = 0
+        if own.mapping is not None:
+            view = memoryview(own.mapping)
+            for part in parts:
+                view[offset : offset + part.nbytes] = part
+                offset += _aligned(part.nbytes)
+            return
+        descriptor = os.open(self._path(own.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            offset = 0
             for part in parts:
                 self._write_all(descriptor, part, offset)
                 offset += _aligned(part.nbytes)
             # Padding is never written, but each page has a byte of some part by now: this only moves the end.
-            os.ftruncate(descriptor, filled)
-        except OSError as error:
-            os.unlink(path)
-            self.account.release(filled)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
-                raise
-            if self.drop_spares(filled):
-                return self._create(total, parts)
-            raise ObjectStoreFull(self._full_text(total)) from None
+            os.ftruncate(descriptor, own.filled)
         finally:
             os.close(descriptor)
-        return _Own(name, _class_bytes(total), filled)
 
     def _full_text(self, total: int) -> str:
         usage = shutil.disk_usage(self._session)

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError, ObjectStoreFull
+from rlplat.errors import ActorDied, ConfigError, ObjectStoreFull
 from rlplat.runtime.refs import backend as current_backend
+from rlplat.runtime.store import Store
 from tests.faults.programs import ROOT, eventually, session_files
 
 pytestmark = pytest.mark.process
@@ -212,6 +213,62 @@ def test_a_full_disk_is_an_error_for_one_and_the_others_go_on(
     assert rlplat.get([mean.remote(ref) for ref in refs]) == list(range(7))
     monkeypatch.undo()
     assert rlplat.get(mean.remote(rlplat.put(array(8)))) == 8
+
+
+def test_a_process_goes_on_talking_while_a_value_is_copied(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start()
+    copying, go_on, refs = threading.Event(), threading.Event(), []
+    write_all = Store._write_all
+
+    def slow(*args: Any) -> None:
+        copying.set()
+        assert go_on.wait(20)
+        write_all(*args)
+
+    monkeypatch.setattr(Store, "_write_all", staticmethod(slow))
+    thread = threading.Thread(target=lambda: refs.append(rlplat.put(array(3))))
+    thread.start()
+    assert copying.wait(20)
+    assert rlplat.get(mean.remote(np.ones(2)), timeout=60) == 1
+    assert not refs
+    go_on.set()
+    thread.join()
+    assert rlplat.get(mean.remote(refs[0])) == 3
+
+
+def test_a_result_for_a_caller_that_is_dead_takes_no_room(start: Any, tmp_path: Path) -> None:
+    gate, began = str(tmp_path / "gate"), tmp_path / "began"
+    os.mkfifo(gate)
+    start()
+
+    @rlplat.remote
+    class Maker:
+        def make(self) -> np.ndarray:
+            began.touch()
+            open(gate).read()
+            return array(1)
+
+        def ping(self) -> None:
+            pass
+
+    @rlplat.remote
+    class Caller:
+        def call(self, maker: Any) -> int:
+            self.ref = maker.make.remote()
+            return os.getpid()
+
+    maker, caller = Maker.remote(), Caller.remote()
+    pid = rlplat.get(caller.call.remote(maker))
+    assert eventually(began.exists)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied):
+        rlplat.get(caller.call.remote(maker), timeout=60)
+    with open(gate, "w"):
+        pass
+    rlplat.get(maker.ping.remote(), timeout=60)
+    assert eventually(lambda: objects()._store.account.used() == 0)
 
 
 def test_threads_that_put_at_once_all_get_room(start: Any) -> None:
