@@ -5,15 +5,14 @@ The verbs of one client are replaced by ones that note their caller: whoever doe
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.runtime import own_frames
 from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.refs import ObjectRef
 
-_HERE = os.path.dirname(__file__)
 _SLACK = 10_000
 
 
@@ -52,6 +51,6 @@ def record_call_sites(client: Any) -> None:
 
 def _site() -> str:
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and own_frames.is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

@@ -27,6 +27,7 @@ import msgspec
 
 from rlplat import errors
 from rlplat.errors import RlplatError, SerializationError, TaskError
+from rlplat.runtime import own_frames
 from rlplat.runtime.backend import RemoteCode
 from rlplat.runtime.refs import ObjectRef, collecting_refs
 from rlplat.runtime.signals import is_of_handler
@@ -38,8 +39,8 @@ _MAX_ERROR_TEXT = 1 << 20
 """Characters. Code and errors travel inside messages, and a frame of more than 1 GiB is refused by the receiver."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN = _SCALARS | {ObjectRef}
-_CALLERS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.__file__), "asyncio"))
-"""Folders of the code that calls the user's."""
+_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep
+"""With the runtime's own: the code that calls the user's."""
 NO_ARGS = pickle.dumps(((), {}), protocol=5)
 NONE = pickle.dumps(None, protocol=5)
 
@@ -361,11 +362,15 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
     # The first frames are the runtime's own call of the user's function: of no use to its author.
-    while len(frames.stack) > 1 and os.path.dirname(frames.stack[0].filename) in _CALLERS:
+    while len(frames.stack) > 1 and _calls_users(frames.stack[0].filename):
         del frames.stack[0]
     text = "".join(frames.format())
     message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
     return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own), class_names(type(own)))
+
+
+def _calls_users(filename: str) -> bool:
+    return own_frames.is_own(filename) or filename.startswith(_ASYNCIO)
 
 
 def _shortened(text: str) -> str:

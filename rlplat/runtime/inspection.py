@@ -19,7 +19,7 @@ from operator import attrgetter, itemgetter
 from types import FrameType
 from typing import Any
 
-from rlplat.runtime import messages
+from rlplat.runtime import io_loop, messages
 from rlplat.runtime.messages import Inspect, Report
 
 ASKER = "cli-"
@@ -27,7 +27,7 @@ ASKER = "cli-"
 _MAX_RUNS = 1000
 _MAX_FRAMES = 200
 _MAX_GROUPS = 100
-_OURS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("inspection.py", "io_loop.py"))
+_OURS = (__file__, io_loop.__file__)
 
 
 def answer(client: Any, sender: str, message: Inspect) -> None:

@@ -8,7 +8,6 @@ Where the runtime itself waits for the user's function (in `get`), it looks here
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -16,10 +15,11 @@ import time
 from types import CodeType, FrameType
 from typing import Any
 
+from rlplat.runtime import own_frames
+
 SIGNAL = signal.SIGRTMIN + 5
 _AGAIN_S = 0.005
 _MISSES = 40
-_RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 Key = tuple[str, int]
 """A task: (its owner's client id, its id there)."""
 
@@ -89,7 +89,7 @@ class Interrupts:
         self._misses = 0
         is_inside = False
         while frame is not None and frame.f_code not in self._entries:
-            if frame.f_code.co_filename.startswith(_RUNTIME_DIR):
+            if own_frames.is_own(frame.f_code.co_filename):
                 return
             is_inside, frame = True, frame.f_back
         if is_inside:

@@ -17,6 +17,7 @@ import time
 
 from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.runtime.capacity import SPILL_LINK
+from rlplat.runtime.own_frames import IMPORT_ROOT
 
 MARK = "RLPLAT_SESSION"
 """Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
@@ -35,8 +36,9 @@ def main_of(module: str) -> str:
 
     (PYTHONPATH would outlast that: with the site-packages in it that hold a wheel, no venv's packages would count.)
     """
-    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return f"import sys; sys.path.insert(0, {place!r}); from {module} import main; del sys.path[0]; main()"
+    return (
+        f"import sys; sys.path.insert(0, {IMPORT_ROOT!r}); from {module} import main; del sys.path[0]; main()"
+    )
 
 
 def make_session() -> str:

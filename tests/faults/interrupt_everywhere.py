@@ -27,12 +27,11 @@ from typing import Any
 import numpy as np
 
 import rlplat
-import rlplat.runtime
 import rlplat.runtime.refs
+from rlplat.runtime import own_frames
 from tests.faults.interrupted_driver import TooLong, add_one, books, count, raise_too_long, slow
 from tests.faults.programs import eventually
 
-_RUNTIME = os.path.dirname(rlplat.runtime.__file__) + os.sep
 _LARGE = np.zeros(20_000)
 _ANSWER_S = 20.0
 _numbers = itertools.count()
@@ -88,7 +87,7 @@ def lines_of(walk: Callable[[], None]) -> list[Point]:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith(_RUNTIME):
+        if not own_frames.is_own(name):
             return None
         if event == "line":
             found[name, frame.f_lineno] = None

@@ -11,18 +11,22 @@ from typing import Any
 import pytest
 
 import rlplat.runtime.interrupts as room
+from rlplat.runtime import own_frames
 from rlplat.runtime.interrupts import Interrupts
 
-_IN_RUNTIME = compile(
-    "def call(function):\n    return function()\n", os.path.join(room._RUNTIME_DIR, "client.py"), "exec"
-)
+_CALL = "def call(function):\n    return function()\n"
 
 
-def in_the_runtime(function: Callable[[], Any]) -> Any:
-    """Calls it from a frame of the runtime."""
+def call_from(file: str, function: Callable[[], Any]) -> Any:
+    """Calls it from a frame of this file."""
     names: dict[str, Any] = {}
-    exec(_IN_RUNTIME, names)
+    exec(compile(_CALL, file, "exec"), names)
     return names["call"](function)
+
+
+def in_the_runtime(function: Callable[[], Any], place: str = "client.py") -> Any:
+    """Calls it from a frame of the runtime."""
+    return call_from(os.path.join(own_frames.FOLDER, place), function)
 
 
 def execute(owner: str, message: Any) -> None:
@@ -70,6 +74,17 @@ def test_a_generator_of_the_users_is_struck_although_the_runtime_runs_it() -> No
 
 def test_the_runtimes_own_code_is_not_struck() -> None:
     run(lambda interrupts: in_the_runtime(lambda: signal_here(interrupts)))
+
+
+def test_nor_that_in_a_folder_below() -> None:
+    for place in ("scheduling/placing.py", "some/deeper/room.py"):
+        run(lambda interrupts, place=place: in_the_runtime(lambda: signal_here(interrupts), place))
+
+
+def test_a_neighbour_of_the_runtime_is_struck() -> None:
+    beside = os.path.join(own_frames.IMPORT_ROOT, "rlplat", "runtime_of_others", "room.py")
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda interrupts: call_from(beside, lambda: call_from(beside, lambda: signal_here(interrupts))))
 
 
 def test_nor_what_it_calls_in_turn() -> None:
