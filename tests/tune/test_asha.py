@@ -271,6 +271,21 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         stopping(**settings)
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_report_that_comes_to_two_rungs_at_once_waits_on_the_higher_one(is_restored):
+    play = promotion(max_progress=27)
+    play.add(6)
+    assert [play.report(number, 1, 1) for number in (1, 2)] == [Pause()] * 2
+    assert play.report(0, 3, 5) == Pause()  # best of three on rung 1, alone on rung 3
+    assert play.report(3, 1, 9) == Continue()
+    assert [play.report(number, 1, score) for number, score in ((4, 8), (5, 7))] == [Pause()] * 2
+    assert play.settle() == {4: Resume()}  # trial 0 is not among the best third of rung 1 any more
+    if is_restored:
+        play.restore()
+    assert [play.report(number, 3, 1) for number in (3, 4)] == [Pause()] * 2
+    assert play.settle() == {0: Resume()}
+
+
 # ---------------------------------------------------------------- any history
 
 

@@ -7,6 +7,7 @@ Rungs are at min_progress * reduction_factor^k. Who comes to a rung is compared 
 - `variant: promotion` (algorithm 2 of the paper): it pauses unless it is among the best 1/reduction_factor, rounded
   down, and goes on from its checkpoint as soon as it is, because others came in below it. Equal scores by number. When
   there are no more trials and all are paused, and none was trained in full, the best of the highest rung goes on.
+  A report that brings it to several rungs at once counts on all of them, and is judged on the highest.
 
 The paper's experiments have reduction_factor 4; 3 was better on real curves (benchmarks/tune_schedulers.py). Where
 early reports mislead, a higher min_progress helps more than anything else.
@@ -110,7 +111,8 @@ class ASHA:
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
         if trial.progress < run.progress:
             return Continue()
-        for index in range(run.passed_before, run.passed):
+        first = max(run.passed_before, run.passed - 1) if self._pauses else run.passed_before
+        for index in range(first, run.passed):
             if not self._goes_on(index, trial.number, run.score):
                 return (
                     self._pause(trial.number, run, index) if self._pauses else self._stop(trial, run, index)
@@ -135,7 +137,7 @@ class ASHA:
         for number in self._restored:
             if run := self._runs.get(number):
                 if run.passed_before < run.passed:
-                    heappush(self._paused[run.passed_before], (-run.score, number))
+                    heappush(self._paused[run.passed - 1], (-run.score, number))
                 else:  # what it had reported on a rung is lost: it went back to an earlier checkpoint
                     found.append(self._resume(number, run))
         self._restored.clear()
@@ -146,11 +148,7 @@ class ASHA:
                 if run is not None and not self._goes_on(index, number, score):
                     break
                 heappop(heap)
-                if run is None:
-                    continue
-                if index + 1 < run.passed:  # one report brought it over several rungs: on to the next of them
-                    heappush(self._paused[index + 1], (-score, number))
-                else:
+                if run is not None:
                     found.append(self._resume(number, run))
         return found or self._due_at_rest()
 
