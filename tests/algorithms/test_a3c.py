@@ -18,6 +18,8 @@ from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.normalization import OBS_MEAN
 from rlplat.rl.parameter_server import ParameterServer
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {
     "env": "CartPole-v1",
     "seed": 3,
@@ -82,7 +84,6 @@ def env_steps_until(a3c: A3C, episode_return: float, at_most: int) -> int:
 # ---------------------------------------------------------------- learning
 
 
-@pytest.mark.slow
 def test_learns_cartpole_alone() -> None:
     """A random policy reaches 22; 120 within 40,000 steps needs returns, loss and optimizer to be right."""
     with make() as a3c:
@@ -154,7 +155,6 @@ def test_several_parameter_servers_learn_what_one_does_bit_for_bit(runtime: None
     assert_same(A3C.policy_weights(runs[0].get_state()), A3C.policy_weights(runs[1].get_state()))
 
 
-@pytest.mark.slow
 def test_a_resumed_run_goes_on_bit_for_bit(runtime: None) -> None:
     settings = {"deterministic": True, "normalize_observations": True, "normalize_rewards": True}
     whole, first, second = make(**settings), make(**settings), make(**settings)

@@ -15,6 +15,8 @@ from rlplat.algorithms.dqn import DQN, DQNConfig
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, NotInitialized, UsageError
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {
     "env": "CartPole-v1",
     "seed": 3,
@@ -63,7 +65,6 @@ def assert_equal(one: Any, other: Any, place: str = "") -> None:
         np.testing.assert_array_equal(one, other, err_msg=place)
 
 
-@pytest.mark.slow
 def test_learns_a_small_task(runtime: None) -> None:
     """Which of the legal actions pays: a quarter by chance; needs masks, targets and exploration to be right."""
     config = DQNConfig(
@@ -83,7 +84,6 @@ def test_learns_a_small_task(runtime: None) -> None:
     assert trained > 1.5 * untrained + 2, (untrained, trained)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", [{}, RAINBOW, RECURRENT, RECURRENT | RAINBOW], ids=["plain", "rainbow", "lstm", "all"]
 )
@@ -142,7 +142,6 @@ def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None
         dqn.step()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parts", [{}, RECURRENT], ids=["transitions", "sequences"])
 def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, Any]) -> None:
     settings = QUICK | parts | ASYNCHRONOUS | {"num_rollout_workers": 3, "num_replay_shards": 2}

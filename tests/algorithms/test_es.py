@@ -22,6 +22,8 @@ from rlplat.rl.evaluation import Evaluator
 from rlplat.rl.interfaces import Result
 from rlplat.rl.training_loop import train
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "es_updates.json"
 QUICK: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -63,7 +65,6 @@ def assert_equal_states(one: ES, other: ES) -> None:
         assert first[name] == second[name], name
 
 
-@pytest.mark.slow
 def test_learns_cartpole() -> None:
     """From 20 of chance; every part of the ring has to be right for it."""
     with make(unperturbed_share=0.25, population_size=32, learning_rate=0.05) as es:
@@ -178,7 +179,6 @@ def test_workers_that_keep_dying_end_the_run(runtime: None) -> None:
             es.step()
 
 
-@pytest.mark.slow
 def test_tens_of_workers_in_a_tree_are_the_same_as_without(runtime: None) -> None:
     """24 workers: 24 -> 6 -> 2 answers reach the learner; then one of them dies."""
     settings = {"num_rollout_workers": 24, "population_size": 30, "unperturbed_share": 0.1}

@@ -16,6 +16,8 @@ from rlplat.errors import ConfigError, NotInitialized, RlplatError
 from rlplat.rl.sample_batch import SampleBatch
 from rlplat.rl.worker_group import RolloutWorkers
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {
     "env": "CartPole-v1",
     "seed": 3,
@@ -48,7 +50,6 @@ def assert_equal_weights(one: PPO, other: PPO) -> None:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
-@pytest.mark.slow
 def test_learns_cartpole() -> None:
     """A random policy reaches 22; 150 within 60,000 steps needs advantages, loss and update to be right."""
     settings = QUICK | {"num_envs_per_worker": 32}
@@ -180,7 +181,6 @@ def test_memory_masks_and_nested_spaces_run(env: str, policy: dict[str, Any]) ->
             assert results[-1].episode_length_mean == 20 and results[-1].episode_return_mean >= 0
 
 
-@pytest.mark.slow
 def test_a_core_is_what_solves_a_memory_task() -> None:
     """Without memory the return is 0.5 in the mean, whatever is learnt; the numbers of all cores: configs/ppo/."""
     settings = QUICK | {

@@ -32,6 +32,8 @@ from tests.rl.specimens import (  # noqa: E402
     spec_of_actions,
 )
 
+pytestmark = pytest.mark.slow
+
 T, B = 12, 6
 CORES = ("none", "lstm", "gru", "attention")
 

@@ -16,6 +16,8 @@ from rlplat.algorithms.a3c import A3CConfig, TorchA3C
 from rlplat.algorithms.a3c_tf import TfA3C
 from tests.rl.tf.twins import SPECS, perturbed, random_batch
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_tf_losses.json"
 CONFIG = A3CConfig(env="made up", learner={"precision": "float32"})
 COEFFICIENTS = {"value_coef": 0.5, "entropy_coef": 0.02}

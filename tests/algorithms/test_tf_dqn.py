@@ -24,6 +24,8 @@ from rlplat.rl.torch.q_network import NoisyLinear as TorchNoisyLinear  # noqa: E
 from rlplat.rl.torch.q_policy import TorchQPolicy  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_tf_losses.json"
 RAINBOW = {
     "double": True,
@@ -116,7 +118,6 @@ def set_noise(theirs: Any, ours: Any, rng: np.random.Generator) -> None:
         network.draw_noise = lambda generator: None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_steps_are_torchs(case: str) -> None:
     theirs, ours = make(TorchDQN, case, 1), make(TfDQN, case, 2)
@@ -187,7 +188,6 @@ def test_values_of_next_observations_may_come_ahead_of_many_steps() -> None:
         assert got.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "rainbow"])
 def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
     one, other = make(TfDQN, case, 1), make(TfDQN, case, 7)
@@ -227,7 +227,6 @@ def test_acts_like_torch(case: str) -> None:
     np.testing.assert_array_equal(ours.core_state, theirs.core_state)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "quantiles", "sequences"])
 def test_golden_losses(case: str) -> None:
     """Three gradient steps from fixed weights and minibatches give the numbers on file; after an intended change delete

@@ -27,6 +27,8 @@ from rlplat.rl.tf import tf  # noqa: E402
 from rlplat.rl.tf.weights import named_variables  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_batch  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "ppo_tf_losses.json"
 SETTINGS: dict[str, Any] = {
     "env": "made up",
@@ -94,7 +96,6 @@ def minibatches(batch: SampleBatch, count: int) -> list[Array]:
     return [np.arange(T)[:, None] * B + envs for envs in np.array_split(rng.permutation(B), count)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "squashed", "composite mask", "nature", "lstm", "attention"])
 def test_minibatch_steps_are_torchs(name: str) -> None:
     """Statistics, gradients, gradient norm, and the weights after Adam; from one trace of the graph."""
@@ -183,7 +184,6 @@ def test_a_checkpoint_of_one_framework_goes_on_under_the_other(
         np.testing.assert_allclose(other.get_state()["weights"][name], weight, atol=2e-5)
 
 
-@pytest.mark.slow
 def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any) -> None:
     spec = SPECS["gru"]()
     one = make_learner(parameter_server, "tf", spec)

@@ -93,14 +93,14 @@ def test_dqn_learns_both_kinds(env: str) -> None:
         batch_size=64,
         learning_rate=1e-3,
         learning_starts=500,
-        target_period=500,
+        target_period=250,
         replay_capacity=20_000,
         discount=1.0 if env == "Nim" else 0.99,
-        stop={"env_steps": 20_000},
+        stop={"env_steps": 10_000},
         seed=1,
     )
     with DQN(config) as dqn:
-        while dqn.step().env_steps < 20_000:
+        while dqn.step().env_steps < 10_000:
             pass
         if env == "Nim":
             assert finds_all_winning_moves(nim_moves(dqn, "shared"))

@@ -18,6 +18,8 @@ from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageErr
 from rlplat.rl.agent_spaces import agent_spaces
 from tests.rl.fixture_envs import MaskEnv, TreeEnv
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LOG: list[tuple[Any, Any, Any, bool]] = []
 """(observation, mask beside it, action taken, whether it is the first of an episode) of every step of a `Recorded`."""

@@ -238,6 +238,7 @@ def test_processes_give_the_same_transitions() -> None:
     assert transitions(env, 8)[0] == transitions(scripted("our loop", scripts), 8)[0]
 
 
+@pytest.mark.process
 def test_mujoco_leaves_no_log_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mujoco")
     pytest.importorskip("imageio")

@@ -13,6 +13,8 @@ pytest.importorskip("tensorflow")
 
 from tests.rl.test_agent import LSTM, module_input, played, rows, same, trained
 
+pytestmark = pytest.mark.slow
+
 
 def test_acts_as_the_evaluation_does_and_its_torch_module_too(tmp_path: Path) -> None:
     run = trained("ppo", "info", tmp_path / "run", **LSTM)

@@ -31,6 +31,8 @@ from rlplat.rl.torch.adam import Adam as TorchAdam  # noqa: E402
 from tests.rl.specimens import DISCRETE, make_spec, masked  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[3] / "docs" / "frameworks.md"
 T, B = 5, 3
 

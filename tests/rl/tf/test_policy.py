@@ -21,6 +21,8 @@ from rlplat.rl.torch.policy import TorchActorCritic  # noqa: E402
 from rlplat.rl.torch.weights import weights_of  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def weights_for(name: str) -> Weights:
     torch.manual_seed(0)
