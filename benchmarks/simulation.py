@@ -30,9 +30,9 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.measure import _command_line, hardware
-from rlplat.runtime.messages import ActorInfo, Shape
-from rlplat.runtime.scheduler import Scheduler
-from rlplat.runtime.scheduling import events
+from rlplat.runtime.core.scheduler import events
+from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import ActorInfo, Shape
 
 NUM_DRIVERS = 16
 CPUS = 4.0

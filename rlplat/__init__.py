@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         shutdown,
         wait,
     )
-    from rlplat.runtime.bulk import map
+    from rlplat.runtime.map import map
     from rlplat.runtime.placement import (
         NodeAffinitySchedulingStrategy,
         PlacementGroup,
@@ -65,7 +65,7 @@ _HOMES = {
         "ActorHandle ObjectRef ObjectRefGenerator available_resources cancel cluster_resources exit_actor get "
         "get_actor get_runtime_context init is_initialized kill list_named_actors method put remote shutdown wait"
     ),
-    "rlplat.runtime.bulk": "map",
+    "rlplat.runtime.map": "map",
     "rlplat.runtime.placement": (
         "NodeAffinitySchedulingStrategy PlacementGroup PlacementGroupSchedulingStrategy "
         "get_current_placement_group get_placement_group nodes placement_group placement_group_table "

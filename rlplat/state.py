@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from rlplat.errors import ConfigError, NotInitialized
 
 if TYPE_CHECKING:
-    from rlplat.runtime.log_reading import WorkerLog
+    from rlplat.runtime.look.log_reading import WorkerLog
 
 __all__ = [
     "Rows",
@@ -62,8 +62,8 @@ class Rows(list[dict[str, Any]]):
 
 def list_clusters() -> Rows:
     """Every running cluster of this user: {pid, session, command}."""
-    from rlplat.runtime.observer import command_of
-    from rlplat.runtime.session import driver_pid, running_sessions
+    from rlplat.runtime.look.observer import command_of
+    from rlplat.runtime.machine.session import driver_pid, running_sessions
 
     found = [(driver_pid(session), session) for session in running_sessions()]
     return _rows([{"pid": pid, "session": s, "command": command_of(pid)} for pid, s in found], None, None)
@@ -157,7 +157,7 @@ def cluster_status(*, cluster: str | int | None = None) -> dict[str, Any]:
         counts.update({state: count for state, count in by_state.items() if state != "mean_s"})
     workers = Counter(row["state"] for row in node["workers"])
     actors = Counter(row["state"] for row in node["actors"])
-    from rlplat.runtime.observer import command_of
+    from rlplat.runtime.look.observer import command_of
 
     return {
         "pid": pid,
@@ -181,7 +181,7 @@ def cluster_status(*, cluster: str | int | None = None) -> dict[str, Any]:
 
 def memory_report(*, limit: int = 100, cluster: str | int | None = None) -> dict[str, Any]:
     """What `rlplat memory --json` prints: for each owner its objects, biggest first, and who holds refs to them."""
-    from rlplat.runtime.observer import client_order
+    from rlplat.runtime.look.observer import client_order
 
     with _observer(cluster) as observer:
         reports, silent = observer.ask_clients("objects", limit)
@@ -224,8 +224,8 @@ def stacks(worker: str = "all", *, cluster: str | int | None = None, native: boo
     faulthandler writes on a signal (which may cut a system call of that native code short: EINTR).
     native: all of them by `py-spy dump --native`.
     """
-    from rlplat.runtime.observer import client_order
-    from rlplat.runtime.stack_dump import process_state, read_stacks
+    from rlplat.runtime.look.observer import client_order
+    from rlplat.runtime.process.stacks import process_state, read_stacks
 
     with _observer(cluster) as observer:
         node = observer.ask_node()
@@ -260,8 +260,8 @@ def timeline(filename: str | os.PathLike[str] | None = None, *, cluster: str | i
 
     Returns the list of events, or writes it to `filename` (JSON).
     """
-    from rlplat.runtime.observer import client_order
-    from rlplat.runtime.trace import to_trace
+    from rlplat.runtime.look.observer import client_order
+    from rlplat.runtime.look.trace import to_trace
 
     with _observer(cluster) as observer:
         reports, _ = observer.ask_clients("spans", 20_000)
@@ -289,13 +289,13 @@ class Logs:
         self._seen_at = time.monotonic()
 
     def workers(self) -> list[WorkerLog]:
-        from rlplat.runtime.log_reading import worker_logs
+        from rlplat.runtime.look.log_reading import worker_logs
 
         return worker_logs(self.folder)
 
     def choose(self, name: str) -> list[WorkerLog]:
         """Those of a worker's id or pid, an actor's class, or its name while it lives."""
-        from rlplat.runtime.log_reading import choose
+        from rlplat.runtime.look.log_reading import choose
 
         logs = self.workers()
         worker = self._worker_of_actor(name)
@@ -304,7 +304,7 @@ class Logs:
     def lines(
         self, name: str, picked: list[WorkerLog], tail: int, is_followed: bool
     ) -> Iterator[tuple[WorkerLog, str]]:
-        from rlplat.runtime.log_reading import follow
+        from rlplat.runtime.look.log_reading import follow
 
         for log in picked:
             for line in log.tail(tail):
@@ -314,7 +314,7 @@ class Logs:
 
     def _is_over(self) -> bool:
         """The node removes the session's folder last; when that was killed too, the driver is gone for a while."""
-        from rlplat.runtime.session import running_sessions
+        from rlplat.runtime.machine.session import running_sessions
 
         if not os.path.exists(self._session):
             return True
@@ -326,8 +326,8 @@ class Logs:
 
 def open_logs(*, cluster: str | int | None = None) -> Logs:
     """Logs of a running cluster, or, when there is none (of that name), of one that has ended."""
-    from rlplat.runtime.log_reading import find_logs
-    from rlplat.runtime.session import running_sessions
+    from rlplat.runtime.look.log_reading import find_logs
+    from rlplat.runtime.machine.session import running_sessions
 
     running = running_sessions()
     if cluster is None and not running:
@@ -350,7 +350,7 @@ def open_logs(*, cluster: str | int | None = None) -> Logs:
 
 
 def _observer(cluster: str | int | None) -> Any:
-    from rlplat.runtime.observer import Observer, find_session
+    from rlplat.runtime.look.observer import Observer, find_session
 
     return Observer(find_session(cluster))
 
@@ -465,7 +465,7 @@ def _process_usage(pid: int) -> dict[str, Any]:
 
 def _store_usage(session: str) -> dict[str, Any]:
     """From the account that all processes of the node share: no message is needed."""
-    from rlplat.runtime.capacity import Account
+    from rlplat.runtime.store.account import Account
 
     account = Account.open(session)
     holdings, limit = account.holdings(), account.limit

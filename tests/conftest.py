@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 import rlplat
-from rlplat.runtime import observer
+from rlplat.runtime.look import observer
 from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
 
 # How fast examples are made and run says how loaded the machine is, not whether the code is right.

@@ -24,7 +24,7 @@ from pathlib import Path
 
 MARK = "RLPLAT_TEST_MARK"
 DROPS_FILE = "RLPLAT_DROPS_FILE"
-"""`rlplat.runtime.dropped`: every process writes there what it could not handle. That is a bug of ours, in a test."""
+"""Every process writes there what it could not handle (`rlplat.runtime.link.dropped`). In a test that is our bug."""
 SHM_PREFIX = "rlplat-"
 SETTLE_S = 30.0
 log_root: Path | None = None

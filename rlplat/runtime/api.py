@@ -22,12 +22,12 @@ import msgspec
 from rlplat.errors import OptionError, OptionTypeError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Options, RemoteCode
-from rlplat.runtime.codec import class_names
-from rlplat.runtime.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
+from rlplat.runtime.client.streams import ObjectRefGenerator
+from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.refs import ObjectRef, backend
-from rlplat.runtime.signals import uninterrupted
-from rlplat.runtime.signatures import ANYTHING, Signature, method_signature, signature_of
-from rlplat.runtime.streams import ObjectRefGenerator
+from rlplat.runtime.wire.codec import class_names
+from rlplat.runtime.wire.messages import DYNAMIC, PLAIN_CALL, STREAMING, ActorInfo, CallOptions
+from rlplat.runtime.wire.signatures import ANYTHING, Signature, method_signature, signature_of
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend
@@ -105,17 +105,17 @@ def init(
                 "this code runs in a task or an actor, so it has a cluster: leave rlplat.init() away, or open a "
                 "cluster inside this process by rlplat.init(backend='inproc')"
             )
-        from rlplat.runtime.nested import NestedBackend
+        from rlplat.runtime.inproc.nested import NestedBackend
 
         nested = NestedBackend(outer, num_cpus, num_gpus, resources, namespace, runtime_env)
         outer.nested_opened()
         _connect(nested)
     elif backend == "inproc":
-        from rlplat.runtime.inproc import InprocBackend
+        from rlplat.runtime.inproc.backend import InprocBackend
 
         _connect(InprocBackend(num_cpus, num_gpus, resources, namespace, runtime_env))
     elif backend == "zmq":
-        from rlplat.runtime.start import start_private_cluster
+        from rlplat.runtime.start.start import start_private_cluster
 
         _connect(
             start_private_cluster(
@@ -326,7 +326,7 @@ def _merge(options: Any, changes: dict[str, Any], what: str) -> Any:
         elif key == "resources":
             _check_resources(value)
         elif key == "runtime_env":
-            from rlplat.runtime.runtime_env import checked
+            from rlplat.runtime.envs.spec import checked
 
             changes = changes | {key: checked(value or {})}
         elif key == "lifetime" and value not in (None, "detached"):

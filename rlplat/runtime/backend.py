@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlplat.runtime.api import ActorHandle
-    from rlplat.runtime.messages import ActorInfo, CallOptions, Cluster
     from rlplat.runtime.placement import PlacementGroup
     from rlplat.runtime.refs import ObjectRef
-    from rlplat.runtime.signatures import Signature
+    from rlplat.runtime.wire.messages import ActorInfo, CallOptions, Cluster
+    from rlplat.runtime.wire.signatures import Signature
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlplat.runtime.messages import Place
+from rlplat.runtime.wire.messages import Place
 
 if TYPE_CHECKING:
     from rlplat.runtime.api import ActorHandle

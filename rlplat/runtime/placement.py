@@ -5,7 +5,7 @@
     train.options(num_cpus=2, num_gpus=1, placement_group=pg, placement_group_bundle_index=1).remote()
     rlplat.remove_placement_group(pg)                        # kills what runs in it, frees what it holds
 
-The node's scheduler reserves bundles and gives leases out of them (`rlplat.runtime.scheduling.groups`); here is what
+The node's scheduler reserves bundles and gives leases out of them (`core.scheduler.groups`); here is what
 the caller sees of that, and `GroupBook`, a client's record of the groups that it waits for.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import InfeasibleResources, OptionError
-from rlplat.runtime import messages
-from rlplat.runtime.messages import Capture, Shape, Value
-from rlplat.runtime.resources import Resources, check_feasible, exact, exact_demand, units
+from rlplat.runtime.machine.hardware import Resources, check_feasible, exact, exact_demand, units
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.messages import Capture, Shape, Value
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rlplat.errors import NotInitialized, SerializationError
-from rlplat.runtime.signals import uninterrupted, wrap_handlers
+from rlplat.runtime.process.signals import uninterrupted, wrap_handlers
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend

@@ -18,7 +18,7 @@ import pytest
 import rlplat
 from rlplat import state
 from rlplat.cli import main
-from rlplat.runtime import observer
+from rlplat.runtime.look import observer
 
 pytestmark = pytest.mark.process
 
@@ -65,7 +65,9 @@ def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 def rlplat_command(*arguments: str) -> str:
     """Its output; run as the user would, in another process, which has the patience of this one."""
-    patient = f"import sys; from rlplat.runtime import observer; observer.ANSWER_S = {observer.ANSWER_S}; "
+    patient = (
+        f"import sys; from rlplat.runtime.look import observer; observer.ANSWER_S = {observer.ANSWER_S}; "
+    )
     program = patient + "from rlplat.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, *arguments, "--pid", str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -46,7 +46,7 @@ def cancelled(*refs: Any) -> None:
 @pytest.fixture
 def no_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ends, ends by the interrupt: the kill that would come later does not come within a test."""
-    monkeypatch.setattr("rlplat.runtime.cancelling.CANCEL_GRACE_S", 1000)
+    monkeypatch.setattr("rlplat.runtime.client.cancels.CANCEL_GRACE_S", 1000)
 
 
 def test_a_running_task_gets_a_keyboard_interrupt(cluster: None, no_kill: None, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_task_that_does_not_end_is_killed_and_not_retried(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
-    monkeypatch.setattr("rlplat.runtime.cancelling.CANCEL_GRACE_S", 0.3)
+    monkeypatch.setattr("rlplat.runtime.client.cancels.CANCEL_GRACE_S", 0.3)
 
     @rlplat.remote
     def stubborn() -> None:

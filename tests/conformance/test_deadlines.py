@@ -49,7 +49,7 @@ class Clock:
 @pytest.fixture
 def clock(cluster: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("rlplat.runtime.cancelling.time", clock)
+    monkeypatch.setattr("rlplat.runtime.client.cancels.time", clock)
     return clock
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.runtime import codec
+from rlplat.runtime.wire import codec
 
 torch = pytest.importorskip("torch")
 

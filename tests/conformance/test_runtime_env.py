@@ -190,7 +190,7 @@ def test_snapshots_are_gone_at_the_end(start: Callable[..., None], tmp_path: Pat
 def test_a_directory_that_is_too_large_is_refused(
     start: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlplat.runtime.runtime_env._MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("rlplat.runtime.envs.spec._MOST_BYTES", 1_000_000)
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "weights.bin").write_bytes(bytes(2_000_000))
     start()
@@ -331,15 +331,15 @@ def test_uv_installs_into_the_venv(
 def test_a_builder_that_dies_leaves_nothing_half_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlplat.runtime import env_build
-    from rlplat.runtime.runtime_env import checked
+    from rlplat.runtime.envs import build
+    from rlplat.runtime.envs.spec import checked
 
     monkeypatch.setenv("RLPLAT_CACHE_DIR", str(tmp_path / "cache"))
     env = checked({"pip": ["--no-index", str(wheel(tmp_path, "twice_built", 1))]})
-    venv = env_build.venv_folder(env)
+    venv = build.venv_folder(env)
     assert venv is not None
     (venv / "bin").mkdir(parents=True)  # what one that was killed left: no file `complete`
     (venv / "bin" / "python").write_text("half")
-    assert not env_build.is_complete(venv)
-    env_build.build(env, venv)
-    assert env_build.is_complete(venv)
+    assert not build.is_complete(venv)
+    build.build(env, venv)
+    assert build.is_complete(venv)

@@ -28,7 +28,7 @@ import numpy as np
 
 import rlplat
 import rlplat.runtime.refs
-from rlplat.runtime import own_frames
+from rlplat.runtime.process import own_frames
 from tests.faults.interrupted_driver import TooLong, add_one, books, count, raise_too_long, slow
 from tests.faults.programs import eventually
 

@@ -11,8 +11,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import TaskCancelled
-from rlplat.runtime import messages
 from rlplat.runtime.refs import backend
+from rlplat.runtime.wire import messages
 from tests.faults.programs import eventually
 
 

@@ -64,7 +64,7 @@ popen = subprocess.Popen
 def impatient(command, **options):
     # A node that looks for cycles every 0.2 s.
     assert command[1] == "-c", command
-    code = "import rlplat.runtime.wait_graph as graph; graph.ROUND_S = 0.2; " + command[2]
+    code = "import rlplat.runtime.core.node.wait_graph as graph; graph.ROUND_S = 0.2; " + command[2]
     return popen([*command[:2], code, *command[3:]], **options)
 
 subprocess.Popen = impatient

@@ -11,7 +11,7 @@ import pytest
 import rlplat
 import rlplat.runtime.refs
 from rlplat.errors import RuntimeFault
-from rlplat.runtime import messages
+from rlplat.runtime.wire import messages
 
 
 @rlplat.remote

@@ -16,7 +16,8 @@ from typing import Any
 
 import rlplat
 from rlplat.errors import ActorDied
-from rlplat.runtime import messages, refs
+from rlplat.runtime import refs
+from rlplat.runtime.wire import messages
 from tests.faults.programs import eventually
 from tests.leak_meter import MARK, marked_processes
 

@@ -11,7 +11,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, OutOfMemory
-from rlplat.runtime.proc_files import FAKE_MEMORY
+from rlplat.runtime.machine.proc_files import FAKE_MEMORY
 from tests.faults.programs import eventually
 
 MB = 1 << 20

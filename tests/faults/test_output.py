@@ -11,9 +11,9 @@ import pytest
 
 import rlplat
 from rlplat.errors import ConfigError
-from rlplat.runtime import log_files
-from rlplat.runtime.log_files import LogFile
-from rlplat.runtime.output import Console, WorkerOutput
+from rlplat.runtime.machine import worker_logs
+from rlplat.runtime.machine.worker_logs import LogFile
+from rlplat.runtime.node.output import Console, WorkerOutput
 from rlplat.runtime.refs import backend as current_backend
 from tests.faults.programs import eventually, next_line, program
 
@@ -122,7 +122,7 @@ def test_the_last_five_sessions_are_kept(tmp_path: Path) -> None:
         old_ones = [f"rlplat-{2**22 + number}-1-old" for number in range(4, 8)]
         assert left == sorted([*old_ones, mine, "somebody-elses"])
         assert not list(tmp_path.glob("*/snapshots/*"))
-        assert log_files.session_logs(mine, tmp_path).is_dir()
+        assert worker_logs.session_logs(mine, tmp_path).is_dir()
     finally:
         rlplat.shutdown()
 
@@ -134,7 +134,7 @@ def test_a_log_dir_that_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) 
 
 
 def test_a_log_file_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files, "MOST_BYTES", 1000)
+    monkeypatch.setattr(worker_logs, "MOST_BYTES", 1000)
     file = LogFile(str(tmp_path / "w1.log"))
     file.add_to_head("# head\n")
     for number in range(100):
@@ -162,7 +162,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
 
 
 def test_a_console_that_nobody_reads_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplat.runtime.output._MOST_WAITING", 100_000)
+    monkeypatch.setattr("rlplat.runtime.node.output._MOST_WAITING", 100_000)
     read, write = os.pipe()
     try:
         console = Console(write)

@@ -16,14 +16,15 @@ pytestmark = pytest.mark.process
 
 NODE_THAT_CANNOT_FORK = """
 import os, subprocess, time
-import rlplat.runtime.start
+import rlplat.runtime.start.start
 popen = subprocess.Popen
 
 def limited(command, **options):
     # A node whose zygote gets EAGAIN from fork while the file GATE exists.
     code = '''
 import errno, os
-import rlplat.runtime.node as node, rlplat.runtime.processes as processes, rlplat.runtime.zygote as zygote
+from rlplat.runtime.node import node, processes
+from rlplat.runtime.start import zygote
 processes._WARN_AFTER_S = 0.3
 class limited_os:
     def __getattr__(self, name): return getattr(os, name)
@@ -31,7 +32,7 @@ class limited_os:
         if os.path.exists(%r): raise OSError(errno.%s, "no")
         return os.fork()
 zygote.os = limited_os()
-from rlplat.runtime import launch; launch.main()
+from rlplat.runtime.start import launch; launch.main()
 ''' % (GATE, ERRNO)
     return popen([*command[:2], code, *command[3:]], **options)
 
@@ -187,19 +188,19 @@ def test_workers_that_cannot_start_are_not_started_in_a_storm(tmp_path: Path) ->
     log = tmp_path / "log"
     script = f"""
 import os, subprocess, time
-import rlplat.runtime.start
+import rlplat.runtime.start.start
 popen = subprocess.Popen
 
 def broken(command, **options):
     code = '''
 import os
-import rlplat.runtime.node as node, rlplat.runtime.worker as worker
+import rlplat.runtime.node.node as node, rlplat.runtime.worker.worker as worker
 def main(*args):
     with open({str(log)!r}, "a") as file:
         file.write("start")
     os._exit(3)
 worker.main = main
-from rlplat.runtime import launch; launch.main()
+from rlplat.runtime.start import launch; launch.main()
 '''
     return popen([*command[:2], code, *command[3:]], **options)
 

@@ -17,8 +17,9 @@ import pytest
 import zmq
 
 import rlplat
-from rlplat.runtime import messages, refs
-from rlplat.runtime.session import WORKER_MARK
+from rlplat.runtime import refs
+from rlplat.runtime.machine.session import WORKER_MARK
+from rlplat.runtime.wire import messages
 from tests.patience import soon
 
 KINDS = get_args(messages.AnyMessage)

@@ -20,7 +20,7 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, ObjectStoreFull
 from rlplat.runtime.refs import backend as current_backend
-from rlplat.runtime.store import Store
+from rlplat.runtime.store.segments import Store
 from tests.faults.programs import ROOT, eventually, session_files
 
 pytestmark = pytest.mark.process

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplat.runtime.messages import ActorInfo, Shape
-from rlplat.runtime.scheduler import Scheduler
-from rlplat.runtime.scheduling.events import (
+from rlplat.runtime.core.scheduler.events import (
     ActorRequested,
     Demand,
     Event,
@@ -24,6 +22,8 @@ from rlplat.runtime.scheduling.events import (
     WorkerLost,
     WorkerReady,
 )
+from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import ActorInfo, Shape
 
 INFO = ActorInfo("Class", {})
 

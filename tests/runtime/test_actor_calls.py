@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rlplat.runtime.actor_calls import WINDOW, ActorCalls
-from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.dispatch import TaskRecord
-from rlplat.runtime.messages import Call, CreateActor, RunFull, Value
+from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
+from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.messages import Call, CreateActor, RunFull, Value
 
 GONE = ErrorInfo("ActorDied", "actor A is gone: its process w1 died")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.runtime.capacity import Account, budget, create_account, remove_files_of
+from rlplat.runtime.store.account import Account, budget, create_account, remove_files_of
 
 MB = 1_000_000
 

@@ -11,8 +11,9 @@ import pytest
 
 from rlplat import errors
 from rlplat.errors import GetTimeout, SerializationError, TaskError
-from rlplat.runtime import codec, refs
+from rlplat.runtime import refs
 from rlplat.runtime.backend import RemoteCode
+from rlplat.runtime.wire import codec
 
 
 class Point:

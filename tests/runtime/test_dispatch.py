@@ -1,9 +1,9 @@
-"""Which task goes to which leased worker: the rules at the head of `dispatch`."""
+"""Which task goes to which leased worker: the rules at the head of `lanes`."""
 
 from __future__ import annotations
 
-from rlplat.runtime.dispatch import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
-from rlplat.runtime.messages import Shape
+from rlplat.runtime.core.owner.lanes import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
+from rlplat.runtime.wire.messages import Shape
 
 FAST = {"code": 10e-6}
 SLOW = {"code": 1.0}

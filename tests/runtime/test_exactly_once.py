@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.exactly_once import HOLD_REPLIES, HOLD_S, ExactlyOnce, Kept, Window, checkpoint_path
+from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.worker.exactly_once import (
+    HOLD_REPLIES,
+    HOLD_S,
+    ExactlyOnce,
+    Kept,
+    Window,
+    checkpoint_path,
+)
 
 
 def test_a_call_that_ran_is_answered_from_the_window_and_each_caller_has_its_own() -> None:

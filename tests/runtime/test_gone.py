@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplat.runtime.gone import Dead, Gone
+from rlplat.runtime.core.gone import Dead, Gone
 
 PEERS = [f"w{number}" for number in range(1, 40)]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import rlplat.runtime.interrupts as room
-from rlplat.runtime import own_frames
-from rlplat.runtime.interrupts import Interrupts
+import rlplat.runtime.worker.interrupts as room
+from rlplat.runtime.process import own_frames
+from rlplat.runtime.worker.interrupts import Interrupts
 
 _CALL = "def call(function):\n    return function()\n"
 
@@ -35,7 +35,7 @@ def execute(owner: str, message: Any) -> None:
 
 
 def stream(message: Any) -> None:
-    """As `execution.stream`: runtime code that calls the user's generator."""
+    """As `runners.stream`: runtime code that calls the user's generator."""
     message.run()
 
 
@@ -77,7 +77,7 @@ def test_the_runtimes_own_code_is_not_struck() -> None:
 
 
 def test_nor_that_in_a_folder_below() -> None:
-    for place in ("scheduling/placing.py", "some/deeper/room.py"):
+    for place in ("core/scheduler/placing.py", "some/deeper/room.py"):
         run(lambda interrupts, place=place: in_the_runtime(lambda: signal_here(interrupts), place))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlplat.runtime.dropped import Dropped
-from rlplat.runtime.io_loop import IoLoop
+from rlplat.runtime.link.dropped import Dropped
+from rlplat.runtime.link.loop import IoLoop
 
 
 class SilentTransport:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplat.runtime.dropped import Dropped
-from rlplat.runtime.messages import Exit
+from rlplat.runtime.link.dropped import Dropped
+from rlplat.runtime.wire.messages import Exit
 from tests.leak_meter import DROPS_FILE, SHM_PREFIX, LeakMeter
 
 _DOUBLE_FORK = """

@@ -16,9 +16,9 @@ import pytest
 
 import rlplat
 from rlplat.errors import OwnerDied, RuntimeFault
-from rlplat.runtime import messages
-from rlplat.runtime.client import Client
+from rlplat.runtime.client.client import Client
 from rlplat.runtime.refs import backend as current_backend
+from rlplat.runtime.wire import messages
 from tests.patience import soon
 
 pytestmark = pytest.mark.process

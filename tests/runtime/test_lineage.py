@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlplat.runtime.lineage import Broken, Lineage
+from rlplat.runtime.core.owner.lineage import Broken, Lineage
 
 
 def lineage_of(needs: dict[int, tuple[int, ...]], live: set[int], **limits: int) -> Lineage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.liveness import Ask, Hung, Liveness, Reading, Verdict
+from rlplat.runtime.core.node.liveness import Ask, Hung, Liveness, Reading, Verdict
 
 IDLE = Reading(1.0, "S")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplat.runtime import log_files
+from rlplat.runtime.machine import worker_logs
 
 
 def test_two_clusters_that_start_at_once_may_prune_the_same_folder(
@@ -19,8 +19,8 @@ def test_two_clusters_that_start_at_once_may_prune_the_same_folder(
         (tmp_path / name).rmdir()
         return False
 
-    monkeypatch.setattr(log_files, "is_session_alive", removed_meanwhile)
-    monkeypatch.setattr(log_files, "default_root", lambda: tmp_path)
-    folder = log_files.make_session_folder("rlplat-2-2-new", None)
+    monkeypatch.setattr(worker_logs, "is_session_alive", removed_meanwhile)
+    monkeypatch.setattr(worker_logs, "default_root", lambda: tmp_path)
+    folder = worker_logs.make_session_folder("rlplat-2-2-new", None)
     assert folder == tmp_path / "rlplat-2-2-new"
     assert (folder / "logs").is_dir()

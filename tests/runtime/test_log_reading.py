@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.runtime.log_reading import choose, find_logs, follow, worker_logs
+from rlplat.runtime.look.log_reading import choose, find_logs, follow, worker_logs
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.memory_policy import Holding, Machine, MachinePolicy, over_their_limits
+from rlplat.runtime.core.node.memory_policy import Holding, Machine, MachinePolicy, over_their_limits
 
 MB, GB = 1 << 20, 1 << 30
 FULL = Machine(used=95 * GB, total=100 * GB)

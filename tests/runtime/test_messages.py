@@ -12,9 +12,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from rlplat.runtime import messages
-from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.messages import ActorInfo, CallOptions, Segment, Shape, Value
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.messages import ActorInfo, CallOptions, Segment, Shape, Value
 
 KINDS = get_args(messages.AnyMessage)
 DROPPED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

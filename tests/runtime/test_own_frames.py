@@ -6,7 +6,7 @@ import os
 import sys
 
 import rlplat
-from rlplat.runtime import own_frames
+from rlplat.runtime.process import own_frames
 
 
 def test_every_module_of_the_runtime_that_is_loaded_is_its_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.runtime.ownership import Book, after_death
+from rlplat.runtime.core.owner.book import Book, after_death
 
 
 def freed(book: Book) -> list[int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplat.runtime import log_files, session
-from rlplat.runtime.capacity import SPILL_LINK
+from rlplat.runtime.machine import session, worker_logs
+from rlplat.runtime.store.account import SPILL_LINK
 
 _DEAD = "rlplat-4194304-1"
 """Pids end before this one."""
@@ -86,11 +86,11 @@ def test_a_link_is_no_running_session(shared: Path, tmp_path: Path) -> None:
 
 def test_logs_are_not_written_through_a_link(shared: Path, tmp_path: Path) -> None:
     real = tmp_path / "home"
-    for number in range(log_files.KEPT_SESSIONS + 1):
+    for number in range(worker_logs.KEPT_SESSIONS + 1):
         (real / f"{_DEAD}-{number}").mkdir(parents=True)
     before = sorted(real.iterdir())
     (shared / f"rlplat-{os.getuid()}").symlink_to(real)
-    folder = log_files.make_session_folder("rlplat-1-1-new", None)
+    folder = worker_logs.make_session_folder("rlplat-1-1-new", None)
     assert sorted(real.iterdir()) == before
     assert folder.resolve().is_relative_to(shared.resolve())
     assert folder.parent.stat().st_mode & 0o077 == 0
@@ -99,7 +99,7 @@ def test_logs_are_not_written_through_a_link(shared: Path, tmp_path: Path) -> No
 def test_a_log_file_is_not_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "w1.log").symlink_to(tmp_path / "precious")
-    log = log_files.LogFile(str(tmp_path / "w1.log"))
+    log = worker_logs.LogFile(str(tmp_path / "w1.log"))
     log.write(b"line\n")
     assert (tmp_path / "precious").read_text() == "mine"
     assert log.num_lost_bytes == 5
@@ -108,4 +108,4 @@ def test_a_log_file_is_not_a_link(tmp_path: Path) -> None:
 def test_a_log_folder_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "logs").symlink_to(tmp_path / "disk")
-    assert log_files.make_session_folder("rlplat-1-1-new", str(tmp_path / "logs")).exists()
+    assert worker_logs.make_session_folder("rlplat-1-1-new", str(tmp_path / "logs")).exists()

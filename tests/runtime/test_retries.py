@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.codec import ErrorInfo, class_names
-from rlplat.runtime.dispatch import Lane, TaskRecord
-from rlplat.runtime.messages import Shape
-from rlplat.runtime.retries import (
+from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
+from rlplat.runtime.core.owner.retries import (
     OOM_RETRIES,
     History,
     covers,
@@ -14,6 +12,8 @@ from rlplat.runtime.retries import (
     runs_again_after_death,
     runs_again_after_error,
 )
+from rlplat.runtime.wire.codec import ErrorInfo, class_names
+from rlplat.runtime.wire.messages import Shape
 
 
 def task(retries: int) -> TaskRecord:

@@ -7,9 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.runtime.messages import ActorInfo, Shape
-from rlplat.runtime.scheduler import Scheduler
-from rlplat.runtime.scheduling.events import (
+from rlplat.runtime.core.scheduler.events import (
     ActorEnded,
     ActorRequested,
     ActorSought,
@@ -28,6 +26,8 @@ from rlplat.runtime.scheduling.events import (
     WorkerReady,
     WorkerUnblocked,
 )
+from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import ActorInfo, Shape
 
 
 def shape(**demand: float) -> Shape:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlplat.runtime.messages import ActorInfo, CallOptions
-from rlplat.runtime.scheduling.actors import Intensity
-from rlplat.runtime.scheduling.events import (
+from rlplat.runtime.core.scheduler.actors import Intensity
+from rlplat.runtime.core.scheduler.events import (
     ActorEnded,
     ActorRequested,
     ActorSought,
@@ -18,6 +17,7 @@ from rlplat.runtime.scheduling.events import (
     TellRestarting,
     WorkerLost,
 )
+from rlplat.runtime.wire.messages import ActorInfo, CallOptions
 from tests.runtime.scheduler_house import CPU, INFO, Cluster, of, shape
 
 

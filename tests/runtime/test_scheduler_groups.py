@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.scheduling.events import (
+from rlplat.runtime.core.scheduler.events import (
     GrantLease,
     GroupRemoved,
     GroupSought,
@@ -156,8 +156,8 @@ def test_a_group_that_waits_can_be_removed() -> None:
 
 
 def test_the_resources_of_those_that_are_killed_come_when_they_are_gone() -> None:
-    from rlplat.runtime.scheduler import Scheduler
-    from rlplat.runtime.scheduling.events import GroupRequested, StartWorker, WorkerLost, WorkerReady
+    from rlplat.runtime.core.scheduler.events import GroupRequested, StartWorker, WorkerLost, WorkerReady
+    from rlplat.runtime.core.scheduler.scheduler import Scheduler
 
     scheduler = Scheduler()
     scheduler.handle(NodeJoined("n0", {"CPU": 2.0}, 0), 0.0)

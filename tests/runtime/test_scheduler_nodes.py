@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.codec import ErrorInfo
-from rlplat.runtime.scheduler import Scheduler
-from rlplat.runtime.scheduling.events import (
+from rlplat.runtime.core.scheduler.events import (
     EnvFailed,
     GrantLease,
     LeaseReturned,
@@ -22,6 +20,8 @@ from rlplat.runtime.scheduling.events import (
     WorkerLost,
     WorkerReady,
 )
+from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.codec import ErrorInfo
 from tests.runtime.scheduler_house import CPU, GPU, Cluster, of, shape
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.runtime.scheduler import Scheduler
-from rlplat.runtime.scheduling.actors import Intensity
-from rlplat.runtime.scheduling.events import (
+from rlplat.runtime.core.scheduler.actors import Intensity
+from rlplat.runtime.core.scheduler.events import (
     ActorEnded,
     ActorRequested,
     ActorSought,
@@ -34,6 +33,7 @@ from rlplat.runtime.scheduling.events import (
     WorkerReady,
     WorkerUnblocked,
 )
+from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from tests.runtime.scheduler_house import INFO, bundle, shape
 
 TOTAL = {"CPU": 3.0, "GPU": 2.0}

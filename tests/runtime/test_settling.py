@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.runtime.settling import Settling
+from rlplat.runtime.core.node.settling import Settling
 
 
 def test_a_death_is_settled_when_all_witnesses_are_heard() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.runtime import codec, refs, signals
-from rlplat.runtime.io_loop import IoLoop
+from rlplat.runtime import refs
+from rlplat.runtime.link.loop import IoLoop
+from rlplat.runtime.process import signals
+from rlplat.runtime.process.signals import LoopLock, uninterrupted
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.signals import LoopLock, uninterrupted
+from rlplat.runtime.wire import codec
 from tests.runtime.test_io_loop import SilentTransport, wait_in_thread
 
 

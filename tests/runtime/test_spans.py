@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.spans import Spans
+from rlplat.runtime.process.spans import Spans
 
 
 def test_the_last_spans_come_back_as_they_were() -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ObjectStoreFull
-from rlplat.runtime import codec
-from rlplat.runtime.capacity import create_account
-from rlplat.runtime.messages import Segment
-from rlplat.runtime.spilling import Spiller
-from rlplat.runtime.store import BytesMissing, Store
+from rlplat.runtime.store.account import create_account
+from rlplat.runtime.store.room import Spiller
+from rlplat.runtime.store.segments import BytesMissing, Store
+from rlplat.runtime.wire import codec
+from rlplat.runtime.wire.messages import Segment
 
 MB = 1 << 20
 

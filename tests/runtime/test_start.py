@@ -9,7 +9,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import NodeLost
-from rlplat.runtime import node, start
+from rlplat.runtime.node import node
+from rlplat.runtime.start import start
 
 
 @pytest.mark.process

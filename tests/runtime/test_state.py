@@ -20,10 +20,11 @@ import pytest
 import rlplat
 from rlplat import state
 from rlplat.errors import ConfigError, NotInitialized
-from rlplat.runtime import inspection, observer
-from rlplat.runtime.messages import Inspect
-from rlplat.runtime.observer import Observer, find_session
+from rlplat.runtime.client import report as inspection
+from rlplat.runtime.look import observer
+from rlplat.runtime.look.observer import Observer, find_session
 from rlplat.runtime.refs import backend
+from rlplat.runtime.wire.messages import Inspect
 
 
 @rlplat.remote
@@ -330,8 +331,8 @@ def test_a_stopped_and_then_killed_command_disturbs_nobody(cluster: None) -> Non
     """It asks for a lot, never reads the answers, and dies."""
     program = (
         "import sys\n"
-        "from rlplat.runtime.observer import Observer, find_session\n"
-        "from rlplat.runtime import messages\n"
+        "from rlplat.runtime.look.observer import Observer, find_session\n"
+        "from rlplat.runtime.wire import messages\n"
         f"observer = Observer(find_session({os.getpid()}))\n"
         "observer.ask_node()\n"
         "for n in range(2000): observer._transport.post('node', messages.Inspect(n, 'node', 0))\n"

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ObjectLost, ObjectStoreFull
-from rlplat.runtime import codec
-from rlplat.runtime.codec import OUT_OF_BAND_BYTES
-from rlplat.runtime.messages import Segment
-from rlplat.runtime.spilling import Spiller
-from rlplat.runtime.store import Store, _class_bytes
+from rlplat.runtime.store.room import Spiller
+from rlplat.runtime.store.segments import Store, _class_bytes
+from rlplat.runtime.wire import codec
+from rlplat.runtime.wire.codec import OUT_OF_BAND_BYTES
+from rlplat.runtime.wire.messages import Segment
 
 
 @pytest.fixture

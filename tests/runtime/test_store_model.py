@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rlplat.errors import ObjectStoreFull
-from rlplat.runtime import codec
-from rlplat.runtime.capacity import create_account
-from rlplat.runtime.messages import Segment
-from rlplat.runtime.spilling import Spiller
-from rlplat.runtime.store import Store
+from rlplat.runtime.store.account import create_account
+from rlplat.runtime.store.room import Spiller
+from rlplat.runtime.store.segments import Store
+from rlplat.runtime.wire import codec
+from rlplat.runtime.wire.messages import Segment
 from tests.runtime import specimens
 
 MB = 1 << 20

@@ -9,7 +9,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied
-from rlplat.runtime import actors, refs
+from rlplat.runtime import refs
+from rlplat.runtime.client import actors
 from tests.patience import soon
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplat.runtime.trace import to_trace
+from rlplat.runtime.look.trace import to_trace
 from tests.runtime.test_state import check_trace
 
 SPANS = st.lists(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import zmq
 
-from rlplat.runtime import messages
-from rlplat.runtime.transport import Transport
+from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.wire import messages
 from tests.patience import soon
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.messages import Key
-from rlplat.runtime.wait_graph import ROUND_S, Ask, WaitGraph, Warn
+from rlplat.runtime.core.node.wait_graph import ROUND_S, Ask, WaitGraph, Warn
+from rlplat.runtime.wire.messages import Key
 
 
 class World:

@@ -13,12 +13,14 @@ from typing import Any
 
 import zmq
 
-from rlplat.runtime import client as client_module
-from rlplat.runtime import io_loop, refs, transport, worker
-from rlplat.runtime import node as node_module
-from rlplat.runtime.interrupts import Interrupts
-from rlplat.runtime.scheduler import WARN_AFTER_S, Scheduler
-from rlplat.runtime.scheduling import events
+from rlplat.runtime import refs
+from rlplat.runtime.client import client as client_module
+from rlplat.runtime.core.scheduler import events
+from rlplat.runtime.core.scheduler.scheduler import WARN_AFTER_S, Scheduler
+from rlplat.runtime.link import loop, transport
+from rlplat.runtime.node import node as node_module
+from rlplat.runtime.worker import worker
+from rlplat.runtime.worker.interrupts import Interrupts
 from tests.simulation import world as world_module
 from tests.simulation.world import Process, SimPoller, SimSocket, SimTime, World
 
@@ -78,9 +80,9 @@ def simulated(world: World) -> Iterator[None]:
     )  # fmt: skip
     sim_threading = _Delegate(threading, Thread=_NoThread)
     patches: list[tuple[Any, str, Any]] = [
-        (io_loop, "select", sim_select),
-        (io_loop, "os", sim_os),
-        (io_loop, "threading", sim_threading),
+        (loop, "select", sim_select),
+        (loop, "os", sim_os),
+        (loop, "threading", sim_threading),
         (transport, "zmq", sim_zmq),
         (worker, "os", sim_os),
         (node_module, "select", sim_select),
@@ -336,7 +338,7 @@ class Cluster:
             process.start(lambda process: self._worker_main(process, gpu_ids))
 
     def _worker_main(self, process: Process, gpu_ids: tuple[int, ...]) -> None:
-        """As `rlplat.runtime.worker.main`."""
+        """As `rlplat.runtime.worker.worker.main`."""
         client = worker.Worker("sim/session", process.name, gpu_ids)
         client._main_thread = threading.current_thread()  # type: ignore[assignment]
         self._connect(process, client)

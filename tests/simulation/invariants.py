@@ -6,8 +6,8 @@ import gc
 import itertools
 from typing import Any
 
-from rlplat.runtime import messages
-from rlplat.runtime.dispatch import MAX_AHEAD
+from rlplat.runtime.core.owner.lanes import MAX_AHEAD
+from rlplat.runtime.wire import messages
 from tests.simulation.cluster import Cluster
 from tests.simulation.workload import RETRIED, History
 from tests.simulation.world import Violation, World

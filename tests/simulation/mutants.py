@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from rlplat.runtime import messages
-from rlplat.runtime.actor_calls import ActorCalls
-from rlplat.runtime.calls import Calls
-from rlplat.runtime.dispatch import Lane, TaskRecord
-from rlplat.runtime.gone import Dead, Gone
-from rlplat.runtime.node import Node
-from rlplat.runtime.objects import Objects
-from rlplat.runtime.ownership import Book
-from rlplat.runtime.scheduling.placing import Placing
-from rlplat.runtime.settling import Settling
-from rlplat.runtime.transport import Transport
-from rlplat.runtime.worker import Worker
+from rlplat.runtime.client.calls import Calls
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.core.gone import Dead, Gone
+from rlplat.runtime.core.node.settling import Settling
+from rlplat.runtime.core.owner.actor_calls import ActorCalls
+from rlplat.runtime.core.owner.book import Book
+from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
+from rlplat.runtime.core.scheduler.placing import Placing
+from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.node.node import Node
+from rlplat.runtime.wire import messages
+from rlplat.runtime.worker.worker import Worker
 
 Mutant = Callable[[], Any]
 
@@ -37,7 +37,7 @@ def _forgets_to_release() -> Any:
 
 def _grants_without_taking() -> Any:
     """Two leases for one worker: an idle worker stays in the list when it is taken."""
-    from rlplat.runtime.scheduling.nodes import Node as SchedulerNode
+    from rlplat.runtime.core.scheduler.nodes import Node as SchedulerNode
 
     def take_idle(self: Any, env: str, *_: Any) -> Any:
         idle = self.idle.get(env)

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass, field
 from random import Random
 
-from rlplat.runtime import messages
+from rlplat.runtime.wire import messages
 from tests.simulation.cluster import Cluster, simulated
 from tests.simulation.invariants import Invariants
 from tests.simulation.workload import Driver, History

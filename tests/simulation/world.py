@@ -25,7 +25,8 @@ from typing import Any
 
 import zmq
 
-from rlplat.runtime import messages, refs
+from rlplat.runtime import refs
+from rlplat.runtime.wire import messages
 
 QUIET_S = 6.0
 _TICK_S = 0.005

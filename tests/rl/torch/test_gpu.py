@@ -6,7 +6,7 @@ import pytest
 
 import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig
-from rlplat.runtime.resources import visible_gpus
+from rlplat.runtime.machine.hardware import visible_gpus
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,0 +1,436 @@
+"""The caller's side of actors: the shell around `actor_calls`. Create, call, find, kill; news of them from the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rlplat.errors import OptionError
+from rlplat.runtime.api import TERMINATE, ActorHandle, check_retries, describe_actor
+from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.client.calls import NODE, Calls, Deps
+from rlplat.runtime.core.owner.actor_calls import ActorCalls, Fail
+from rlplat.runtime.core.owner.book import Entry
+from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.retries import History
+from rlplat.runtime.placement import capture_of
+from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.messages import PLAIN_CALL, ActorInfo, CallOptions, Key, Value
+from rlplat.runtime.worker import exactly_once
+
+if TYPE_CHECKING:
+    from rlplat.runtime.client.client import Client
+
+_REMEMBERED = 100
+"""Detached actors that are gone, whose calls fail without asking the node."""
+
+
+class Actors:
+    """Everything here but the verbs is called with the client's lock held."""
+
+    def __init__(self, client: Client, calls: Calls) -> None:
+        self._client, self._calls = client, calls
+        self._objects, self._loop, self._transport = client._objects, client._loop, client._transport
+        self._records, self._lock = calls.records, client._lock
+        self._books: dict[str, ActorCalls] = {}
+        self._naming: set[str] = set()
+        """Actors whose creators wait for the news of their names."""
+        self._is_taken: dict[str, messages.NameTaken] = {}
+        self._made: set[int] = set()
+        """Objects that stand for the handles of actors that this process made."""
+        self._detached: set[str] = set()
+        """Those among the books: they do not end with the handles here, nor do their books."""
+        self._gone_detached: dict[str, None] = {}
+        self._loop.handlers |= {
+            messages.Placed: self._on_placed,
+            messages.ActorRestarting: self._on_restarting,
+            messages.ActorGone: lambda _, m: self.on_gone(m.actor, m.error),
+            messages.NameTaken: self._on_name_taken,
+        }
+
+    def find(self, actor_id: str) -> ActorCalls | None:
+        return self._books.get(actor_id)
+
+    # ---------------------------------------------------------------- verbs
+
+    def create(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
+        client = self._client
+        if options.get_if_exists and not options.name:
+            raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+        exactly_once.check(code, options)
+        key = self._calls.code_key(code)
+        shape = client._shape(options, 0, f"actor {code.name}")
+        is_detached = options.lifetime == "detached"
+        if is_detached and code.refs:
+            raise OptionError(
+                f"detached actor {code.name}: its class closes over {code.refs[0]!r}, and objects end with the process "
+                "that made them: pass the value, or the ref itself as an argument of the constructor"
+            )
+        deps: Deps = []
+        refs: list[ObjectRef] = []
+        if is_detached:
+            args, kwargs = self._values(args, kwargs)
+            call = messages.RunFull(0, key, "__init__", 1, Value(_inline(code.name, args, kwargs)), [])
+        else:
+            what = f"{code.name}.__init__"
+            call, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", full=True)
+        info = describe_actor(code, options)
+        with self._lock:
+            client._check_open()
+            message = messages.CreateActor(
+                0,
+                key,
+                "",
+                options.max_concurrency or 0,
+                call.args,
+                call.deps,
+                options.concurrency_groups,
+                options.exactly_once,
+                capture=capture_of(options),
+            )
+            record, ref = self._calls.record(message, key, code.name, 1, refs)
+            actor_id = record.target = message.actor = f"{client.client_id}:{record.id}"
+            actor = self._books[actor_id] = ActorCalls(code.name, self._records)
+            self._made.add(record.id)
+            place = messages.PlaceActor(
+                actor_id,
+                info,
+                shape,
+                options.name or "",
+                client.namespace if options.namespace is None else options.namespace,
+                options.max_restarts,
+                is_detached,
+                options.get_if_exists,
+            )
+            self._transport.post(NODE, place)
+            if is_detached:
+                # The node creates it, again and again; for us it is there as soon as it has a worker.
+                self._transport.post(NODE, messages.KeepCreation(actor_id, self._calls.codes[key], message))
+                self._detached.add(actor_id)
+                del self._records[record.id]
+                self._calls.fill(record, (Value(codec.pack(None).data),))
+            else:
+                actor.queue.append(record)
+                if options.max_restarts:
+                    actor.creation = _template(record)
+                if deps:
+                    self._calls.resolve(record, deps)
+            self._loop.send_now()
+            if options.name is not None:  # a taken name is the caller's affair, here and now
+                self._naming.add(actor_id)
+                taken = None
+                try:
+                    client._wait_until(
+                        lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
+                        None,
+                        "the actor's name",
+                    )
+                finally:
+                    self._naming.discard(actor_id)
+                    if actor_id in self._is_taken:
+                        taken = self._is_taken.pop(actor_id)
+                        self._never_made(actor_id)
+                if taken is not None:
+                    return self._handle(taken.existing, taken.info, taken.is_detached)
+                if actor.gone is not None and actor.gone.kind == "OptionError":
+                    raise codec.to_exception(actor.gone)
+        return ActorHandle(actor_id, info, None if is_detached else ref)
+
+    def _values(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments with the values of the refs among them: a detached actor outlives whoever owns those."""
+        get = self._client.get
+        return (
+            tuple(get([arg], None)[0] if type(arg) is ObjectRef else arg for arg in args),
+            {key: get([arg], None)[0] if type(arg) is ObjectRef else arg for key, arg in kwargs.items()},
+        )
+
+    def _on_name_taken(self, sender: str, message: messages.NameTaken) -> None:
+        if message.actor in self._naming:
+            self._is_taken[message.actor] = message
+        else:  # its creator was interrupted
+            self._never_made(message.actor)
+
+    def _never_made(self, actor_id: str) -> None:
+        """Somebody has its name already."""
+        self._books.pop(actor_id, None)
+        self._detached.discard(actor_id)
+        record = self._records.pop(int(actor_id.rsplit(":", 1)[1]), None)
+        if record is not None:
+            self._calls.fill(record, (Value(codec.pack(None).data),))
+
+    def _handle(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
+        if is_detached:
+            return ActorHandle(actor_id, info, None)
+        owner, id = actor_id.rsplit(":", 1)
+        creation = self._objects.borrow_from(owner, int(id))
+        self._loop.send_now()
+        return ActorHandle(actor_id, info, creation)
+
+    def get(self, name: str, namespace: str | None) -> ActorHandle:
+        client = self._client
+        where = client.namespace if namespace is None else namespace
+        answer = client._questions.ask(lambda request: messages.AskByName(request, name, where))
+        if answer.error is not None:
+            raise codec.to_exception(answer.error)
+        assert answer.info is not None
+        return self.handle_of(answer.actor, answer.info, answer.is_detached)
+
+    def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
+        with self._lock:
+            return self._handle(actor_id, info, is_detached)
+
+    def names(self, all_namespaces: bool) -> list[tuple[str, str]]:
+        """(namespace, name) of the named actors that are alive."""
+        client = self._client
+        where = None if all_namespaces else client.namespace
+        return client._questions.ask(lambda request: messages.AskNames(request, where)).names
+
+    def kill(self, handle: ActorHandle, no_restart: bool) -> None:
+        client, actor_id = self._client, handle._actor_id
+        reason = "it was killed by rlplat.kill"
+        with self._lock:
+            client._check_open()
+            if not no_restart:
+                self._transport.post(NODE, messages.EndActor(actor_id, reason, True, no_restart=False))
+                self._loop.send_now()
+                return
+            if actor_id not in self._books:
+                self._open_book(handle)
+            self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
+            self._loop.send_now()
+            text = f"actor {handle._info.class_name} is gone: {reason}"
+            self.on_gone(actor_id, ErrorInfo("ActorDied", text))
+
+    # ---------------------------------------------------------------- calls
+
+    def submit_call(
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
+    ) -> Any:
+        data = codec.pack_scalars(args) if options == PLAIN_CALL and not kwargs else None
+        if data is not None:
+            self._lock.take()
+            try:
+                actor = self.find(handle._actor_id)
+                if actor is not None and actor.worker is not None and not actor.queue:
+                    return self._submit_plain_call(handle, actor, method, data)
+            finally:
+                self._lock.release()
+        num_returns = options.num_returns
+        name = f"{handle._info.class_name}.{method}"
+        if options.retry_exceptions:
+            check_retries(name, handle._info.exactly_once)
+        retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
+        if group and group not in handle._info.groups and group != TERMINATE:
+            known = ", ".join(map(repr, handle._info.groups)) or "none"
+            raise OptionError(
+                f"{name}: there is no concurrency group {group!r} in this actor (its groups: {known})"
+            )
+        # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
+        is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns >= 0
+        is_full = is_exactly_once or bool(group)
+        message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, is_full)
+        if handle._creation is not None:
+            refs.append(handle._creation)
+        with self._lock:
+            self._client._check_open()
+            actor = self.find(handle._actor_id) or self.book(handle)
+            record, out = self._calls.record(message, "", name, num_returns, refs)
+            record.target = handle._actor_id
+            if retries:
+                record.retries_left = retries
+            if options.retry_exceptions:
+                classes = options.retry_exceptions
+                record.history = History(classes if isinstance(classes, bool) else frozenset(classes))
+            if group:
+                message.group = group
+            if num_returns < 0 or options.timeout_s is not None:
+                out = self._calls.open_special(record, out, options)
+            if deps:
+                self._calls.resolve(record, deps)
+            if actor.gone is not None:
+                if record.id in self._records:
+                    self._calls.fail(record, actor.gone)
+                return out
+            self.send(actor, actor.queued(record, is_exactly_once))
+            self._loop.send_soon(len(self._records))
+        return out
+
+    def _submit_plain_call(
+        self, handle: ActorHandle, actor: ActorCalls, method: str, data: bytes
+    ) -> ObjectRef:
+        """The short way of a call with small plain arguments to an actor whose queue is empty (lock held)."""
+        if not self._loop.is_open:
+            self._client._check_open()
+        objects = self._objects
+        if objects.dropped:  # large values that went are room for the next ones
+            objects.collect()
+        id = next(objects.ids)
+        name = actor.names.get(method)
+        if name is None:
+            name = actor.names[method] = f"{actor.class_name}.{method}"
+        record = self._records[id] = TaskRecord(id, messages.Call(id, method, data), "", name, (id,), None)
+        record.target, record.refs = handle._actor_id, (handle._creation,)
+        objects.book.entries[id] = Entry(id)
+        actor.in_flight[id] = record
+        assert actor.worker is not None
+        self._transport.post(actor.worker, record.message)
+        self._loop.send_soon(len(self._records))
+        return ObjectRef(self._client.client_id, id, objects.drop, id)
+
+    # ---------------------------------------------------------------- calls on their way (lock held)
+
+    def book(self, handle: ActorHandle) -> ActorCalls:
+        """The book of a handle's actor; opened, and its address asked for, at the first call."""
+        actor = self._books.get(handle._actor_id)
+        if actor is None:
+            actor = self._open_book(handle)
+            self._transport.post(NODE, messages.FindActor(handle._actor_id))
+        return actor
+
+    def _open_book(self, handle: ActorHandle) -> ActorCalls:
+        actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
+        if handle._creation is None:
+            self._detached.add(handle._actor_id)
+        return actor
+
+    def send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
+        for record in records:
+            self._records[record.id] = record  # a creation that is sent again had left the books
+            assert actor.worker is not None
+            self._calls.introduce(actor.worker, actor.known_code, record)
+            self._transport.post(actor.worker, record.message)
+
+    def advance(self, actor_id: str) -> None:
+        actor = self._books.get(actor_id)
+        if actor is not None and actor.queue:
+            self.send(actor, actor.advance())
+
+    def again(self, record: TaskRecord) -> None:
+        """It raised, and its `retry_exceptions` say so."""
+        actor = self._books[record.target]
+        self.send(actor, actor.again(record))
+
+    def forget_call(self, record: TaskRecord) -> None:
+        """It failed, or was cancelled, while it was under way."""
+        actor = self._books.get(record.target)
+        if actor is not None:
+            actor.in_flight.pop(record.id, None)
+
+    def _fail_all(self, fails: list[Fail]) -> None:
+        for fail in fails:
+            self._calls.fail(fail.record, fail.error)
+        self._loop.notify()
+
+    # ---------------------------------------------------------------- news (lock held)
+
+    def _on_placed(self, sender: str, message: messages.Placed) -> None:
+        actor = self._books.get(message.actor)
+        if actor is not None:
+            self.send(actor, actor.placed(message.worker, message.incarnation))
+            self._loop.notify()
+
+    def _on_restarting(self, sender: str, message: messages.ActorRestarting) -> None:
+        actor = self._books.get(message.actor)
+        if actor is not None:
+            self._fail_all(actor.restarting(message.reason))
+
+    def on_replied(self, record: TaskRecord, values: Any) -> Any:
+        """A result came in time; returns the values to give to whoever waits."""
+        actor = self._books[record.target]
+        if type(record.message) is messages.CreateActor and values[0].error is not None:
+            error: ErrorInfo = values[0].error
+            # No restart: what the constructor raised once it would raise again.
+            text = f"actor {record.name} could not be created: {error.message}"
+            gone = ErrorInfo("ActorDied", text, error.exception)
+            self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
+            del actor.in_flight[record.id]
+            self.on_gone(record.target, gone, was_made=False)
+            return (Value(error=gone),)
+        if actor.queue:
+            self.send(actor, actor.replied(record.id))
+        else:
+            actor.in_flight.pop(record.id, None)
+        return values
+
+    def on_gone(self, actor_id: str, error: ErrorInfo, was_made: bool = True) -> None:
+        actor = self._books.get(actor_id)
+        if actor is not None:
+            self._fail_all(actor.ended(error, was_made))
+            self._remove_checkpoint(actor_id)
+            if actor_id in self._detached:
+                self._gone_detached[actor_id] = None
+                if len(self._gone_detached) > _REMEMBERED:  # a call of an older one asks the node
+                    oldest = next(iter(self._gone_detached))
+                    del self._gone_detached[oldest], self._books[oldest]
+                    self._detached.discard(oldest)
+
+    def on_freed(self, entry: Entry) -> None:
+        """Nobody needs an object any more; when it stood for an actor's handles, the actor may go."""
+        if entry.id not in self._made:
+            return
+        self._made.discard(entry.id)
+        actor_id = f"{self._client.client_id}:{entry.id}"
+        if actor_id in self._detached:
+            return
+        actor = self._books.pop(actor_id, None)
+        if actor is not None:
+            self._records.pop(entry.id, None)  # a creation that was under way again
+            if actor.gone is None:
+                self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
+                self._remove_checkpoint(actor_id)
+
+    def on_returned(self, key: Key) -> None:
+        """No handle of another process's actor is left here, nor a call. (The numbers of exactly-once calls go on.)"""
+        actor_id = f"{key[0]}:{key[1]}"
+        actor = self._books.get(actor_id)
+        if actor is not None and not (actor.last_seq or actor.queue or actor.in_flight):
+            del self._books[actor_id]
+
+    def _remove_checkpoint(self, actor_id: str) -> None:
+        if actor_id.startswith(f"{self._client.client_id}:"):
+            try:
+                os.unlink(exactly_once.checkpoint_path(self._client._session, actor_id))
+            except FileNotFoundError:
+                pass
+
+    def head_of_queue(self, record: TaskRecord) -> TaskRecord | None:
+        """The call that holds up this one, because it waits for an argument; maybe itself."""
+        actor = self._books.get(record.target) if record.lane is None else None
+        return (
+            actor.queue[0] if actor is not None and actor.queue and record.id not in actor.in_flight else None
+        )
+
+    def is_to_run(self, actor_id: str, ref: ObjectRef) -> str | None:
+        """The name of this process's call of that actor which is to make `ref`, if it is one."""
+        actor = self._books.get(actor_id)
+        if actor is None or ref.owner != self._client.client_id:
+            return None
+        calls = (*actor.in_flight.values(), *actor.queue)
+        return next((record.name for record in calls if ref.id in record.ids), None)
+
+    def describe_wait(self, record: TaskRecord) -> str:
+        """Why a call has no result yet, in words."""
+        actor = self._books.get(record.target)
+        if actor is None or actor.worker is not None:
+            return f"which is with worker {None if actor is None else actor.worker}"
+        return "whose actor starts again" if actor.incarnation else "whose actor waits for its resources"
+
+
+def _template(record: TaskRecord) -> TaskRecord:
+    """What it takes to create the actor again; holds the refs among the arguments."""
+    return TaskRecord(
+        record.id, record.message, record.code_key, record.name, record.ids, record.refs, target=record.target
+    )
+
+
+def _inline(name: str, args: tuple, kwargs: dict) -> bytes:
+    data, refs = codec.pack_inline((args, kwargs), f"an argument of {name}")
+    if refs:
+        raise OptionError(
+            f"detached actor {name}: an argument contains {refs[0]!r}, and objects end with the process that made "
+            "them: pass the value, or the ref itself as an argument"
+        )
+    return data

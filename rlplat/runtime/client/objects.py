@@ -1,0 +1,535 @@
+"""The objects of a process: the shell around `book` and `store`. Refs, borrows, values in and out.
+
+Everything here but `adopt`, `make`, `make_value` and `open_value` is called with the loop's lock held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull, OwnerDied, UsageError
+from rlplat.runtime.core.gone import Dead, Gone
+from rlplat.runtime.core.owner.book import Book, Entry, after_death
+from rlplat.runtime.link.loop import IoLoop
+from rlplat.runtime.process.signals import uninterrupted
+from rlplat.runtime.refs import INPROC, ObjectRef
+from rlplat.runtime.store.room import Room
+from rlplat.runtime.store.segments import BytesMissing, Store
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.messages import Key, Segment, Value
+
+NODE = "node"
+_READS = 8
+"""How often a value that was made again may be lost again before its reader gives up."""
+_ids = itertools.count(1)
+"""Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
+
+
+class Borrow(msgspec.Struct, eq=False):
+    """An object of another process, of which this one has copies of the ref."""
+
+    num_refs: int = 0
+    handed: int = 0
+    """How often its owner handed the ref to us, or we did ourselves."""
+    handed_by: dict[str, int] | None = None
+    """How often others did."""
+    value: Value | None = None
+    was_asked: bool = False
+    inner: Any = None
+    callbacks: list[Any] | None = None
+
+
+class Objects:
+    def __init__(self, client_id: str, session: str, loop: IoLoop) -> None:
+        self.client_id = client_id
+        self.book = Book()
+        self.ids = _ids
+        self.dead = Dead()
+        """Processes that died."""
+        self.on_freed: Callable[[Entry], None] = lambda entry: None
+        self.on_returned: Callable[[Key], None] = lambda key: None
+        """No copy of the ref to another process's object is left here."""
+        self._loop = loop
+        self._transport = loop.transport
+        self._store = Store(session, client_id, loop.lock)
+        self.room = Room(client_id, self._store, loop, self.dead)
+        self.room.collect = self.collect
+        self.on_bytes_freed: Callable[[int], None] = lambda id: None
+        """An object with a segment is freed."""
+        self.on_lost: Callable[[int, str], None] = lambda id, segment: None
+        """The segment of an object of ours is missing."""
+        self._borrows: dict[Key, Borrow] = {}
+        self._settled = Gone()
+        """The dead of whom nothing new can be heard."""
+        self._told: dict[str, None] = {}
+        """Owners that were told of loans and returns."""
+        self._confirming: dict[str, dict[str, None]] = {}
+        """For each death: owners that have not answered our `Held`."""
+        self.dropped: deque[int | Key] = deque()
+        """Refs that were garbage-collected (ids of ours, or keys); `collect` acts on them."""
+        self.drop = self.dropped.append
+        loop.handlers |= {
+            messages.Fetch: self._on_fetch,
+            messages.Fetched: self._on_fetched,
+            messages.Lent: self._on_lent,
+            messages.Returned: self._on_returned,
+            messages.ReturnedTo: self._on_returned_to,
+            messages.Held: self._on_held,
+            messages.HeldHeard: lambda sender, m: self._confirmed(m.lender, sender),
+            messages.Settled: self._on_settled,
+            messages.BytesLost: self._on_bytes_lost,
+            messages.FreeSegments: lambda _, m: (self._store.lose if m.are_lost else self._store.free)(
+                *m.names
+            ),
+        }
+
+    # ---------------------------------------------------------------- refs
+
+    def new_ref(self, id: int) -> ObjectRef:
+        """The ref that a new entry's count of one stands for."""
+        return ObjectRef(self.client_id, id, self.drop, id)
+
+    def adopt(self, owner: str, id: int) -> ObjectRef:
+        """A ref came out of a value that this thread unpickles."""
+        with self._loop.lock:
+            return self.add_ref(owner, id)
+
+    def add_ref(self, owner: str, id: int) -> ObjectRef:
+        if owner == self.client_id:
+            entry = self.book.find(id)
+            if entry is None:
+                return ObjectRef(owner, id, _ignore, id)
+            entry.num_refs += 1
+            return ObjectRef(owner, id, self.drop, id)
+        borrow = self._borrows.get((owner, id))
+        if borrow is None:
+            borrow = self._borrows[(owner, id)] = Borrow()
+        borrow.num_refs += 1
+        return ObjectRef(owner, id, self.drop, (owner, id))
+
+    def receive(self, keys: Sequence[Key], lender: str) -> list[ObjectRef] | None:
+        """Refs that `lender` handed over inside a value: account for the hand-over, hold them."""
+        if not keys:
+            return None
+        refs = []
+        is_mine = lender == self.client_id  # (an actor calls itself)
+        for owner, id in keys:
+            refs.append(self.add_ref(owner, id))
+            if owner == self.client_id:
+                self.book.returned(id, self.client_id, 1, "" if is_mine else lender)
+            elif owner == lender or is_mine:
+                self._borrows[(owner, id)].handed += 1
+            else:
+                borrow = self._borrows[(owner, id)]
+                if borrow.handed_by is None:
+                    borrow.handed_by = {}
+                borrow.handed_by[lender] = borrow.handed_by.get(lender, 0) + 1
+        return refs
+
+    def hand_over(self, keys: Sequence[Key], peer: str, count: int = 1) -> None:
+        """Refs are about to travel to `peer` inside a value (-1: they came back unopened, from a peer that lives)."""
+        if peer in self.dead:
+            return  # it has no copy to give back any more
+        for owner, id in keys:
+            if owner == self.client_id:
+                self.book.lend(id, peer, count)
+            elif owner not in self.dead:
+                self._told[owner] = None
+                self._transport.post(owner, messages.Lent(id, peer, count))
+
+    def borrow_from(self, owner: str, id: int) -> ObjectRef:
+        """A ref that nobody handed over (a named actor's): the owner is told of it now."""
+        if owner != self.client_id and owner not in self.dead:
+            self._told[owner] = None
+            self._transport.post(owner, messages.Lent(id, self.client_id, 1))
+        ref = self.add_ref(owner, id)
+        if owner != self.client_id:
+            self._borrows[(owner, id)].handed += 1
+        return ref
+
+    def has_any(self) -> bool:
+        return bool(len(self.book) or self._borrows)
+
+    def collect(self) -> None:
+        """Act on refs that were garbage-collected and on objects that nobody needs."""
+        dropped, book = self.dropped, self.book
+        while dropped:
+            key = dropped.popleft()
+            if isinstance(key, int):
+                book.unref(key)
+            else:
+                borrow = self._borrows[key]
+                borrow.num_refs -= 1
+                if not borrow.num_refs:
+                    del self._borrows[key]
+                    self.on_returned(key)
+                    owner, id = key
+                    if owner not in self.dead:
+                        self._told[owner] = None
+                        if borrow.handed:
+                            self._transport.post(owner, messages.Returned(id, borrow.handed))
+                        if borrow.handed_by:
+                            self._transport.post(owner, messages.ReturnedTo(id, borrow.handed_by))
+        while book.freed:
+            entry = book.freed.popleft()
+            entry.inner = None
+            if entry.value.segment is not None:
+                self._store.account.owned(-sum(entry.value.segment.sizes), -1)
+                self.free_segment(entry.value.segment)
+                self.on_bytes_freed(entry.id)
+            self.on_freed(entry)
+
+    def free_segment(self, segment: Segment) -> None:
+        if segment.creator == self.client_id:
+            self._store.free(segment.name)
+        elif segment.creator not in self.dead:
+            self._transport.post(segment.creator, messages.FreeSegments([segment.name]))
+
+    # ---------------------------------------------------------------- values
+
+    def make_value(self, packed: codec.Packed, owner: str) -> Value:
+        """Inline, or in shared memory that `owner` will free. The caller holds `packed.refs` meanwhile."""
+        keys = [(ref.owner, ref.id) for ref in packed.refs]
+        if keys:
+            check_travels(packed.refs)
+        if not packed.is_large():
+            return Value(packed.data, None, keys)
+        try:
+            segment = self._store.write(packed, owner)
+        except ObjectStoreFull as error:
+            segment = self.room.write(packed, owner, error)
+        if owner in self.dead:
+            with self._loop.lock:
+                self._store.owner_died(owner)
+        return Value(b"", segment, keys)
+
+    @uninterrupted
+    def make(self, packed: codec.Packed, made_by: str = "put") -> tuple[Value, ObjectRef]:
+        """A new object of this process, with this value."""
+        value = self.make_value(packed, self.client_id)
+        with self._loop.lock:
+            self.room.check()
+            self.collect()
+            return value, self.own(value, packed.refs, made_by)
+
+    def open_value(self, value: Value, ref: ObjectRef, deadline: float | None = None) -> Any:
+        """Unpickle, or raise the error in its place. Views of shared memory keep a ref of their own."""
+        if value.error is not None:
+            raise codec.to_exception(value.error)
+        if value.segment is None:
+            return codec.unpack(value.data)
+        return self._read(value, ref.owner, ref.id, self.adopt(ref.owner, ref.id), deadline)
+
+    def open_argument(self, value: Value, caller: str) -> Any:
+        """A value that came with a call; views of shared memory borrow the object that holds it."""
+        with self._loop.lock:
+            keys = value.keys()
+            if caller in self.dead and any(owner != caller for owner, _ in keys):
+                # What it lent to us is settled without this: the owners may have freed it.
+                raise OwnerDied(f"{caller}, which made the call, died before its arguments were opened")
+            lent = self.receive(keys, caller)
+        if value.segment is None:
+            return codec.unpack(value.data)
+        assert lent is not None
+        return self._read(value, lent[-1].owner, lent[-1].id, lent[-1], None)
+
+    def _read(self, value: Value, owner: str, id: int, ref: ObjectRef, deadline: float | None) -> Any:
+        """Read shared memory, or what the owner has instead when the bytes are missing there (waits for that)."""
+        for _ in range(_READS):
+            assert value.segment is not None
+            try:
+                return self._store.read(value.segment, ref)
+            except BytesMissing:  # not kept: its traceback would hold this frame, and with it `ref`
+                pass
+            value = self._recover(owner, id, value.segment.name, deadline)
+            if value.error is not None:
+                raise codec.to_exception(value.error)
+            if value.segment is None:
+                return codec.unpack(value.data)
+        raise ObjectLost(f"the bytes of object {owner}:{id} were lost {_READS} times in a row")
+
+    def _recover(self, owner: str, id: int, segment: str, deadline: float | None) -> Value:
+        with self._loop.lock:
+            holder: Entry | Borrow | None
+            if owner == self.client_id:
+                holder = self.book.find(id)
+                self.on_lost(id, segment)
+            else:
+                holder = self._borrows.get((owner, id))
+                if holder is not None:
+                    known = holder.value
+                    if known is not None and known.segment is not None and known.segment.name == segment:
+                        holder.value, holder.was_asked = None, False
+                    if holder.value is None and owner not in self.dead:
+                        holder.was_asked = True
+                        self._transport.post(owner, messages.BytesLost(id, segment))
+                    self._ask_owner(owner, id, holder)
+            if holder is None:
+                raise NotInitialized(f"object {owner}:{id} belongs to a cluster that was shut down")
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._loop.wait_until(
+                lambda: holder.value is not None,
+                left_s,
+                f"object {owner}:{id}, which was lost and is made again",
+                self.room.check,
+                self.room.patience(),
+            )
+            assert holder.value is not None
+            return holder.value
+
+    def is_there(self, id: int) -> bool:
+        """Whether an object of ours has its value, or will have."""
+        entry = self.book.find(id)
+        if entry is None:
+            return False
+        value = entry.value
+        return value is None or value.segment is None or self._store.place(value.segment) != "lost"
+
+    def holds(self, key: Key) -> bool:
+        """Whether a ref of another process's object is here (of ours it does not matter: they can be made again)."""
+        return key[0] == self.client_id or key in self._borrows
+
+    def forget_bytes(self, id: int) -> None:
+        """The segment of an object of ours is lost: it has no value until it is filled again."""
+        entry = self.book.find(id)
+        assert entry is not None
+        segment = entry.value.segment
+        entry.value = entry.inner = None
+        self._store.account.owned(-sum(segment.sizes), -1)
+        if segment.creator == self.client_id:
+            self._store.lose(segment.name)
+        elif segment.creator not in self.dead:
+            self._transport.post(segment.creator, messages.FreeSegments([segment.name], True))
+
+    def own(self, value: Value, inner: list[ObjectRef], made_by: str) -> ObjectRef:
+        """A new object of this process that has its value already."""
+        entry = self.book.add(next(self.ids))
+        entry.value, entry.inner, entry.made_by = value, inner, made_by
+        if value.segment is not None:
+            self._store.account.owned(sum(value.segment.sizes), 1)
+        value.holder = (self.client_id, entry.id)
+        return self.new_ref(entry.id)
+
+    def fill(self, id: int, value: Value, inner: list[ObjectRef] | None = None, sender: str = "") -> None:
+        """The value of one of our entries has come, from `sender`. `inner`: refs in it, when this process has made it
+        itself."""
+        entry = self.book.fill(id, value, self.receive(value.refs, sender) if inner is None else inner)
+        if value.segment is not None:
+            if (
+                entry is None
+            ):  # it has failed meanwhile, or was made once more for another output of the same task
+                self.free_segment(value.segment)
+            else:
+                self._store.account.owned(sum(value.segment.sizes), 1)
+        if entry is not None and entry.callbacks:
+            callbacks, entry.callbacks = entry.callbacks, None
+            for callback in callbacks:
+                callback(value)
+
+    def holder(self, ref: ObjectRef) -> Entry | Borrow:
+        """What has, or will have, the value of `ref`; a borrowed one is asked for."""
+        found: Entry | Borrow | None
+        if ref.owner == self.client_id:
+            found = self.book.find(ref.id)
+        else:
+            found = self._borrows.get((ref.owner, ref.id))
+            if found is not None:
+                self._ask_owner(ref.owner, ref.id, found)
+        if found is None:
+            raise NotInitialized(f"{ref!r} belongs to a cluster that was shut down")
+        return found
+
+    def when_ready(self, ref: ObjectRef, callback: Callable[[Value], None]) -> None:
+        """Call back with the value of any ref, at once or when it comes."""
+        holder = self.holder(ref)
+        if holder.value is not None:
+            callback(holder.value)
+        elif holder.callbacks is None:
+            holder.callbacks = [callback]
+        else:
+            holder.callbacks.append(callback)
+
+    # ---------------------------------------------------------------- between owners and borrowers
+
+    def _ask_owner(self, owner: str, id: int, borrow: Borrow) -> None:
+        if borrow.value is None and not borrow.was_asked:
+            borrow.was_asked = True
+            if owner in self.dead:
+                borrow.value = Value(error=_owner_died(owner, id, self.dead.reason(owner)))
+            else:
+                self._transport.post(owner, messages.Fetch(id))
+
+    def _on_lent(self, sender: str, message: messages.Lent) -> None:
+        if message.borrower not in self._settled:
+            lender = "" if sender == message.borrower else sender
+            self.book.lend(message.id, message.borrower, message.count, lender)
+
+    def _on_returned(self, sender: str, message: messages.Returned) -> None:
+        self.book.returned(message.id, sender, message.count)
+
+    def _on_returned_to(self, sender: str, message: messages.ReturnedTo) -> None:
+        for lender, count in message.counts.items():
+            self.book.returned(message.id, sender, count, lender)
+
+    # ---------------------------------------------------------------- loans of the dead (decision 0011)
+
+    def _tell_held(self, lender: str) -> None:
+        """A process died: the owners hear from us what we have from it."""
+        held: dict[str, list[tuple[int, int]]] = {owner: [] for owner in self._told}
+        for (owner, id), borrow in self._borrows.items():
+            if borrow.handed_by and lender in borrow.handed_by:
+                count = borrow.handed_by[after_death(lender)] = borrow.handed_by.pop(lender)
+                held.setdefault(owner, []).append((id, count))
+        owners = [owner for owner in held if owner not in self.dead]
+        self._confirming[lender] = dict.fromkeys(owners)
+        for owner in owners:
+            self._transport.post(owner, messages.Held(lender, held[owner]))
+        for death in list(self._confirming):
+            self._confirmed(death, lender)
+
+    def _confirmed(self, death: str, owner: str) -> None:
+        """An owner has our `Held`, or needs it no more."""
+        waits_for = self._confirming.get(death)
+        if waits_for is not None:
+            waits_for.pop(owner, None)
+            if not waits_for:
+                del self._confirming[death]
+                self._transport.post(NODE, messages.DeathHeard(death))
+
+    def _on_held(self, sender: str, message: messages.Held) -> None:
+        for id, count in message.held:
+            self.book.lend(id, sender, count, after_death(message.lender))
+        self._transport.post(sender, messages.HeldHeard(message.lender))
+
+    def _on_settled(self, sender: str, message: messages.Settled) -> None:
+        for peer in message.workers:
+            self._settled.add(peer)
+            self._told.pop(peer, None)
+            self.book.settled(peer)
+
+    def _on_fetch(self, sender: str, message: messages.Fetch) -> None:
+        id = message.id
+
+        def answer(value: Value) -> None:
+            if sender not in self.dead:
+                self.hand_over(value.refs, sender)
+                self._transport.post(sender, messages.Fetched(id, value))
+                self._transport.flush()
+
+        if self.book.find(id) is None:
+            answer(Value(error=ErrorInfo("ObjectLost", f"object {self.client_id}:{id} was freed already")))
+        else:
+            self.when_ready(ObjectRef(self.client_id, id, _ignore, id), answer)
+
+    def _on_bytes_lost(self, sender: str, message: messages.BytesLost) -> None:
+        self.on_lost(message.id, message.segment)
+        self._on_fetch(sender, messages.Fetch(message.id))
+
+    def _on_fetched(self, sender: str, message: messages.Fetched) -> None:
+        inner = self.receive(message.value.refs, sender)
+        borrow = self._borrows.get((sender, message.id))
+        if borrow is not None:
+            self._settle(borrow, message.value, inner)
+
+    def _settle(self, borrow: Borrow, value: Value, inner: Any = None) -> None:
+        borrow.value, borrow.inner = value, inner
+        if borrow.callbacks:
+            callbacks, borrow.callbacks = borrow.callbacks, None
+            for callback in callbacks:
+                callback(value)
+        self._loop.notify()
+
+    def heard_who_lives(self, alive: list[str], next_number: int, reasons: dict[str, str]) -> None:
+        """The other workers died before this process came: they never had anything of it."""
+        self.dead.begin_with(next_number, alive)
+        self.dead.reasons |= reasons
+        self._settled.begin_with(next_number, alive)
+
+    def peer_died(self, peer: str, reason: str) -> None:
+        """What it owned is lost, bytes that it made for us become ours; its borrows are over when that is settled."""
+        self.dead.add_with(peer, reason)
+        for entry in self.book.values():
+            value = entry.value
+            if value is not None and value.segment is not None and value.segment.creator == peer:
+                value.segment = self._store.take_over(value.segment)
+        self._transport.forget(peer)
+        self._store.forget(peer)
+        self._tell_held(peer)
+        self._store.owner_died(peer)
+        for (owner, id), borrow in list(self._borrows.items()):
+            if owner == peer and borrow.value is None:
+                self._settle(borrow, Value(error=_owner_died(owner, id, reason)))
+
+    # ---------------------------------------------------------------- seeing
+
+    def report(self) -> list[dict[str, Any]]:
+        """Every object that this process owns or borrows, for `rlplat memory` (lock held)."""
+        out = []
+        for entry in self.book.values():
+            out.append(
+                self._describe(self.client_id, entry.id, "owner", entry.value)
+                | {"refs": entry.num_refs, "borrowers": entry.num_lent(), "made_by": entry.made_by}
+            )
+        for (owner, id), borrow in self._borrows.items():
+            out.append(
+                self._describe(owner, id, "borrower", borrow.value)
+                | {"refs": borrow.num_refs, "borrowers": {}, "made_by": ""}
+            )
+        return out
+
+    def _describe(self, owner: str, id: int, role: str, value: Value | None) -> dict[str, Any]:
+        size, where, is_mapped, creator = 0, "pending" if role == "owner" else "unknown", False, ""
+        if value is not None and value.error is not None:
+            where = "error"
+        elif value is not None and value.segment is not None:
+            size, creator = sum(value.segment.sizes), value.segment.creator
+            where, is_mapped = self._store.place(value.segment), self._store.is_mapped(value.segment)
+        elif value is not None:
+            size, where = len(value.data), "inline"
+        return {
+            "id": f"{owner}:{id}", "role": role, "size": size, "where": where, "mapped": is_mapped,
+            "creator": creator,
+        }  # fmt: skip
+
+    def usage(self) -> dict[str, Any]:
+        """The node's object store: its limit, what is taken, and by whom (lock held)."""
+        account = self._store.account
+        holdings = [asdict(holding) for holding in account.holdings()]
+        used, spilled = sum(h["used"] for h in holdings), sum(h["spilled"] for h in holdings)
+        return {"limit": account.limit, "used": used, "spilled": spilled, "owners": holdings}
+
+    def drop_spares(self) -> None:
+        """This process makes no more objects (those that it made belong to others, and stay)."""
+        with self._loop.lock:
+            self._store.drop_spares(1 << 62)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def check_travels(refs: Sequence[ObjectRef]) -> None:
+    """Nobody outside this process can ask for an object of a cluster that is nested in it."""
+    for ref in refs:
+        if ref.owner == INPROC:
+            raise UsageError(
+                f"{ref!r}, or the actor that it stands for, belongs to the cluster that this process opened inside "
+                "itself by rlplat.init(backend='inproc'): pass on its value, rlplat.get(ref)"
+            )
+
+
+def _owner_died(owner: str, id: int, reason: str) -> ErrorInfo:
+    return ErrorInfo(
+        "OwnerDied", f"object {owner}:{id} is lost: {owner}, the process that owned it, died ({reason})"
+    )
+
+
+def _ignore(_: int) -> None:
+    pass

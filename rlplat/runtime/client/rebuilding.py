@@ -1,0 +1,160 @@
+"""Lost bytes are made again: the shell around `lineage`, at the owner of the lost object. The loop's lock is held.
+
+A reader that finds a segment missing tells the object's owner (`BytesLost`), which runs the task again, and those
+before it whose results are gone as well. Meanwhile the object is as it was before the task ended: whoever asks waits.
+What cannot be made again has an error as its value from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.lineage import Broken, Lineage, Recipe
+from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.messages import Key, Value
+
+Deps = list[tuple[int | str, ObjectRef]]
+
+
+class Rebuilder:
+    def __init__(self, objects: Objects, submit_again: Callable[[TaskRecord, Deps], None]) -> None:
+        self.lineage = Lineage()
+        self.under_way: set[int] = set()
+        """Tasks that run again."""
+        self._objects = objects
+        self._submit_again = submit_again
+        objects.on_bytes_freed = self.lineage.freed
+        objects.on_lost = self.lost
+
+    def remember(self, record: TaskRecord, values: Sequence[Value]) -> None:
+        """A call has ended with these values: keep what it takes to make the large ones again."""
+        message = record.message
+        if type(message) is messages.RunFull and (message.num_returns < 0 or message.seq):
+            return  # a generator's values come one by one; an exactly-once call would be answered from memory
+        live = {id for id, value in zip(record.ids, values, strict=True) if value.segment is not None}
+        if not live or type(message) not in (messages.Run, messages.Call, messages.RunFull):
+            return
+        for id in live:
+            entry = self._objects.book.find(id)
+            if entry is None:
+                live = live - {id}
+            elif not entry.made_by:
+                entry.made_by = record.name
+        if not live or (record.lane is None and not record.retries_left):
+            return
+        needs = tuple({id: None for owner, id in _keys(message) if owner == self._objects.client_id})
+        num_bytes = _num_bytes(message)
+        self.lineage.add(record.ids, record.name, needs, record, num_bytes, record.retries_left, live)
+
+    def finished(self, record: TaskRecord, values: Sequence[Value]) -> Sequence[Value]:
+        """A task that ran again is done; returns its values with errors in the right words."""
+        self.under_way.discard(record.id)
+        out = []
+        for id, value in zip(record.ids, values, strict=True):
+            if value.segment is None:
+                self.lineage.freed(id)
+            if value.error is not None:
+                text = f"the bytes of object {self._objects.client_id}:{id} were lost, and {record.name}, which ran "
+                text += f"again to make them, failed: {value.error.message}"
+                value = Value(error=ErrorInfo("ObjectRebuildFailed", text, value.error.exception))
+            out.append(value)
+        return out
+
+    def lost(self, id: int, segment: str) -> None:
+        """Somebody found that this segment of one of our objects is missing."""
+        objects = self._objects
+        entry = objects.book.find(id)
+        value = None if entry is None else entry.value
+        if value is None or value.segment is None or value.segment.name != segment:
+            return  # it is being made already, or was
+        if objects.is_there(id):
+            return  # it has moved while the reader looked
+        plan = self.lineage.plan(id, objects.is_there)
+        if isinstance(plan, list):
+            foreign = [key for recipe in plan for key in _keys(recipe.call.message) if not objects.holds(key)]
+            if foreign:
+                owner, number = foreign[0]
+                plan = Broken(id, f"an argument, object {owner}:{number}, is not held here any more")
+        if isinstance(plan, Broken):
+            self._give_up(id, plan)
+        else:
+            self._run_again(plan)
+
+    def _give_up(self, id: int, broken: Broken) -> None:
+        me, made_by = self._objects.client_id, self._objects.book.find(id).made_by  # type: ignore[union-attr]
+        origin = made_by if made_by == "put" else f"made by {made_by or 'a generator'}"
+        what = f"the bytes of object {me}:{id} ({origin}) are gone"
+        if broken.id == id and made_by == "put":
+            text = f"{what}, and a value of rlplat.put cannot be made again: put it once more, or let a task make it"
+            error = ErrorInfo("ObjectLost", text)
+        elif broken.id == id:
+            error = ErrorInfo("ObjectLost", f"{what}, and it cannot be made again: {broken.reason}")
+        else:
+            text = (
+                f"{what}, and {me}:{broken.id}, which it takes to make it again, is gone too: {broken.reason}"
+            )
+            error = ErrorInfo("ObjectRebuildFailed", text)
+        self._objects.forget_bytes(id)
+        self.lineage.freed(id)
+        self._objects.fill(id, Value(error=error))
+
+    def _run_again(self, plan: list[Recipe]) -> None:
+        objects = self._objects
+        held = []  # the objects between the first and the last task, until the tasks that need them hold them
+        for recipe in plan:
+            for id in recipe.ids:
+                if objects.book.find(id) is None:
+                    objects.book.add(id).made_by = recipe.name
+                    held.append(objects.new_ref(id))
+                elif not objects.is_there(id):
+                    objects.forget_bytes(id)
+        for recipe in plan:
+            recipe.retries_left -= recipe.retries_left > 0
+            record: TaskRecord = recipe.call
+            message, deps, refs = self._call_again(record.message)
+            self.under_way.add(record.id)
+            self._submit_again(
+                msgspec.structs.replace(
+                    record,
+                    message=message,
+                    refs=refs,
+                    waits=0,
+                    is_suspect=not recipe.retries_left,
+                    retries_left=recipe.retries_left,
+                    target="" if record.lane is not None else record.target,
+                ),
+                deps,
+            )
+        del held
+
+    def _call_again(self, message: Any) -> tuple[Any, Deps, list[ObjectRef]]:
+        """A call's message as it was before its arguments were there."""
+        if type(message) is not messages.RunFull:
+            return message, [], []
+        refs = [self._objects.add_ref(*key) for key in _keys(message)]
+        deps = [
+            (place, self._objects.add_ref(*v.holder)) for place, v in message.deps if v.holder is not None
+        ]
+        inline = [(place, value) for place, value in message.deps if value.holder is None]
+        return msgspec.structs.replace(message, deps=inline), deps, refs
+
+
+def _keys(message: Any) -> list[Key]:
+    """Every object that the call needs. (What is inside an argument that lives elsewhere comes with that.)"""
+    if type(message) is not messages.RunFull:
+        return []
+    deps = [value.refs if value.holder is None else [value.holder] for _, value in message.deps]
+    return [*message.args.keys(), *(key for keys in deps for key in keys)]
+
+
+def _num_bytes(message: Any) -> int:
+    if type(message) is not messages.RunFull:
+        return len(message.args)
+    return len(message.args.data) + sum(len(value.data) for _, value in message.deps)

@@ -1,0 +1,365 @@
+"""What a process says of itself to a command that looks on: the answering side of `observer`.
+
+Called by whichever thread reads the socket, with the lock held, so that it answers while user code runs; it only reads
+the books that exist anyway. Rows are bounded by the asker's limit; what is beyond them is counted. The asker is no
+client: it gets one report for one question and is forgotten, so it can neither block nor outlive anything here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from operator import attrgetter, itemgetter
+from types import FrameType
+from typing import Any
+
+from rlplat.runtime.link import loop
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.messages import Inspect, Report
+
+ASKER = "cli-"
+"""What the ids of askers begin with."""
+_MAX_RUNS = 1000
+_MAX_FRAMES = 200
+_MAX_GROUPS = 100
+_OURS = (__file__, loop.__file__)
+
+
+def answer(client: Any, sender: str, message: Inspect) -> None:
+    """Tell `sender` what it asked a client (driver or worker) for."""
+    _reply(client._transport, sender, message, lambda: _ROOMS[message.what](client, message.limit))
+
+
+def answer_as_node(node: Any, sender: str, message: Inspect) -> None:
+    def report() -> Report:
+        return _stacks(None, message.limit) if message.what == "stacks" else _node(node)
+
+    _reply(node._transport, sender, message, report)
+
+
+def _reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Report]) -> None:
+    if not sender.startswith(ASKER):
+        return
+    try:
+        report = make()
+    except Exception as error:  # the thread that serves everybody must not end for an onlooker
+        report = Report(0, error=f"{type(error).__name__}: {error}")
+    report.request = message.request
+    report.totals |= {"pid": os.getpid()}
+    transport.reply_once(sender, report)
+
+
+# ---------------------------------------------------------------- the node
+
+
+def _node(node: Any) -> Report:
+    totals = {
+        "clients": sorted(node._clients),
+        "pids": node._processes.pids(),
+        "uptime_s": time.monotonic() - node.started_at,
+        "session": node._session,
+        "log_folder": node.log_folder,
+    }
+    return Report(0, totals=totals | node._scheduler.view())
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def _tasks(client: Any, limit: int) -> Report:
+    """Records of the calls that this process has submitted, and what waits in its own queue as a worker."""
+    sent: dict[str, list[Any]] = {}
+    for lane in client._tasks.lanes.values():
+        for lease in lane.leases.values():
+            sent.setdefault(lease.worker, []).extend(lease.in_flight.values())
+    for actor in _actor_books(client).values():
+        if actor.worker is not None and actor.in_flight:
+            sent.setdefault(actor.worker, []).extend(actor.in_flight.values())
+
+    # A million records are counted by loops in C: a few tenths of a second.
+    counts: Counter[tuple[str, int, Any]] = Counter(
+        map(attrgetter("name", "waits", "lane"), client._calls.records.values())
+    )
+    counts.subtract(
+        (record.name, record.waits, record.lane) for records in sent.values() for record in records
+    )
+    waiting: Counter[tuple[str, str, str]] = Counter()
+    for (name, waits, lane), count in counts.items():
+        if count > 0:
+            waiting[_state(waits, lane), name, _kind(lane)] += count
+
+    rows = []
+    for worker, records in sent.items():
+        for position, record in enumerate(records[:limit]):
+            rows.append(_task_row(client, record, "sent", worker) | {"position": position})
+    rows += _waiting_rows(client, waiting, {r.id for records in sent.values() for r in records}, limit)
+    totals = {
+        "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
+        "sent": {worker: _runs(records) for worker, records in sent.items()},
+        "queued_here": _queued_by_owner(client),
+        "failed": dict(client._calls.failures),
+        "finished": _finished(_named_spans(client)),
+    }
+    return Report(0, rows, totals)
+
+
+def _state(waits: int, lane: Any) -> str:
+    if waits:
+        return "waiting-args"
+    return "waiting-actor" if lane is None else "waiting-worker"
+
+
+def _kind(lane: Any) -> str:
+    return "call" if lane is None else "task"
+
+
+def _waiting_rows(
+    client: Any, waiting: Counter[tuple[str, str, str]], sent: set[int], limit: int
+) -> list[Any]:
+    """At most `limit` rows of each state."""
+    room: Counter[str] = Counter()
+    for (state, _, _), count in waiting.items():
+        room[state] += count
+    room = Counter({state: min(limit, count) for state, count in room.items()})
+    rows: list[Any] = []
+    left = room.total()
+    for record in client._calls.records.values():
+        if not left:
+            break
+        state = _state(record.waits, record.lane)
+        if room[state] and record.id not in sent:
+            room[state] -= 1
+            left -= 1
+            rows.append(_task_row(client, record, state, ""))
+    return rows
+
+
+def _task_row(client: Any, record: Any, state: str, worker: str) -> dict[str, Any]:
+    is_call = record.lane is None
+    return {
+        "task": f"{client.client_id}:{record.id}",
+        "name": record.name + (".__init__" if type(record.message) is messages.CreateActor else ""),
+        "kind": _kind(record.lane),
+        "state": state,
+        "worker": worker,
+        "actor": record.target if is_call else "",
+        "owner": client.client_id,
+        "waits": record.waits,
+        "retries_left": record.retries_left,
+        "resources": {} if is_call else dict(record.lane.shape.demand),
+    }
+
+
+def _runs(records: list[Any]) -> list[list[Any]]:
+    """[name, kind, count] of neighbours with one name; what is too mixed ends as one run of many names."""
+    runs: list[list[Any]] = []
+    for record in records:
+        if runs and runs[-1][0] == record.name:
+            runs[-1][2] += 1
+        elif len(runs) == _MAX_RUNS:
+            runs.append(["(others)", "call", 1])
+        elif len(runs) > _MAX_RUNS:
+            runs[-1][2] += 1
+        else:
+            runs.append([record.name, _kind(record.lane), 1])
+    return runs
+
+
+def _queued_by_owner(client: Any) -> Counter[str]:
+    """What waits in a worker: behind others, or for a place in a concurrency group.
+
+    Its main thread (and the event loop's) take from these queues meanwhile, without the lock: they are copied first.
+    """
+    counts = Counter(map(itemgetter(0), client._work.copy() if hasattr(client, "_work") else ()))
+    runner = getattr(client, "_runner", None)
+    futures = getattr(runner, "_futures", {}).copy()
+    counts.update(owner for (owner, _), (future, _) in futures.items() if not future.running())
+    for waiting in getattr(runner, "_waiting", {}).copy().values():
+        counts.update(map(itemgetter(0), waiting.copy()))
+    return counts
+
+
+def _actor_books(client: Any) -> dict[str, Any]:
+    books: dict[str, Any] = client._actors._books
+    return books
+
+
+def _finished(spans: list[tuple[str, float, float]]) -> dict[str, list[float]]:
+    """Name -> [count, seconds] of the calls that ended here lately."""
+    out: dict[str, list[float]] = {}
+    for name, began, ended in spans:
+        entry = out.setdefault(name, [0, 0.0])
+        entry[0] += 1
+        entry[1] += ended - began
+    return out
+
+
+# ---------------------------------------------------------------- objects
+
+
+def _objects(client: Any, limit: int) -> Report:
+    """What this process owns, biggest first, what it borrows, and all that it owns in groups."""
+    objects = client._objects
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    sized: list[tuple[int, Any, str, str]] = []
+    num_pending = num_bytes = 0
+    makers = _Makers(client)
+    for entry in objects.book.values():
+        value = entry.value
+        if value is None:
+            size, where = 0, "pending"
+            num_pending += 1
+        else:
+            size, where = _size(value), _where(objects, value)
+            num_bytes += size
+        made_by, site = makers.of(entry)
+        group = groups.setdefault((made_by, site, where), [0, 0])
+        group[0] += 1
+        group[1] += size
+        sized.append((size, entry, made_by, site))
+    biggest = heapq.nlargest(limit, sized, key=itemgetter(0))
+    rows = [_owner_row(objects, *each) for each in biggest] + _borrower_rows(objects, limit)
+    largest = heapq.nlargest(_MAX_GROUPS, groups.items(), key=lambda group: (group[1][1], group[1][0]))
+    totals = {
+        "owned": len(sized),
+        "borrowed": len(objects._borrows),
+        "pending": num_pending,
+        "bytes": num_bytes,
+        "groups": [[*key, *counts] for key, counts in largest],
+    }
+    return Report(0, rows, totals)
+
+
+class _Makers:
+    """What made an object, as far as it is known: (task, actor or "put"; call site)."""
+
+    def __init__(self, client: Any) -> None:
+        self._tasks, self._actors, self._me = client._calls.records, _actor_books(client), client.client_id
+        self._sites = getattr(client, "call_sites", {})
+
+    def of(self, entry: Any) -> tuple[str, str]:
+        made_by, site = self._sites.get(entry.id, ("", ""))
+        if not made_by:
+            record = self._tasks.get(entry.id)
+            if record is not None:
+                made_by = record.name
+            else:
+                made_by = entry.made_by or self._guess(entry)
+        return made_by, site
+
+    def _guess(self, entry: Any) -> str:
+        actor = self._actors.get(f"{self._me}:{entry.id}")
+        return "" if actor is None else f"actor {actor.class_name}"
+
+
+def _size(value: Any) -> int:
+    return len(value.data) if value.segment is None else sum(value.segment.sizes)
+
+
+def _where(objects: Any, value: Any) -> str:
+    if value.error is not None:
+        return "error"
+    if value.segment is None:
+        return "inline"
+    return str(objects._store.place(value.segment))
+
+
+def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> dict[str, Any]:
+    value = entry.value
+    return {
+        "id": f"{objects.client_id}:{entry.id}",
+        "role": "owner",
+        "size": size,
+        "where": "pending" if value is None else _where(objects, value),
+        "creator": "" if value is None or value.segment is None else value.segment.creator,
+        "refs": entry.num_refs,
+        "borrowers": entry.num_lent(),
+        "made_by": made_by,
+        "call_site": site,
+    }
+
+
+def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{owner}:{id}",
+            "role": "borrower",
+            "size": 0 if borrow.value is None else _size(borrow.value),
+            "refs": borrow.num_refs,
+        }
+        for (owner, id), borrow in itertools.islice(objects._borrows.items(), limit)
+    ]
+
+
+# ---------------------------------------------------------------- time and stacks
+
+
+def _spans(client: Any, limit: int) -> Report:
+    """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
+    spans, waits = _named_spans(client), client._loop.waits.last(limit)
+    totals = {"spans": spans[-limit:], "waits": waits, "actor": getattr(client, "_actor_name", "")}
+    return Report(0, totals=totals)
+
+
+def _named_spans(client: Any) -> list[tuple[str, float, float]]:
+    names = getattr(client, "_code_name", {})
+    spans = client._spans.last() if hasattr(client, "_spans") else ()
+    return [(names.get(name, name), began, ended) for name, began, ended in spans]
+
+
+def _stacks(client: Any, limit: int) -> Report:
+    """A row for each Python thread: [file, line, function] of its frames, outermost first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, me = threading.main_thread().ident, threading.get_ident()
+    rows = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        frames = _frames(frame)
+        note = ""
+        if ident == me:
+            while frames and frames[-1][0].startswith(_OURS):
+                frames.pop()
+            note = "reads the socket (it gave this answer)"
+        rows.append(
+            {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
+        )
+    for task in list(getattr(getattr(client, "_runner", None), "_tasks", {}).values()):
+        frames = _awaits(task.get_coro())
+        rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
+        if len(rows) >= _MAX_FRAMES:
+            break
+    doing = f"actor {client._actor_name}" if getattr(client, "_actor_name", "") else ""
+    return Report(0, rows, {"doing": doing})
+
+
+def _frames(frame: FrameType | None) -> list[list[Any]]:
+    frames: list[list[Any]] = []
+    while frame is not None and len(frames) < _MAX_FRAMES:
+        code = frame.f_code
+        frames.append([code.co_filename, frame.f_lineno, code.co_qualname])
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _awaits(coroutine: Any) -> list[list[Any]]:
+    """Frames of a suspended coroutine and of what it awaits. (One that runs right now is in its thread's stack.)"""
+    frames: list[list[Any]] = []
+    while coroutine is not None and len(frames) < _MAX_FRAMES:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            frames.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname])
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return frames
+
+
+_ROOMS: dict[str, Callable[[Any, int], Report]] = {
+    "tasks": _tasks,
+    "objects": _objects,
+    "spans": _spans,
+    "stacks": _stacks,
+}

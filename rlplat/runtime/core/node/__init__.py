@@ -1,0 +1,1 @@
+"""What a node judges beside scheduling: deaths, deadlocks, hangs, memory. Pure."""

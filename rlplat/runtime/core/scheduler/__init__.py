@@ -1,0 +1,1 @@
+"""The scheduler: what it hears and says, nodes, actors' lives, placement groups. Pure."""

@@ -1,0 +1,1 @@
+"""Runtime environments (`runtime_env`): checked, built, entered."""

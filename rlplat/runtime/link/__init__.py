@@ -1,0 +1,1 @@
+"""Messages between this process and the others: the socket, and the threads around it."""

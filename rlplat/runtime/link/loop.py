@@ -1,0 +1,335 @@
+"""Who reads the socket, and when things are sent: the threads of a process, around one lock.
+
+Only one thread at a time, the leader, waits for input, and it does so without the lock:
+  - a thread that waits in `get` or `wait` leads itself: no hand-over on the way of a reply;
+  - when nobody waits, the background thread leads: it answers fetches, fails over, retries;
+  - for a while after a user thread was here the background thread only ticks, so that a loop of calls and gets never
+    meets it.
+Sending never waits for the leader: whoever has something to send takes the lock and sends it. When little is under
+way it leaves at once; when much is, messages gather into larger frames until the next tick, wait or full frame.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rlplat.errors import GetTimeout
+from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.process import signals
+from rlplat.runtime.process.spans import Spans
+
+_SPIN_S = 120e-6
+_TICK_S = 0.005
+_STANDBY_S = 0.02
+_FRAME_MESSAGES = 64
+_LONG_WAIT_S = 0.002
+_AWAIT_S = 0.1
+
+
+class Patience(Protocol):
+    """Told how a wait goes on (a worker lends its CPU meanwhile)."""
+
+    def patience(self, left_s: float | None) -> float | None:
+        """Seconds to wait for input before asking again."""
+        ...
+
+    def finish(self) -> None: ...
+
+
+class IoLoop:
+    """`handlers[type(message)](sender, message)` is called with the lock held, `after_frame()` once per frame.
+
+    `on_tick` does what comes round every few milliseconds while there is life, and every `idle_tick_s` else.
+    `on_lifeline` hears that the pipe given to `watch` has ended.
+    """
+
+    def __init__(self, transport: Transport, *, spin: bool) -> None:
+        self.transport = transport
+        self.lock = signals.LoopLock()
+        self.lock.on_put_off = self.wake
+        self.handlers: dict[type, Callable[[str, Any], object]] = {}
+        self.after_frame: Callable[[], None] = lambda: None
+        self.on_tick: Callable[[], None] = lambda: None
+        self.idle_tick_s: Callable[[], float | None] = lambda: None
+        self.on_lifeline: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.is_open = True
+        """False as soon as nothing can be sent any more: closed, failed, or the cluster is lost."""
+        self.is_closed = False
+        self.failure: BaseException | None = None
+        """What reading, sending or house-keeping has raised: the books cannot be trusted any more."""
+        self.waits = Spans(2000)
+        """(what, began, ended) of the last long waits of user threads, for `rlplat timeline`."""
+        self._changed = threading.Condition(self.lock)
+        self._background_wakes = threading.Condition(self.lock)
+        self._spin_s = _SPIN_S if spin else 0.0
+        self._has_leader = False
+        self._num_users = 0
+        self._last_use = 0.0
+        self._awaits_until = 0.0
+        self._background_leads = False
+        self._background_sleeps = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lifeline: int | None = None
+        self._poller = select.poll()
+        self._poller.register(transport.fd, select.POLLIN)
+        self._poller.register(self._wake_fd, select.POLLIN)
+        self._background = threading.Thread(target=self._run_background, name="rlplat-io", daemon=True)
+
+    def watch(self, lifeline: int) -> None:
+        """`on_lifeline` is called when this pipe ends."""
+        self._lifeline = lifeline
+        self._poller.register(lifeline, select.POLLIN)
+
+    def start(self) -> None:
+        self._background.start()
+
+    # ---------------------------------------------------------------- sending (lock held)
+
+    def send_now(self) -> bool:
+        """Whether that has brought input."""
+        self.transport.flush()
+        return self._drain_if_unread()
+
+    def send_soon(self, num_under_way: int) -> None:
+        """Send at once when little is under way, else let messages gather."""
+        self._last_use = time.monotonic()
+        num_unsent = self.transport.num_unsent
+        if num_unsent:
+            if num_unsent >= _FRAME_MESSAGES or num_under_way <= 2:
+                self.send_now()
+            elif self._background_leads:
+                self._background_leads = False
+                os.eventfd_write(self._wake_fd, 1)
+            elif self._background_sleeps:
+                self._background_sleeps = False
+                self._background_wakes.notify()
+
+    def tick_soon(self) -> None:
+        """Something must not wait for longer than a tick, although nobody waits for input."""
+        self._last_use = time.monotonic()
+        if self._background_leads:
+            self._background_leads = False
+            os.eventfd_write(self._wake_fd, 1)
+        elif self._background_sleeps:
+            self._background_sleeps = False
+            self._background_wakes.notify()
+
+    def _drain_if_unread(self) -> bool:
+        """ZeroMQ signals new input on its descriptor once only, and a send may swallow the signal."""
+        if self._has_leader and self.transport.has_input() and self.drain():
+            self.wake()  # the leader sleeps on the descriptor still, and what has come may be for it
+            return True
+        return False
+
+    def await_replies(self) -> None:
+        """An event loop waits for something: its thread cannot read the socket, so the background thread does."""
+        self._awaits_until = time.monotonic() + _AWAIT_S
+
+    def wake(self) -> None:
+        """Whoever waits for input is to look at the clock again."""
+        if not self.is_closed:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def notify(self) -> None:
+        """Something that a waiting thread may wait for has changed."""
+        if self._num_users:
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------- receiving (lock held)
+
+    def drain(self) -> bool:
+        """Handle whatever input is here."""
+        deliver, handler_of, did = self.transport.dropped.deliver, self.handlers.get, False
+        try:
+            for sender, batch in self.transport.receive():
+                did = True
+                deliver(sender, batch, handler_of)
+                self.after_frame()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if did and self._num_users > 1:
+            self._changed.notify_all()
+        return did
+
+    def _fail(self, error: BaseException) -> None:
+        """Never a silent hang: whoever waits, or asks next, hears of it."""
+        if self.failure is None:
+            self.failure, self.is_open = error, False
+            self.on_failure()
+        self._changed.notify_all()
+        self.wake()
+
+    def _tick(self) -> None:
+        try:
+            self.on_tick()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def wait_until(
+        self,
+        is_done: Callable[[], bool],
+        timeout_s: float | None,
+        what: str,
+        check: Callable[[], None] = lambda: None,
+        patience: Patience | None = None,
+    ) -> None:
+        """Wait (lock held, given up while this sleeps); GetTimeout after `timeout_s`. `check` may raise."""
+        if is_done():
+            return
+        signals.wrap_handlers()
+        began = time.monotonic()
+        deadline = None if timeout_s is None else began + timeout_s
+        self.enter()
+        spin_s = self._spin_s
+        try:
+            while not is_done():
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise GetTimeout(f"timed out after {timeout_s:g} s waiting for {what}")
+                check()
+                if patience is not None:
+                    left_s = patience.patience(left_s)
+                try:
+                    self.pump(left_s, spin_s)
+                except Exception:
+                    if self.failure is not None:
+                        check()  # everybody hears of it in the same words
+                    raise
+                spin_s = 0.0
+        finally:
+            self.leave()
+            if self._last_use - began > _LONG_WAIT_S:
+                self.waits.append((what or "get", began, self._last_use))
+                self.waits.pack()
+            if self.transport.num_unsent and self.is_open:
+                self.send_now()  # what came round while this waited (a deadline's cancel): its user may act on it now
+            if patience is not None:
+                patience.finish()
+
+    def enter(self) -> None:
+        """This thread is about to wait for input."""
+        self._num_users += 1
+        if self._background_leads:
+            self._background_leads = False
+            os.eventfd_write(self._wake_fd, 1)
+
+    def leave(self) -> None:
+        self._num_users -= 1
+        self._last_use = time.monotonic()
+        if self._num_users:
+            self._changed.notify_all()
+
+    @signals.uninterrupted
+    def pump(self, timeout_s: float | None, spin_s: float = 0.0) -> None:
+        """One step of waiting for input. Raises what a signal's handler raises that comes meanwhile."""
+        self._step(timeout_s, spin_s)
+        if signals.has_put_off():
+            self.lock.release()
+            try:
+                signals.run_put_off()
+            finally:
+                self.lock.acquire()
+
+    def _step(self, timeout_s: float | None, spin_s: float) -> None:
+        transport = self.transport
+        if self.send_now():
+            return
+        if self._has_leader:
+            self._changed.wait(0.1 if timeout_s is None else min(timeout_s, 0.1))
+            return
+        if self.drain():
+            return
+        if spin_s:
+            end = time.perf_counter() + spin_s
+            while time.perf_counter() < end:
+                if transport.has_input():
+                    self.drain()
+                    return
+                os.sched_yield()
+        tick_s = self.idle_tick_s()
+        if tick_s is None:
+            self._lead(timeout_s)
+        else:
+            self._lead(tick_s if timeout_s is None else min(tick_s, timeout_s))
+            self._tick()
+
+    def _lead(self, timeout_s: float | None) -> None:
+        self._has_leader = True
+        self.lock.release()
+        try:
+            ready = self._poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        finally:
+            self.lock.acquire()
+            self._has_leader = False
+        for descriptor, _ in ready:
+            if descriptor == self._wake_fd:
+                try:
+                    os.eventfd_read(self._wake_fd)
+                except BlockingIOError:
+                    pass
+            elif descriptor == self._lifeline:
+                self._poller.unregister(self._lifeline)
+                self._lifeline = None
+                if not self.is_closed:
+                    self.on_lifeline()
+        if self._background_sleeps:
+            self._background_sleeps = False
+            self._background_wakes.notify()
+        if not self.is_closed and self.failure is None:
+            self.drain()
+        if self._num_users > 1:
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------- the background thread
+
+    def _run_background(self) -> None:
+        with self.lock:
+            try:
+                self._serve()
+            except BaseException as error:
+                self._fail(error)
+                raise
+
+    def _serve(self) -> None:
+        while not self.is_closed and self.failure is None:
+            if self._num_users and self._has_leader:
+                # A user thread waits for input: it serves everybody, and wakes us when it has some.
+                self._background_sleeps = True
+                self._background_wakes.wait()
+                self._background_sleeps = False
+            elif self._num_users or self._awaits_until < time.monotonic() < self._last_use + _STANDBY_S:
+                self.lock.release()
+                time.sleep(_TICK_S)
+                self.lock.acquire()
+                if not self.is_closed and not self._has_leader:
+                    self.transport.flush()
+                    self.drain()
+            else:
+                self._background_leads = True
+                self._lead(self.idle_tick_s())
+                self._background_leads = False
+                self.notify()
+            if not self.is_closed:
+                self._tick()
+                self.send_now()
+
+    def close(self, linger_s: float = 0) -> None:
+        """End the background thread, then the sockets; `linger_s`: how long what was sent may take to leave."""
+        with self.lock:
+            self.is_closed, self.is_open = True, False
+            os.eventfd_write(self._wake_fd, 1)
+            self._changed.notify_all()
+            self._background_wakes.notify_all()
+        if self._background.is_alive():
+            self._background.join(5)
+        with self.lock:
+            self.transport.close(linger_s)
+            os.close(self._wake_fd)

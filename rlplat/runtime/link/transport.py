@@ -1,0 +1,206 @@
+"""The only door to ZeroMQ: one ROUTER socket per process that both binds and connects.
+
+Each process binds `ipc://<session>/<client id>`. Whoever connects is seen there under the label "<its id>>", and the
+connecting side labels that connection "<peer's id>": two processes may connect to each other without their labels
+meeting. The first label used for a peer stays in use, which keeps messages to it in order.
+
+Messages are posted to a peer's outbox and leave as one frame on `flush`, which is what coalesces a busy sender. Not
+thread-safe: the client's lock guards it; only `fd` may be polled without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import zmq
+
+from rlplat.runtime.core.gone import Gone
+from rlplat.runtime.link.dropped import Dropped
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.messages import NODE
+
+_MAX_FRAME_BYTES = 1 << 30
+# As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
+_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
+_NOWHERE = b"?"
+"""A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
+_CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
+"""The name of a socket in the session's folder: no path, and short enough for the address of a Unix socket."""
+
+
+class Transport:
+    def __init__(self, session: str, client_id: str, *, listens: bool = True) -> None:
+        """listens: False for one who only asks; he is answered on the connections that he made."""
+        self._session = session
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # Queues are bounded by credit (tasks in flight per worker); a full socket must never drop silently.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.ROUTING_ID, f"{client_id}>".encode())
+        if listens:
+            self._socket.bind(self._endpoint(client_id))
+        self._labels: dict[str, bytes] = {}
+        self._callers: set[bytes] = set()
+        self._senders: dict[bytes, str] = {}
+        """Client ids by the label that their frames bear."""
+        self.dropped = Dropped(client_id)
+        self._forgotten = Gone()
+        self._outbox: dict[bytes, list[Any]] = {}
+        self.num_unsent = 0
+        self.fd = int(self._socket.getsockopt(zmq.FD))
+
+    def _endpoint(self, client_id: str) -> str:
+        return "ipc://" + os.path.join(self._session, client_id)
+
+    def label(self, peer: str) -> bytes:
+        """Where messages for `peer` go; connects to it unless it has connected to us."""
+        label = self._labels.get(peer)
+        if label is None:
+            if peer in self._forgotten:
+                return (
+                    _NOWHERE  # ids are never used twice; and a second connect under one label aborts libzmq
+                )
+            if not _CLIENT_ID.fullmatch(peer):
+                self.dropped.add("a message to", peer, "that is not a client id")
+                return _NOWHERE
+            label = f"{peer}>".encode()
+            if label not in self._callers:
+                label = peer.encode()
+                self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, label)
+                self._socket.connect(self._endpoint(peer))
+            self._labels[peer] = label
+        return label
+
+    def post(self, peer: str, message: Any) -> int:
+        """Put a message into the peer's outbox; returns how many wait there."""
+        label = self._labels.get(peer) or self.label(peer)
+        box = self._outbox.get(label)
+        if box is None:
+            box = self._outbox[label] = []
+        box.append(message)
+        self.num_unsent += 1
+        return len(box)
+
+    def post_all(self, peer: str, batch: list[Any]) -> None:
+        """Post several messages to one peer."""
+        label = self._labels.get(peer) or self.label(peer)
+        self._outbox.setdefault(label, []).extend(batch)
+        self.num_unsent += len(batch)
+
+    def post_result(self, peer: str, task: int, data: bytes) -> None:
+        """Post a small result; those that follow each other share a message."""
+        box = self._outbox.get(self._labels.get(peer) or self.label(peer))
+        if box and type(box[-1]) is messages.Done:
+            box[-1].tasks.append(task)
+            box[-1].data.append(data)
+            self.num_unsent += 1
+        else:
+            self.post(peer, messages.Done([task], [data]))
+
+    def flush(self) -> None:
+        """Send every outbox, a frame for each."""
+        if not self.num_unsent:
+            return
+        send, encode = self._socket.send, messages.encode
+        for label, box in self._outbox.items():
+            if box:
+                frame = encode(box)  # ahead of the label, which must not be left alone
+                try:
+                    send(label, _MORE)
+                    send(frame, _NOBLOCK)
+                except zmq.ZMQError as error:
+                    # The peer is gone; the node's WorkerDied says so to everybody and settles what was sent to it.
+                    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                        raise
+                box.clear()
+        self.num_unsent = 0
+
+    def reply_once(self, peer: str, message: Any) -> None:
+        """Answer somebody who has connected to us and asked; nothing here remembers him (if he has gone: nobody hears).
+
+        Never through `post`, which would connect to him when he is not in the books.
+        """
+        label = f"{peer}>".encode()
+        self._callers.discard(label)
+        self._senders.pop(label, None)
+        try:
+            self._socket.send(label, _MORE)
+            self._socket.send(messages.encode([message]), _NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+    def peers(self) -> list[str]:
+        """Those that something was sent to."""
+        return list(self._labels)
+
+    def has_input(self) -> bool:
+        return int(self._socket.getsockopt(_EVENTS)) & _POLLIN != 0
+
+    def receive(self) -> Iterator[tuple[str, list[Any]]]:
+        """(sender's client id, messages) of each frame that is here; ends when there is none."""
+        receive, more, senders = self._socket.recv, self._socket.getsockopt, self._senders
+        while self.has_input():
+            label = receive(_NOBLOCK)
+            sender = senders.get(label) or self._new_sender(label)
+            if sender is None:
+                self._drop_parts()
+                continue
+            frame = receive(_NOBLOCK)
+            if more(_RCVMORE):  # a tail, which must not pass for a label
+                self._drop_parts()
+                self.dropped.add("the tail of a frame from", sender, "a frame has one part")
+            try:
+                decoded = messages.decode(frame)
+            except msgspec.MsgspecError as error:
+                self.dropped.add("a frame from", sender, str(error))
+                continue
+            yield sender, decoded
+
+    def _drop_parts(self) -> None:
+        """The rest of the frame that is being read."""
+        while self._socket.getsockopt(_RCVMORE):
+            self._socket.recv(_NOBLOCK)
+
+    def _new_sender(self, label: bytes) -> str | None:
+        """The client id behind a label that is seen for the first time; None when nothing is taken from there."""
+        sender = label.decode(errors="replace").removesuffix(">")
+        if sender in self._forgotten:
+            return None
+        is_caller = label.endswith(b">")
+        # (The node never calls, it answers; and nobody but us names the connections that we have made.)
+        is_known = sender != NODE if is_caller else label in self._labels.values()
+        if not is_known or not _CLIENT_ID.fullmatch(sender):
+            self.dropped.add("a frame from", sender, "nobody here is called that")
+            return None
+        self._senders[label] = sender
+        if is_caller:
+            self._callers.add(label)
+        return sender
+
+    def forget(self, peer: str) -> None:
+        """The peer is dead: stop trying to reconnect, drop what is posted to it or comes from it from now on."""
+        self._forgotten.add(peer)
+        label = self._labels.pop(peer, None)
+        if label is not None:
+            self.num_unsent -= len(self._outbox.pop(label, ()))
+            if not label.endswith(b">"):
+                self._socket.disconnect(self._endpoint(peer))
+        self._callers.discard(f"{peer}>".encode())
+        self._senders.pop(f"{peer}>".encode(), None)
+        self._senders.pop(peer.encode(), None)
+
+    def close(self, linger_s: float = 0) -> None:
+        self.flush()
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()

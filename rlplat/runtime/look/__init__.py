@@ -1,0 +1,1 @@
+"""Looking at a cluster from outside: questions to its processes, traces, logs."""

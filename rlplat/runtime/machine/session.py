@@ -1,0 +1,267 @@
+"""What a cluster leaves in the machine while it lives: a private folder in shared memory, and a mark on its processes.
+
+The folder (mode 0700, named after the driver's pid and start time) holds sockets and segments, and a link to another
+one on disk for segments that were spilled. The node removes both when the driver ends, the zygote when both are gone,
+and the next `init()` on this machine when all three were killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import time
+
+from rlplat.errors import ConfigError, ObjectStoreFull
+from rlplat.runtime.process.own_frames import IMPORT_ROOT
+from rlplat.runtime.store.account import SPILL_LINK
+
+MARK = "RLPLAT_SESSION"
+"""Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
+WORKER_MARK = "RLPLAT_WORKER"
+"""Environment variable with the id of the worker that a process belongs to (itself, or a descendant of its)."""
+NO_WORKER = "-" * 15
+"""Its value elsewhere: room for an id, see `mark_as_worker`."""
+_PREFIX = "rlplat-"
+_MIN_STORE_BYTES = 32 << 20
+_KILL_S = 2.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main_of(module: str) -> str:
+    """Code for `python -c` that calls the module's `main`, of this very package, and leaves sys.path as it was.
+
+    (PYTHONPATH would outlast that: with the site-packages in it that hold a wheel, no venv's packages would count.)
+    """
+    return (
+        f"import sys; sys.path.insert(0, {IMPORT_ROOT!r}); from {module} import main; del sys.path[0]; main()"
+    )
+
+
+def make_session() -> str:
+    """A new folder for a cluster of this process."""
+    root = shared_memory_root()
+    remove_dead_sessions(root)
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=root)
+
+
+def make_spill_folder(session: str, parent: str | None) -> None:
+    """A private folder on disk for segments that shared memory has no room for; "" for none.
+
+    It is in the temp directory unless told otherwise, named like the session, and reached through a link in that.
+    """
+    if parent == "":
+        return
+    parent = parent or tempfile.gettempdir()
+    try:
+        remove_dead_sessions(
+            parent
+        )  # after a reboot the sessions are gone, and their folders on disk are not
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=parent)
+    except OSError as error:
+        raise ConfigError(
+            f"spill_dir: no folder can be made in {parent!r} ({error.strerror}): name a folder of a disk with room, "
+            'or spill_dir="" for a store that never spills'
+        ) from None
+    os.symlink(os.path.abspath(folder), os.path.join(session, SPILL_LINK))
+
+
+def remove_session(session: str) -> None:
+    """The session's folder, and what was spilled from it. Nothing that a link in a shared folder leads to."""
+    spilled = ""
+    try:
+        folder = os.open(session, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # it is gone, or no folder
+        return
+    try:
+        if os.fstat(folder).st_uid != os.getuid():
+            return
+        spilled = os.readlink(SPILL_LINK, dir_fd=folder)
+    except OSError:  # it never had any, or another process removes it
+        pass
+    finally:
+        os.close(folder)
+    if _driver_of(spilled) == _driver_of(session):
+        shutil.rmtree(spilled, ignore_errors=True)
+    shutil.rmtree(session, ignore_errors=True)
+
+
+def _driver_of(folder: str) -> str:
+    """Its pid and start time, with which the names of both folders of a session begin."""
+    return os.path.basename(folder).rpartition("-")[0]
+
+
+def is_own_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a folder of this user, and no link to one: names in shared folders are anybody's choice."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def adopt_orphans() -> None:
+    """Make this process a sub-reaper: what its descendants leave behind becomes its child, not init's (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL every process that inherited the cluster's mark, and every child of this one, until none is left.
+
+    The mark finds grandchildren in sessions of their own, but not a process that is just being executed: its
+    environment reads as empty. Orphans of a cluster become children of its node or zygote (sub-reapers): the rest.
+    """
+    needle = f"{MARK}={mark}".encode()
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        found = _marked(needle) | _children()
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not _has_children_after_reaping() and not found:
+            return
+        time.sleep(0.003)
+
+
+def mark_as_worker(worker: str) -> None:
+    """Make this fork of the zygote, and whatever it forks or executes, recognisable as the worker's.
+
+    /proc/<pid>/environ shows the memory in which the process was given its environment, not what `putenv` makes of it;
+    a fork has a copy of that memory. So the id is written into it, over the value of `WORKER_MARK`.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    place = libc.getenv(WORKER_MARK.encode())
+    if place and ctypes.string_at(place) == NO_WORKER.encode():
+        ctypes.memmove(place, worker.encode()[: len(NO_WORKER)].ljust(len(NO_WORKER), b"\0"), len(NO_WORKER))
+    os.environ[WORKER_MARK] = worker
+
+
+def kill_family(mark: str, worker: str, known_children: set[int]) -> None:
+    """SIGKILL what a dead worker has left: its descendants, which are this sub-reaper's children now, and theirs."""
+    needles = {f"{MARK}={mark}".encode(), f"{WORKER_MARK}={worker}".encode()}
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        orphans = _children() - known_children
+        if not orphans:
+            return
+        found = _marked(*needles)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not found and not any(_is_being_executed(pid) for pid in orphans):
+            return
+        time.sleep(0.003)
+
+
+def _is_being_executed(pid: int) -> bool:
+    """Its environment reads as empty, and it is no zombie."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if file.read(1):
+                return False
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _marked(*needles: bytes) -> set[int]:
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if {*needles} <= {*file.read().split(b"\0")}:
+                        found.add(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def _children() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            return set(map(int, file.read().split()))
+    except OSError:  # a kernel without that file: the mark has to do
+        return set()
+
+
+def _has_children_after_reaping() -> bool:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def shared_memory_root() -> str:
+    root = "/dev/shm"
+    if not os.access(root, os.W_OK):
+        root = tempfile.gettempdir()
+    free = shutil.disk_usage(root).free
+    if free < _MIN_STORE_BYTES:
+        raise ObjectStoreFull(
+            f"{root} has only {free / 1e6:.0f} MB free, and objects live there: free some, or give the container "
+            "more shared memory (docker run --shm-size=2g)"
+        )
+    return root
+
+
+def _start_time(pid: int) -> str:
+    """The kernel's start time of a process: with the pid it names one process for good."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rsplit(b")", 1)[1].split()[19].decode()
+
+
+def running_sessions() -> list[str]:
+    """Folders of this user's clusters whose driver lives, oldest first."""
+    found = []
+    for root in ("/dev/shm", tempfile.gettempdir()):
+        for name in os.listdir(root) if os.path.isdir(root) else ():
+            path = os.path.join(root, name)
+            try:
+                prefix, pid, started, _ = name.split("-", 3)
+                if f"{prefix}-" != _PREFIX or not is_own_folder(path):
+                    continue
+                if _start_time(int(pid)) == started and os.path.exists(os.path.join(path, "node")):
+                    found.append((int(started), path))
+            except (ValueError, OSError):  # not a session, or its driver is gone
+                continue
+    return [path for _, path in sorted(found)]
+
+
+def driver_pid(session: str) -> int:
+    return int(os.path.basename(session).split("-", 3)[1])
+
+
+def is_session_alive(name: str) -> bool:
+    """Whether the driver of the session of that name lives; ValueError when that is no session's name."""
+    _, pid, started, _ = name.split("-", 3)
+    try:
+        return _start_time(int(pid)) == started
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def remove_dead_sessions(root: str) -> None:
+    """Folders of drivers that are gone, whose node was killed as well (pid and start time prove it)."""
+    for name in os.listdir(root):
+        if not name.startswith(_PREFIX):
+            continue
+        path = os.path.join(root, name)
+        try:
+            if not is_own_folder(path) or is_session_alive(name):
+                continue
+            if time.time() - os.lstat(path).st_mtime > 10:  # its node may still be busy removing it
+                remove_session(path)
+        except (ValueError, OSError):
+            continue

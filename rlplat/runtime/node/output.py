@@ -1,0 +1,116 @@
+"""What workers print: whole into their log files, and a bounded share of it, line by line, onto the driver's stderr.
+
+A worker that prints more than `MOST_LINES` or `MOST_BYTES` in a second is cut off there until the second is over; then
+one line says how many were dropped and where they are. When nobody reads the driver's stderr (a pager, a stopped
+terminal), lines gather up to a bound and are then dropped as well: the node never waits for a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+
+from rlplat.runtime.machine.worker_logs import LogFile
+
+MOST_LINES = 2_000
+MOST_BYTES = 1_000_000
+"""In a second, from each worker."""
+_MOST_LINE_BYTES = 65_536
+_MOST_WAITING = 4 << 20
+_LAST_LINES = 20
+_PIPE_BYTES = 4096
+
+
+class Console:
+    """Standard error, which the node shares with the driver: never waited for."""
+
+    def __init__(self, descriptor: int = 2) -> None:
+        self._descriptor = descriptor
+        self._waiting = bytearray()
+        self._num_dropped = 0
+        self._poller = select.poll()
+        self._poller.register(descriptor, select.POLLOUT)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def write(self, text: str) -> None:
+        data = text.encode(errors="replace")
+        if len(self._waiting) + len(data) > _MOST_WAITING:
+            self._num_dropped += 1
+            return
+        self._waiting += data
+        self.flush()
+
+    def flush(self, within_s: float = 0.0) -> None:
+        """Write as much as there is room for, or will be in that time."""
+        while self._waiting and self._has_room(within_s):
+            # A pipe that polls as writable takes this many bytes without blocking.
+            try:
+                del self._waiting[: os.write(self._descriptor, self._waiting[:_PIPE_BYTES])]
+            except OSError:  # the terminal is gone
+                self._waiting.clear()
+        if not self._waiting and self._num_dropped:
+            number, self._num_dropped = self._num_dropped, 0
+            self.write(f"... {number:,} pieces of output were dropped: nobody read this for a while\n")
+
+    def _has_room(self, within_s: float) -> bool:
+        ready = self._poller.poll(within_s * 1000)
+        return bool(ready) and bool(ready[0][1] & (select.POLLOUT | select.POLLERR | select.POLLHUP))
+
+
+class WorkerOutput:
+    """What one worker prints. `forward`: onto the console at all."""
+
+    def __init__(self, console: Console, file: LogFile, forward: bool) -> None:
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.report_at: float | None = None
+        """When `report` is due: lines were dropped."""
+        self.file = file
+        self._console, self._forward = console, forward
+        self._rest = b""
+        self._second = 0.0
+        self._num_lines = self._num_bytes = self._num_dropped = 0
+
+    def take(self, data: bytes, name: str, now: float) -> None:
+        """`name` goes before each line."""
+        self.file.write(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _MOST_LINE_BYTES:
+            lines, self._rest = [*lines, self._rest], b""
+        self._take_lines(lines, name, now)
+
+    def end(self, name: str, now: float) -> None:
+        """The worker is gone: its last line may lack a line end."""
+        if self._rest:
+            lines, self._rest = [self._rest], b""
+            self._take_lines(lines, name, now)
+        self.report(name)
+
+    def _take_lines(self, lines: list[bytes], name: str, now: float) -> None:
+        self.last_lines.extend(line.decode(errors="replace") for line in lines[-_LAST_LINES:])
+        if not self._forward:
+            return
+        if now - self._second >= 1:
+            self.report(name)
+            self._second, self._num_lines, self._num_bytes = now, 0, 0
+        for index, line in enumerate(lines):
+            self._num_lines += 1
+            self._num_bytes += len(line)
+            if self._num_lines > MOST_LINES or self._num_bytes > MOST_BYTES:
+                self._num_dropped += len(lines) - index
+                self.report_at = self._second + 1
+                return
+            self._console.write(f"({name}) {line.decode(errors='replace')}\n")
+
+    def report(self, name: str) -> None:
+        """Say how many lines were dropped, if any were."""
+        if self._num_dropped:
+            lost = self.file.num_lost_bytes
+            where = f", but for {lost:,} bytes that could not be written there" if lost else ""
+            self._console.write(
+                f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self.file.path}{where}\n"
+            )
+        self._num_dropped, self.report_at = 0, None

@@ -1,0 +1,1 @@
+"""What one Python process is before it is connected to anything: its signals, its own frames, spans, stacks."""

@@ -1,0 +1,1 @@
+"""The processes of a private cluster and their start: driver, node, zygote."""

@@ -1,0 +1,31 @@
+"""The client of the process that called `init()`. Its pipe to the node is what keeps the cluster alive."""
+
+from __future__ import annotations
+
+import subprocess
+
+from rlplat.runtime.client.client import Client
+from rlplat.runtime.machine.session import remove_session
+from rlplat.runtime.process import stacks
+
+
+class Driver(Client):
+    def __init__(self, session: str, node: subprocess.Popen[bytes]) -> None:
+        super().__init__(session, "driver", spin=True)
+        self._node = node
+        assert node.stdout is not None
+        self._loop.watch(node.stdout.fileno())
+
+    def shutdown(self) -> None:
+        """End every process of the cluster and remove its folder."""
+        self.close()
+        stacks.disarm()
+        assert self._node.stdin is not None and self._node.stdout is not None
+        self._node.stdin.close()
+        try:
+            self._node.wait(5)
+        except subprocess.TimeoutExpired:
+            self._node.kill()
+            self._node.wait()
+        self._node.stdout.close()
+        remove_session(self._session)

@@ -1,0 +1,47 @@
+"""The first lines of a cluster's node process: fork the zygote, then let both import what they need at the same time.
+
+The configuration is the first line of stdin (`start` writes it); when stdin ends, the driver is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from rlplat.runtime.machine.session import adopt_orphans
+    from rlplat.runtime.wire import messages  # noqa: F401  (what both need: imported once)
+
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(0, 65536)
+        if not part:
+            return  # the driver gave up
+        line += part
+    config = json.loads(line)
+    sys.path[:] = config["sys_path"]
+    adopt_orphans()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork():
+        theirs.close()
+        from rlplat.runtime.node import node
+
+        node.serve(config, ours)
+    ours.close()
+    # stdin and stdout are the driver's pipes: only the node may hold them open.
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    if os.getppid() != parent:
+        os._exit(1)
+    from rlplat.runtime.start import zygote
+
+    zygote.run(theirs, config["session"], config["folder"], config["preload"])

@@ -1,0 +1,137 @@
+"""Start a private cluster: a session folder, a node process, and this process as its driver.
+
+The node's interpreter starts first; while it does, this process imports what a driver needs and settles the rest of the
+configuration, which follows through the pipe. That halves the time to the first result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlplat.errors import NodeLost
+from rlplat.runtime.machine.hardware import check_at_least, machine_resources, raise_file_limit
+from rlplat.runtime.machine.session import (
+    MARK,
+    NO_WORKER,
+    WORKER_MARK,
+    main_of,
+    make_session,
+    make_spill_folder,
+    remove_session,
+)
+from rlplat.runtime.process.signals import uninterrupted
+
+if TYPE_CHECKING:
+    from rlplat.runtime.start.driver import Driver
+
+_START_S = 120.0
+
+
+def start_private_cluster(
+    num_cpus: float | None,
+    num_gpus: int | None,
+    resources: dict[str, float] | None,
+    preload: Sequence[str],
+    namespace: str,
+    *,
+    object_store_memory: int | None,
+    spill_dir: str | None,
+    store_full_timeout_s: float,
+    runtime_env: dict[str, Any] | None,
+    hang_timeout_s: float,
+    memory_usage_threshold: float,
+    log_dir: str | None,
+    log_to_driver: bool,
+) -> Driver:
+    check_at_least("hang_timeout_s", hang_timeout_s, 0.5)
+    check_at_least("memory_usage_threshold", memory_usage_threshold, 0, at_most=1)
+    total = machine_resources(num_cpus, num_gpus, resources)
+    raise_file_limit()  # the node and its workers inherit it
+    session = make_session()
+    node = subprocess.Popen(
+        [sys.executable, "-c", main_of("rlplat.runtime.start.launch")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=_environment(session),
+    )
+    assert node.stdin is not None and node.stdout is not None
+    driver: Driver | None = None
+    try:
+        from rlplat.runtime.machine.worker_logs import SNAPSHOTS, make_session_folder
+        from rlplat.runtime.process import stacks
+        from rlplat.runtime.store import account
+
+        env: dict[str, Any] = {}
+        if runtime_env is not None:
+            from rlplat.runtime.envs.spec import checked
+
+            env = checked(runtime_env)
+        limit = account.budget(object_store_memory, session)
+        account.create_account(session, limit, store_full_timeout_s)
+        make_spill_folder(session, spill_dir)
+        folder = str(make_session_folder(os.path.basename(session), log_dir))
+        config = {
+            "session": session,
+            "folder": folder,
+            "total": total,
+            "preload": list(preload),
+            "sys_path": sys.path,
+            "namespace": namespace,
+            "hang_timeout_s": hang_timeout_s,
+            "memory_usage_threshold": memory_usage_threshold,
+            "log_to_driver": log_to_driver,
+        }
+        try:
+            node.stdin.write(json.dumps(config).encode() + b"\n")
+            node.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended already: the next line finds that out
+        from rlplat.runtime.start.driver import Driver
+
+        if not _is_readable(node.stdout.fileno(), _START_S):
+            raise NodeLost(
+                f"the node process did not start within {_START_S:g} s; this machine may be overloaded"
+            )
+        if node.stdout.readline() != b"ready\n":
+            raise NodeLost(
+                f"the node process could not start (exit code {node.wait()}); see its message above"
+            )
+        driver = Driver(session, node)
+        driver.use_runtime_env(env, os.path.join(folder, SNAPSHOTS))
+        driver.start()
+        stacks.arm()
+        return driver
+    except BaseException:
+        _give_up(session, node, driver)
+        raise
+
+
+@uninterrupted
+def _give_up(session: str, node: subprocess.Popen[bytes], driver: Driver | None) -> None:
+    if driver is not None:
+        driver.close()
+    node.kill()
+    node.wait()
+    assert node.stdin is not None and node.stdout is not None
+    node.stdin.close()
+    node.stdout.close()
+    remove_session(session)
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
+
+
+def _environment(session: str) -> dict[str, str]:
+    # Worker processes are many: numpy's own threads would only fight over the cores. torch has its own setting.
+    marks = {MARK: os.path.basename(session), WORKER_MARK: NO_WORKER}
+    return {**os.environ, **marks, "OPENBLAS_NUM_THREADS": "1"}

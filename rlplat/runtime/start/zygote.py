@@ -1,0 +1,182 @@
+"""The zygote: a process with one thread and no sockets of ZeroMQ that has imported what workers need and forks them.
+
+It is forked from the node before that opens its sockets. Orders come over a socketpair: a msgpack map and the write
+end of the worker's log pipe. When the node dies (the socketpair ends) it kills its children and removes the folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from rlplat.runtime.envs import spec
+from rlplat.runtime.machine.session import (
+    MARK,
+    WORKER_MARK,
+    adopt_orphans,
+    kill_family,
+    kill_marked,
+    main_of,
+    mark_as_worker,
+    remove_session,
+)
+from rlplat.runtime.machine.worker_logs import SNAPSHOTS
+from rlplat.runtime.process.crash_points import crash_point
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """SIGKILL for this process when the thread that forked it ends (Linux); at once if it is gone already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def run(orders: socket.socket, session: str, folder: str, preload: list[str]) -> None:
+    """Serve orders until the node closes its end. Never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    adopt_orphans()
+    import cloudpickle  # noqa: F401  (what every worker needs: shared by fork)
+    import numpy  # noqa: F401
+
+    import rlplat.runtime.worker.worker  # noqa: F401
+
+    for module in preload:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the worker that needs it will say so in its own words
+            print(f"rlplat: preloading {module!r} failed: {error}", file=sys.stderr)
+    wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    children: dict[int, str] = {}
+    while True:
+        try:
+            readable, _, _ = select.select([orders.fileno(), wake_read], [], [])
+            if wake_read in readable:
+                os.read(wake_read, 4096)
+                _report_dead(orders, children)
+            if orders.fileno() in readable:
+                data, fds, _, _ = socket.recv_fds(orders, 1 << 18, 1)
+                if not data:
+                    break
+                order = msgspec.msgpack.decode(data)
+                _fork(orders, wake_read, wake_write, session, folder, order, fds[0], children)
+        except (BrokenPipeError, ConnectionResetError):
+            break
+    kill_marked(os.environ[MARK])
+    shutil.rmtree(os.path.join(folder, SNAPSHOTS), ignore_errors=True)
+    remove_session(session)
+    os._exit(0)
+
+
+def _fork(
+    orders: socket.socket,
+    wake_read: int,
+    wake_write: int,
+    session: str,
+    folder: str,
+    order: Any,
+    log: int,
+    children: dict[int, str],
+) -> None:
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:  # limits of processes or memory: the node tries again later
+        os.close(log)
+        orders.send(msgspec.msgpack.encode({"refused": order["worker"], "errno": error.errno}))
+        return
+    if pid:
+        os.close(log)
+        children[pid] = order["worker"]
+        orders.send(msgspec.msgpack.encode({"started": order["worker"], "pid": pid}))
+        return
+    try:
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        orders.close()
+        os.close(wake_read)
+        os.close(wake_write)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ["CUDA_VISIBLE_DEVICES"] = order["cuda"]
+        life = {
+            "session": session,
+            "folder": folder,
+            "worker": order["worker"],
+            "gpu_ids": order["gpu_ids"],
+            "env": json.loads(order["env"] or "{}"),
+        }
+        if order["python"]:
+            _execute(order["python"], life)
+        mark_as_worker(order["worker"])
+        _live(life)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _execute(python: str, life: dict[str, Any]) -> None:
+    """Become a new process of an environment's own python."""
+    own = {**os.environ, WORKER_MARK: life["worker"]}
+    venv = os.path.dirname(os.path.dirname(python))
+    if os.path.exists(os.path.join(venv, "pyvenv.cfg")):
+        path = os.pathsep.join([os.path.dirname(python), own.get("PATH", os.defpath)])
+        own |= {"VIRTUAL_ENV": venv, "PATH": path}
+    own = spec.environment(life["env"], own)
+    life["sys_path"] = sys.path
+    os.execve(python, [python, "-c", main_of("rlplat.runtime.start.zygote"), json.dumps(life)], own)
+
+
+def main() -> None:
+    """The main program of an executed worker."""
+    life = json.loads(sys.argv.pop())
+    # The driver's path goes first, as far as this python has not found it by itself.
+    sys.path[:0] = [path for path in life["sys_path"] if path not in sys.path]
+    _live(life, has_variables=True)
+
+
+def _live(life: dict[str, Any], has_variables: bool = False) -> None:
+    import faulthandler
+    import random
+
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    random.seed()
+    spec.apply(life["env"], has_variables)
+    crash_point("worker_before_hello")
+    from rlplat.runtime.worker import worker
+
+    worker.main(life["session"], life["worker"], tuple(life["gpu_ids"]), life["env"], life["folder"])
+
+
+def _report_dead(orders: socket.socket, children: dict[int, str]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        worker = children.pop(pid, None)
+        if worker is not None:
+            kill_family(os.environ[MARK], worker, {*children})
+            orders.send(msgspec.msgpack.encode({"ended": worker, "status": status}))

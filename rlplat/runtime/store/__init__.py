@@ -1,0 +1,1 @@
+"""Shared memory: segments, the account of who holds how much, and room when it is full."""

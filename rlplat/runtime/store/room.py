@@ -1,0 +1,191 @@
+"""Room in the object store when it is full: what a writer tries, in this order, until its deadline.
+
+1. Its own spares (`Store` itself), and what its dropped refs set free.
+2. The spares of all other processes, and mappings that nobody looks through any more.
+3. Its own objects go to disk, oldest first, those that nobody has mapped.
+4. Those of the others, the process with the most first.
+5. It waits for somebody to free something, and begins again; at the deadline `ObjectStoreFull`.
+
+Copying to disk happens in the waiting thread, or in a thread of its own when another process asks; never under the
+loop's lock. A disk that is full is an error for whoever waits for room, and for nobody else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Container
+
+from rlplat.errors import GetTimeout, ObjectStoreFull
+from rlplat.runtime.link.loop import IoLoop, Patience
+from rlplat.runtime.process import signals
+from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.store.segments import Store
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.codec import Packed
+from rlplat.runtime.wire.messages import Segment
+
+_ANSWER_S = 0.25
+"""How long to wait for the others to give up spares; a stopped process must not hold up a writer."""
+_SPILL_ANSWER_S = 5.0
+_LOOK_AGAIN_S = 0.02
+
+
+class Spiller:
+    """Moves objects of this process to disk, one at a time."""
+
+    def __init__(self, store: Store, lock: signals.LoopLock) -> None:
+        self._store, self._lock = store, lock
+        self._one_at_a_time = threading.Lock()
+        self.failure = ""
+        """Why the last attempt ended early."""
+
+    @signals.uninterrupted
+    def spill(self, needed: int) -> int:
+        """Without the lock: move objects until `needed` bytes are free; returns how many are."""
+        freed, tried = 0, set[str]()
+        self.failure = ""
+        with self._one_at_a_time:
+            while freed < needed:
+                with self._lock:
+                    name = self._store.begin_move(tried) if self._store.can_spill() else None
+                if name is None:
+                    break
+                tried.add(name)
+                outcome = "mapped"
+                try:
+                    crash_point("before_spill")
+                    outcome = self._store.move(name)
+                    crash_point("after_spill")
+                except OSError as error:
+                    self.failure = f"spilling to disk failed: {error.strerror}"
+                finally:
+                    with self._lock:
+                        freed += self._store.end_move(name, outcome)
+                if self.failure:
+                    break
+                if signals.has_put_off():
+                    signals.run_put_off()
+        return freed
+
+
+class Room:
+    """Writes a value once there is room for it, and makes room for others."""
+
+    def __init__(self, client_id: str, store: Store, loop: IoLoop, dead: Container[str]) -> None:
+        self._client_id, self._store, self._loop, self._dead = client_id, store, loop, dead
+        self._spiller = Spiller(store, loop.lock)
+        self._waited_for: set[str] = set()
+        self.patience: Callable[[], Patience | None] = lambda: None
+        """How the process waits (a worker lends its CPU)."""
+        self.check: Callable[[], None] = lambda: None
+        """Raises when waiting makes no sense any more (the cluster is gone)."""
+        self.collect: Callable[[], None] = lambda: None
+        loop.handlers |= {
+            messages.MakeRoom: self._on_make_room,
+            messages.RoomMade: lambda sender, _: self._waited_for.discard(sender),
+        }
+
+    def write(self, packed: Packed, owner: str, full: ObjectStoreFull) -> Segment:
+        """Without the lock, after `full` said that there is no room at once."""
+        needed = len(packed.data) + sum(64 + buffer.raw().nbytes for buffer in packed.buffers)
+        account = self._store.account
+        if needed > account.limit:
+            raise full
+        deadline = time.monotonic() + account.full_timeout_s
+        while True:
+            for step in (self._ask_for_spares, self._spill_own, self._ask_to_spill, self._wait):
+                with self._loop.lock:
+                    self.collect()
+                    self._store.drop_mappings()
+                try:
+                    return self._store.write(packed, owner)
+                except ObjectStoreFull as error:
+                    full = error
+                if time.monotonic() >= deadline:
+                    notes = [f"after waiting {account.full_timeout_s:g} s"]
+                    notes += ["it may not spill to disk"] if not self._store.can_spill() else []
+                    notes += [self._spiller.failure] if self._spiller.failure else []
+                    raise ObjectStoreFull(f"{full} ({'; '.join(notes)})")
+                step(needed, deadline)
+
+    def _peers(self) -> list[str]:
+        """Other processes with something in the store, the one with most to spill first."""
+        holdings = [h for h in self._store.account.holdings() if h.client != self._client_id]
+        holdings.sort(key=lambda h: h.spare - h.used)
+        return [h.client for h in holdings if h.client not in self._dead]
+
+    def _ask_for_spares(self, needed: int, deadline: float) -> None:
+        with self._loop.lock:
+            self._ask(self._peers(), 0, min(deadline, time.monotonic() + _ANSWER_S))
+
+    def _spill_own(self, needed: int, deadline: float) -> None:
+        self._spiller.spill(needed)
+
+    def _ask_to_spill(self, needed: int, deadline: float) -> None:
+        with self._loop.lock:
+            account = self._store.account
+            for peer in self._peers():
+                if account.used() + needed <= account.limit or not self._store.can_spill():
+                    return
+                self._ask([peer], needed, min(deadline, time.monotonic() + _SPILL_ANSWER_S))
+
+    def _wait(self, needed: int, deadline: float) -> None:
+        with self._loop.lock:
+            account = self._store.account
+            self._pump(
+                lambda: account.used() + needed <= account.limit, min(deadline, time.monotonic() + 0.2)
+            )
+
+    def _ask(self, peers: list[str], to_spill: int, until: float) -> None:
+        """Ask and wait for the answers (lock held, given up meanwhile)."""
+        for peer in peers:
+            self._loop.transport.post(peer, messages.MakeRoom(to_spill))
+        self._waited_for |= set(peers)
+        try:
+            self._pump(lambda: not any(p in self._waited_for and p not in self._dead for p in peers), until)
+        finally:
+            self._waited_for -= set(peers)
+
+    def _pump(self, is_done: Callable[[], bool], until: float) -> None:
+        patience = _Restless(self.patience())
+        try:
+            left_s = max(0.0, until - time.monotonic())
+            self._loop.wait_until(is_done, left_s, "room", self.check, patience)
+        except GetTimeout:
+            pass
+
+    def _on_make_room(self, sender: str, message: messages.MakeRoom) -> None:
+        """Another process needs room (lock held)."""
+        self.collect()
+        self._store.drop_mappings()
+        freed = self._store.drop_spares(1 << 62)
+        if freed < message.to_spill:
+
+            def spill() -> None:
+                self._spiller.spill(message.to_spill - freed)
+                with self._loop.lock:
+                    if not self._loop.is_closed:
+                        self._loop.transport.post(sender, messages.RoomMade())
+                        self._loop.send_now()
+
+            threading.Thread(target=spill, name="rlplat-spill", daemon=True).start()
+        else:
+            self._loop.transport.post(sender, messages.RoomMade())
+            self._loop.transport.flush()
+
+
+class _Restless:
+    """Waits in short steps: room that others make in the account comes without a message."""
+
+    def __init__(self, inner: Patience | None) -> None:
+        self._inner = inner
+
+    def patience(self, left_s: float | None) -> float | None:
+        if self._inner is not None:
+            left_s = self._inner.patience(left_s)
+        return _LOOK_AGAIN_S if left_s is None else min(left_s, _LOOK_AGAIN_S)
+
+    def finish(self) -> None:
+        if self._inner is not None:
+            self._inner.finish()

@@ -1,0 +1,487 @@
+"""Shared memory: values of more than `OUT_OF_BAND_BYTES` live in files of the session's folder on /dev/shm.
+
+The process that writes a segment is its creator; the object's owner says when it is free, and then the creator writes
+the next value of that size class into it: its pages are there already, which is worth three times the speed.
+Readers map a segment once and keep the mapping for the next value in it.
+
+A fresh segment is filled with pwrite, a reused one through its mapping and only as far as it has pages: a full
+/dev/shm is an ENOSPC that becomes `ObjectStoreFull`, never a SIGBUS.
+
+Fresh pages are entered in the node's account first (`account`); `room` makes room when that refuses. A spilled
+segment has the same name in the spill folder, where readers map it: that is all that restoring takes. A reader holds a
+shared lock on what it maps, for as long as the mapping exists, even beyond its death, so a creator that gets the
+exclusive one knows that nobody looks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlplat.errors import ObjectLost, ObjectStoreFull
+from rlplat.runtime.process.signals import uninterrupted
+from rlplat.runtime.store.account import SPILL_LINK, Account
+from rlplat.runtime.wire.codec import Packed, unpack
+from rlplat.runtime.wire.messages import Segment
+
+_ALIGN = 64
+_SPARE_BYTES = 512 << 20
+"""Freed segments that a creator keeps for reuse, in bytes."""
+_MAX_MAPPINGS = 512
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+def _class_bytes(size: int) -> int:
+    """Size class: the next of 1, 1.25, 1.5, 1.75 times a power of two."""
+    step = max(1 << (size - 1).bit_length() - 3, 1 << 14)
+    return -(-size // step) * step
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+@dataclass(slots=True)
+class _Own:
+    """A segment of this creator."""
+
+    name: str
+    capacity: int
+    filled: int
+    """Bytes from the start that have pages."""
+    mapping: mmap.mmap | None = None
+    owner: str = ""
+    is_spilled: bool = False
+    is_moving: bool = False
+    """It is being copied to disk; `is_freed` when its owner gave it up meanwhile."""
+    is_freed: bool = False
+
+
+class BytesMissing(ObjectLost):
+    """Neither in shared memory nor on disk: the owner may know how to make it again."""
+
+
+class Store:
+    def __init__(self, session: str, client_id: str, lock: AbstractContextManager[Any] | None = None) -> None:
+        """The caller holds `lock` around everything but `write` and `read`."""
+        self._session, self._client_id = session, client_id
+        self._lock = lock or threading.RLock()
+        self.account = Account.open(session, client_id)
+        self._spill_folder = os.path.join(session, SPILL_LINK)
+        self._numbers = itertools.count(1)
+        self._in_use: dict[str, _Own] = {}
+        """In shared memory, oldest first."""
+        self._on_disk: dict[str, _Own] = {}
+        self._spare: dict[int, list[_Own]] = {}
+        self._spare_bytes = 0
+        self._moving: dict[str, _Own] = {}
+        self._mappings: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._mappings_lock = threading.Lock()
+
+    def _path(self, name: str, is_spilled: bool = False) -> str:
+        if os.sep in name or not name.startswith("s-"):
+            raise ObjectLost(f"refused a segment of the name {name!r}")
+        return os.path.join(self._spill_folder if is_spilled else self._session, name)
+
+    # -- creator
+
+    @uninterrupted
+    def write(self, packed: Packed, owner: str) -> Segment:
+        """Copy a packed value into a segment that `owner` will free; `ObjectStoreFull` when there is no room now.
+
+        The bytes are copied without the lock: other threads go on meanwhile."""
+        parts = [memoryview(packed.data), *(buffer.raw() for buffer in packed.buffers)]
+        sizes = [part.nbytes for part in parts]
+        total = sum(map(_aligned, sizes))
+        while True:
+            with self._lock:
+                own = self._reuse(total) or self._create(total)
+            try:
+                self._fill(own, parts)
+            except BaseException as error:
+                with self._lock:
+                    self._remove(own)
+                    if not (isinstance(error, OSError) and error.errno in _NO_ROOM):
+                        raise
+                    if not self.drop_spares(own.filled):
+                        raise ObjectStoreFull(self._full_text(total)) from None
+                continue
+            with self._lock:
+                own.owner = owner
+                self._in_use[own.name] = own
+            return Segment(self._client_id, own.name, sizes, packed.has_tensors)
+
+    def _reuse(self, total: int) -> _Own | None:
+        spares = self._spare.get(_class_bytes(total))
+        if not spares or spares[-1].filled < total:
+            return None
+        own = spares.pop()
+        self._spare_bytes -= own.capacity
+        self.account.spare(-own.filled)
+        try:
+            if own.mapping is not None:
+                os.stat(self._path(own.name))
+                return own
+            descriptor = os.open(self._path(own.name), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # somebody removed it: a value in it would be found by nobody
+            self.account.release(own.filled)
+            return None
+        try:
+            own.mapping = mmap.mmap(descriptor, own.filled)
+        finally:
+            os.close(descriptor)
+        return own
+
+    def _create(self, total: int) -> _Own:
+        filled = total + (-total) % mmap.PAGESIZE
+        while not self.account.reserve(filled):
+            if not self.drop_spares(filled):
+                raise ObjectStoreFull(self._full_text(total))
+        return _Own(f"s-{self._client_id}-{next(self._numbers)}", _class_bytes(total), filled)
+
+    def _fill(self, own: _Own, parts: list[memoryview]) -> None:
+        offset = 0
+        if own.mapping is not None:
+            view = memoryview(own.mapping)
+            for part in parts:
+                view[offset : offset + part.nbytes] = part
+                offset += _aligned(part.nbytes)
+            return
+        descriptor = os.open(self._path(own.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for part in parts:
+                self._write_all(descriptor, part, offset)
+                offset += _aligned(part.nbytes)
+            # Padding is never written, but each page has a byte of some part by now: this only moves the end.
+            os.ftruncate(descriptor, own.filled)
+        finally:
+            os.close(descriptor)
+
+    def _full_text(self, total: int) -> str:
+        usage = shutil.disk_usage(self._session)
+        return (
+            f"no room for {total / 1e6:.1f} MB in the object store: {self.account.describe()}; "
+            f"{usage.free / 1e6:.1f} of {usage.total / 1e6:.1f} MB are free in {os.path.dirname(self._session)}. "
+            "Drop refs and arrays that are no longer needed, raise init(object_store_memory=), or give the machine "
+            "(or container: --shm-size) more shared memory"
+        )
+
+    @staticmethod
+    def _write_all(descriptor: int, part: memoryview, offset: int) -> None:
+        part = part.cast("B")
+        while part.nbytes:
+            written = os.pwrite(descriptor, part, offset)
+            part, offset = part[written:], offset + written
+
+    def free(self, *names: str) -> None:
+        """The owners are done with these segments of ours."""
+        for name in names:
+            own = self._in_use.pop(name, None) or self._on_disk.pop(name, None)
+            if own is None:
+                continue
+            if own.is_moving:
+                own.is_freed = True
+                continue
+            if own.is_spilled or self._spare_bytes + own.capacity > _SPARE_BYTES:
+                self._remove(own)
+                continue
+            self._spare_bytes += own.capacity
+            self.account.spare(own.filled)
+            spares = self._spare.setdefault(own.capacity, [])
+            spares.append(own)
+            if len(spares) > 1 and spares[-2].filled > own.filled:  # the fullest last: it fits most values
+                spares[-1], spares[-2] = spares[-2], spares[-1]
+
+    def lose(self, *names: str) -> None:
+        """The owners found the bytes of these segments of ours missing: never use them again."""
+        for name in names:
+            own = self._in_use.pop(name, None) or self._on_disk.pop(name, None)
+            if own is not None and own.is_moving:
+                own.is_freed = True
+            elif own is not None:
+                self._remove(own)
+
+    def drop_spares(self, needed: int) -> int:
+        """Give segments that wait for reuse back to the system until `needed` bytes are; returns how many were."""
+        dropped = 0
+        for capacity in sorted(self._spare, reverse=True):
+            spares = self._spare[capacity]
+            while spares and dropped < needed:
+                own = spares.pop()
+                self._spare_bytes -= own.capacity
+                self.account.spare(-own.filled)
+                self._remove(own)
+                dropped += own.filled
+        return dropped
+
+    def _remove(self, own: _Own) -> None:
+        """Nobody looks at it any more: give its pages back although readers may still have the file mapped."""
+        own.mapping = None
+        try:
+            if not own.is_spilled:
+                os.truncate(self._path(own.name), 0)
+            os.unlink(self._path(own.name, own.is_spilled))
+        except FileNotFoundError:
+            pass
+        self._uncount(own)
+
+    def _uncount(self, own: _Own) -> None:
+        if own.is_spilled:
+            self.account.spilled(-own.filled)
+        else:
+            self.account.release(own.filled)
+
+    def owner_died(self, owner: str) -> None:
+        """Nobody will free what a dead process owned. Others may still look at it: its pages go with their views."""
+        for name, own in [*self._in_use.items(), *self._on_disk.items()]:
+            if own.owner != owner:
+                continue
+            self._in_use.pop(name, None)
+            self._on_disk.pop(name, None)
+            if own.is_moving:
+                own.is_freed = True
+                continue
+            try:
+                os.unlink(self._path(name, own.is_spilled))
+            except FileNotFoundError:
+                pass
+            self._uncount(own)
+
+    # -- spilling (`room.Spiller` says when)
+
+    def can_spill(self) -> bool:
+        return os.path.isdir(self._spill_folder)
+
+    def begin_move(self, tried: set[str]) -> str | None:
+        """The oldest segment of ours that could go to disk, marked as on its way."""
+        for name, own in self._in_use.items():
+            if not (own.is_moving or name in tried):
+                own.is_moving = True
+                own.mapping = None
+                self._moving[name] = own
+                return name
+        return None
+
+    def move(self, name: str) -> Literal["moved", "mapped", "missing"]:
+        """Copy a segment to the spill folder and give up its pages, unless somebody has it mapped.
+
+        The only method to be called without the lock. The copy gets its name when it is whole, and the original loses
+        its own after that: a reader finds one or the other. Raises OSError when the disk has no room.
+        """
+        try:
+            source = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return "missing"
+        try:
+            try:
+                fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "mapped"
+            part = os.path.join(self._spill_folder, f".{name}")
+            target = os.open(
+                part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+            try:
+                _copy(source, target)
+                os.rename(part, self._path(name, is_spilled=True))
+            except OSError:
+                os.unlink(part)
+                raise
+            finally:
+                os.close(target)
+            os.unlink(self._path(name))
+            return "moved"
+        finally:
+            fcntl.flock(
+                source, fcntl.LOCK_UN
+            )  # closing is not enough: a child may have been forked meanwhile
+            os.close(source)
+
+    def end_move(self, name: str, outcome: str) -> int:
+        """Enter into the books how the move of a segment ended; returns the bytes of shared memory that it gave."""
+        own = self._moving.pop(name)
+        own.is_moving = False
+        freed = 0
+        if outcome == "moved":
+            self.account.release(own.filled)
+            self.account.spilled(own.filled)
+            own.is_spilled, freed = True, own.filled
+            if not own.is_freed:
+                self._in_use.pop(name, None)
+                self._on_disk[name] = own
+        elif outcome == "missing":  # somebody removed it; its owner will hear of that when it is read
+            self.account.release(own.filled)
+            own.filled, freed = 0, own.filled
+        if own.is_freed:
+            freed = max(freed, own.filled)
+            try:
+                os.unlink(self._path(name, own.is_spilled))
+            except FileNotFoundError:
+                pass
+            self._uncount(own)
+        return freed
+
+    # -- readers
+
+    def read(self, segment: Segment, ref: Any) -> Any:
+        """Unpickle a value in place: its arrays are read-only views that keep `ref`, and so the segment, alive.
+
+        Tensors, which cannot be read-only, are views of memory that is copied when it is written.
+        """
+        views = self._mapped(segment, ref)
+        return unpack(memoryview(views[0]), [memoryview(view) for view in views[1:]])
+
+    @uninterrupted
+    def _mapped(self, segment: Segment, ref: Any) -> list[Any]:
+        """Its parts, bytes each."""
+        with self._mappings_lock:  # `drop_mappings` must not come between a mapping and its views
+            mapping = None if segment.is_writable else self._mappings.get(segment.name)
+            if mapping is not None and len(mapping) >= _needed(segment):
+                return _views(mapping, segment, ref)
+        # Without the lock: it may wait for as long as the bytes go to disk.
+        descriptor = self._open(segment)
+        try:
+            with self._mappings_lock:
+                return _views(self._map(segment, descriptor), segment, ref)
+        finally:
+            os.close(descriptor)
+
+    def _map(self, segment: Segment, descriptor: int) -> mmap.mmap:
+        if segment.is_writable:
+            # For one reading: what is written to it is copied page by page, and nobody else sees it.
+            mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        else:
+            mapping = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+        if len(mapping) < _needed(segment):
+            raise ObjectLost(f"segment {segment.name} is shorter than its description")
+        if not segment.is_writable:
+            self._mappings[segment.name] = mapping
+            if len(self._mappings) > _MAX_MAPPINGS:
+                self._mappings.popitem(last=False)
+        return mapping
+
+    def _open(self, segment: Segment) -> int:
+        """Open a segment for reading, wherever it is, and lock it there: the mapping inherits the lock."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            while True:
+                try:
+                    descriptor = os.open(self._path(segment.name), flags)
+                except FileNotFoundError:
+                    return os.open(self._path(segment.name, is_spilled=True), flags)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if os.fstat(descriptor).st_nlink:
+                    return descriptor
+                os.close(descriptor)  # it went to disk while we waited for the lock
+        except FileNotFoundError:
+            raise BytesMissing(f"the bytes of an object that {segment.creator} made are gone") from None
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise ObjectStoreFull(
+                f"too many arrays from rlplat.get are alive ({len(self._mappings)} or more): each holds a file "
+                "descriptor. Drop or copy some, or raise the limit (ulimit -n)"
+            ) from None
+
+    def place(self, segment: Segment) -> str:
+        """Where its bytes are: "shm", "spilled" or "lost"."""
+        if os.path.exists(self._path(segment.name)):
+            return "shm"
+        return "spilled" if os.path.exists(self._path(segment.name, is_spilled=True)) else "lost"
+
+    def is_mapped(self, segment: Segment) -> bool:
+        return segment.name in self._mappings
+
+    def drop_mappings(self) -> None:
+        """Give up mappings that no view needs, so that their creators may spill them."""
+        with self._mappings_lock:
+            for name, mapping in list(self._mappings.items()):
+                try:
+                    mapping.close()
+                except BufferError:  # a view
+                    continue
+                del self._mappings[name]
+
+    def take_over(self, segment: Segment) -> Segment:
+        """Its creator died: a name of our own for the same bytes, before the node removes the creator's files."""
+        name = f"s-{self._client_id}-{next(self._numbers)}"
+        is_spilled = False
+        try:
+            os.link(self._path(segment.name), self._path(name))
+        except FileNotFoundError:
+            try:
+                os.link(self._path(segment.name, is_spilled=True), self._path(name, is_spilled=True))
+            except FileNotFoundError:
+                return segment
+            is_spilled = True
+        size = os.path.getsize(self._path(name, is_spilled))
+        own = _Own(name, _class_bytes(sum(map(_aligned, segment.sizes))), size)
+        own.owner, own.is_spilled = self._client_id, is_spilled
+        (self._on_disk if is_spilled else self._in_use)[name] = own
+        self.account.take_over(segment.creator, 0 if is_spilled else size, size if is_spilled else 0)
+        return Segment(self._client_id, name, segment.sizes, segment.is_writable)
+
+    def forget(self, creator: str) -> None:
+        """It is dead and makes no more: views keep what they map, the rest of its pages can go."""
+        with self._mappings_lock:
+            for name in [name for name in self._mappings if name.startswith(f"s-{creator}-")]:
+                del self._mappings[name]
+
+    def close(self) -> None:
+        """Forget the mappings; the session's folder is removed by the node."""
+        self._mappings.clear()
+        self._in_use.clear()
+        self._on_disk.clear()
+        self._spare.clear()
+        self.account.close()
+
+
+def _needed(segment: Segment) -> int:
+    return sum(map(_aligned, segment.sizes))
+
+
+def _views(mapping: mmap.mmap, segment: Segment, ref: Any) -> list[Any]:
+    """Read-only arrays of the segment's parts, which keep `ref`."""
+    import numpy as np
+
+    class_, offset, views = _shared_array_class(np), 0, []
+    for size in segment.sizes:
+        array = np.frombuffer(mapping, np.uint8, size, offset).view(class_)
+        array.flags.writeable = False
+        array.ref = ref
+        views.append(array)
+        offset += _aligned(size)
+    return views
+
+
+def _copy(source: int, target: int) -> None:
+    offset, size = 0, os.fstat(source).st_size
+    while offset < size:
+        sent = os.sendfile(target, source, offset, size - offset)
+        if not sent:
+            raise OSError(errno.EIO, "the segment ended early")
+        offset += sent
+
+
+_cached_class: Any = None
+
+
+def _shared_array_class(np: Any) -> Any:
+    """uint8[n] over a mapping; it carries the ObjectRef, so that the segment lives as long as any view of it."""
+    global _cached_class
+    if _cached_class is None:
+
+        class SharedArray(np.ndarray):
+            ref: Any
+
+        _cached_class = SharedArray
+    return _cached_class

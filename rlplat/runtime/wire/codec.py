@@ -1,0 +1,480 @@
+"""Values to bytes and back: pickle 5 for data, cloudpickle only where code may hide; errors as data.
+
+Plain values take the C pickler (0.4 µs); anything that could hold a class or function of the user's script goes
+through cloudpickle, which ships those by value. Buffers of at least `OUT_OF_BAND_BYTES` stay out of the
+stream, so that they can be copied once into shared memory and mapped from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import io
+import os
+import pickle
+import struct
+import sys
+import threading
+import traceback
+import warnings
+from collections import ChainMap
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from rlplat import errors
+from rlplat.errors import RlplatError, SerializationError, TaskError
+from rlplat.runtime.backend import RemoteCode
+from rlplat.runtime.process import own_frames
+from rlplat.runtime.process.signals import is_of_handler
+from rlplat.runtime.refs import ObjectRef, collecting_refs
+
+OUT_OF_BAND_BYTES = 64 * 1024
+_MAX_CODE_BYTES = 512 << 20
+_MAX_EXCEPTION_BYTES = 8 << 20
+_MAX_ERROR_TEXT = 1 << 20
+"""Characters. Code and errors travel inside messages, and a frame of more than 1 GiB is refused by the receiver."""
+_SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
+_PLAIN = _SCALARS | {ObjectRef}
+_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep
+"""With the runtime's own: the code that calls the user's."""
+NO_ARGS = pickle.dumps(((), {}), protocol=5)
+NONE = pickle.dumps(None, protocol=5)
+
+
+@dataclass(slots=True)
+class Packed:
+    data: bytes
+    buffers: list[pickle.PickleBuffer]
+    refs: list[ObjectRef]
+    """Every ref that the value contains, once for each occurrence."""
+    has_tensors: bool = False
+    """Frameworks' tensors know no read-only memory: who reads the value gets memory that it may write."""
+
+    def is_large(self) -> bool:
+        """Whether it belongs into shared memory."""
+        return bool(self.buffers) or len(self.data) > OUT_OF_BAND_BYTES
+
+
+def _is_plain(value: Any, depth: int = 4) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if not depth:  # deeper, or a cycle: the general pickler takes it
+        return False
+    if kind is tuple or kind is list:
+        return len(value) <= 16 and all(_is_plain(part, depth - 1) for part in value)
+    if kind is dict:
+        return len(value) <= 16 and all(
+            _is_plain(key, depth - 1) and _is_plain(part, depth - 1) for key, part in value.items()
+        )
+    return kind.__name__ == "ndarray" and kind.__module__ == "numpy" and not value.dtype.hasobject
+
+
+def pack_scalars(args: tuple) -> bytes | None:
+    """`(args, {})` pickled when all of `args` are small scalars (the common case, at little cost), else None."""
+    if not args:
+        return NO_ARGS
+    for arg in args:
+        kind = type(arg)
+        if kind not in _SCALARS or ((kind is bytes or kind is str) and len(arg) > OUT_OF_BAND_BYTES):
+            return None
+    data = pickle.dumps((args, {}), protocol=5)
+    return data if len(data) <= OUT_OF_BAND_BYTES else None
+
+
+def pack_scalar(value: Any) -> bytes | None:
+    """A result pickled when it is a small scalar, else None."""
+    if value is None:
+        return NONE
+    kind = type(value)
+    if kind not in _SCALARS or ((kind is bytes or kind is str) and len(value) > OUT_OF_BAND_BYTES):
+        return None
+    data = pickle.dumps(value, protocol=5)
+    return data if len(data) <= OUT_OF_BAND_BYTES else None
+
+
+def pack(value: Any, what: str = "the value") -> Packed:
+    """Pickle `value`. `what` names it in the error: "argument 2 of train_step", "the result of f"."""
+    if type(value).__name__ == "ndarray" and type(value).__module__ == "numpy":
+        data = _pack_array(value)
+        if data is not None:
+            return Packed(data, [], [])
+    if (type(value) is bytes or type(value) is bytearray) and len(value) >= OUT_OF_BAND_BYTES:
+        value = _LargeBytes(value)
+    buffers: list[pickle.PickleBuffer] = []
+    has_tensors = False
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < OUT_OF_BAND_BYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    with collecting_refs() as refs:
+        try:
+            if type(value) is _LargeBytes or _is_plain(value):
+                data = pickle.dumps(value, protocol=5, buffer_callback=keep_in_band)
+            else:
+                _tensors.were_packed = False
+                stream = io.BytesIO()
+                _pickler_class()(stream, protocol=5, buffer_callback=keep_in_band).dump(value)
+                data = stream.getvalue()
+                has_tensors = _tensors.were_packed
+        except RlplatError:
+            raise
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            raise SerializationError(
+                f"{what} cannot be pickled: {_culprit(value)} ({type(error).__name__}: {error}). "
+                "Make it inside the task or actor, or leave it out with __getstate__."
+            ) from error
+    return Packed(data, buffers, refs, has_tensors)
+
+
+def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[ObjectRef]]:
+    """`value` as one stream of bytes, however large, and the refs in it."""
+    packed = pack(value, what)
+    if packed.buffers:
+        with collecting_refs():
+            return cloudpickle.dumps(value, protocol=5), packed.refs
+    return packed.data, packed.refs
+
+
+def unpack(data: Any, buffers: Any = ()) -> Any:
+    if data == NONE:
+        return None
+    if data[0] == _ARRAY:
+        return _unpack_array(data)
+    return pickle.loads(data, buffers=buffers)
+
+
+# ---------------------------------------------------------------- small arrays: pickle takes ten times as long
+
+_ARRAY = 0x41
+"""First byte of an array's own form; a pickle of protocol 5 begins with 0x80."""
+_ARRAY_CHARS = frozenset("?bBhHiIlLqQefdFD")
+_headers: dict[tuple[str, tuple[int, ...]], bytes] = {}
+_forms: dict[bytes, tuple[str, tuple[int, ...]]] = {}
+
+
+def _pack_array(array: Any) -> bytes | None:
+    """`A`, dtype, number of axes, padding to 8, axes (int64), elements in C order; None: pickle has to do."""
+    dtype = array.dtype
+    if array.nbytes > OUT_OF_BAND_BYTES or dtype.isbuiltin != 1 or dtype.char not in _ARRAY_CHARS:
+        return None
+    if not array.flags.c_contiguous:
+        return None
+    form = (dtype.char, array.shape)
+    header = _headers.get(form)
+    if header is None:
+        header = struct.pack(f"<ccB5x{array.ndim}q", b"A", form[0].encode(), array.ndim, *array.shape)
+        if len(_headers) < 10_000:  # shapes without end are no reason to keep them all
+            _headers[form] = header
+    return header + array.tobytes()
+
+
+def _unpack_array(data: bytes) -> Any:
+    """A writable array of its own."""
+    import numpy as np
+
+    header = bytes(data[: 8 + 8 * data[2]])
+    form = _forms.get(header)
+    if form is None:
+        _, char, _, *shape = struct.unpack(f"<ccB5x{data[2]}q", header)
+        form = (char.decode(), tuple(shape))
+        if len(_forms) < 10_000:
+            _forms[header] = form
+    return np.ndarray(form[1], form[0], bytearray(data), len(header))
+
+
+# ---------------------------------------------------------------- bytes and tensors, out of band
+
+
+class _LargeBytes:
+    """Pickled, it is bytes (or a bytearray) again, which are copied once on either side."""
+
+    def __init__(self, value: bytes | bytearray) -> None:
+        self._value = value
+
+    def __reduce__(self) -> Any:
+        return type(self._value), (pickle.PickleBuffer(self._value),)
+
+
+_tensors = threading.local()
+_torch_pickler: Any = None
+_has_torch_warned = False
+
+
+def _pickler_class() -> Any:
+    """cloudpickle's; where torch is imported, one that leaves large CPU tensors out of the stream as well."""
+    global _torch_pickler
+    torch = sys.modules.get("torch")
+    if _torch_pickler is None and getattr(torch, "Tensor", None) is not None:
+        table = {torch.Tensor: _reduce_tensor}  # type: ignore[union-attr]
+        maps = ChainMap(table, *cloudpickle.Pickler.dispatch_table.maps)
+        _torch_pickler = type("TorchPickler", (cloudpickle.Pickler,), {"dispatch_table": maps})
+    return _torch_pickler or cloudpickle.Pickler
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """A large dense tensor on the CPU, as numpy sees it; any other as torch would have it."""
+    torch = sys.modules["torch"]
+    num_bytes = tensor.numel() * tensor.element_size()
+    if (
+        num_bytes < OUT_OF_BAND_BYTES
+        or tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.untyped_storage().nbytes() < num_bytes  # expanded: it is smaller than it looks
+    ):
+        return tensor.__reduce_ex__(5)
+    plain, dtype = tensor.detach(), ""
+    try:
+        array = plain.numpy()
+    except TypeError:  # bfloat16 and such
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(plain.element_size())
+        if whole is None:
+            return tensor.__reduce_ex__(5)
+        array, dtype = plain.view(whole).numpy(), str(plain.dtype).removeprefix("torch.")
+    _tensors.were_packed = True
+    return _rebuild_tensor, (array, dtype, tensor.requires_grad)
+
+
+def _rebuild_tensor(array: Any, dtype: str, requires_grad: bool) -> Any:
+    import numpy as np
+
+    torch: Any = importlib.import_module("torch")
+    global _has_torch_warned
+    if not _has_torch_warned:
+        # It does so once per process, of any array that numpy calls read-only; memory below a tensor never is.
+        _has_torch_warned = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.from_numpy(np.frombuffer(bytes(8)))
+    tensor = torch.from_numpy(array)
+    if dtype:
+        tensor = tensor.view(getattr(torch, dtype))
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def buffers_here(packed: Packed) -> list[Any]:
+    """For unpacking in the process that packed: read-only, or copies where a tensor may be written."""
+    views = [memoryview(buffer) for buffer in packed.buffers]
+    return [bytearray(view) if packed.has_tensors else view.toreadonly() for view in views]
+
+
+def dump_code(code: RemoteCode) -> None:
+    """Fill `blob` and `key` of a function or class that is to run elsewhere."""
+    if code.blob is None:
+        try:
+            with collecting_refs() as refs:
+                blob = cloudpickle.dumps(code.target)
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            culprit = _culprit(code.target)
+            raise SerializationError(
+                f"{code.name} cannot be sent to a worker: {culprit} cannot be pickled "
+                f"({type(error).__name__}: {error}). Create it inside {code.name}."
+            ) from error
+        if len(blob) > _MAX_CODE_BYTES:
+            raise SerializationError(
+                f"{code.name} cannot be sent to a worker: it carries {len(blob) / 1e6:.0f} MB, of its closure or of "
+                "global variables. Pass large values as arguments, or refs to them from rlplat.put."
+            )
+        code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
+        if code.max_calls:  # the same function without it, or with another, is another one to its workers
+            code.key += f".{code.max_calls}"
+        code.blob, code.refs = blob, refs
+
+
+def _picklable(value: Any) -> bool:
+    with collecting_refs():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return False
+    return True
+
+
+def _culprit(value: Any, path: str = "", depth: int = 8) -> str:
+    """The deepest part that cannot be pickled, as an attribute path: `self.env._lock (_thread.lock)`."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        parts = [(f"{path}[{key!r}]", item) for key, item in list(value.items())[:200]]
+    elif isinstance(value, (list, tuple)):
+        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value[:200])]
+    elif callable(value) and getattr(value, "__closure__", None):
+        names = value.__code__.co_freevars
+        parts = [
+            (f"closure variable {n!r}", c.cell_contents)
+            for n, c in zip(names, value.__closure__, strict=True)
+        ]
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        parts = [(f"{path}.{key}", item) for key, item in list(vars(value).items())[:200]]
+    if callable(value) and hasattr(value, "__globals__"):
+        parts += [
+            (f"global variable {name!r}", value.__globals__[name])
+            for name in value.__code__.co_names
+            if name in value.__globals__
+        ]
+    if depth:
+        for name, part in parts:
+            if not _picklable(part):
+                return _culprit(part, name, depth - 1)
+    kind = type(value)
+    return f"{path.lstrip('.') or 'it'} of type {kind.__module__}.{kind.__qualname__}"
+
+
+# ---------------------------------------------------------------- errors as data (R6)
+
+
+class ErrorInfo(msgspec.Struct, array_like=True):
+    """An exception on the wire: text first, the pickled exception as an optional extra."""
+
+    kind: str
+    """Name of a class in `rlplat.errors`; `TaskError` for whatever user code raised."""
+    message: str
+    exception: bytes = b""
+    classes: list[str] = []
+    """Of what user code raised: `class_names` of it (`retry_exceptions` looks there)."""
+
+
+def class_names(kind: type) -> list[str]:
+    """Module and name of a class and its bases. (A class made in a function loses its qualified name on its way.)"""
+    return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
+
+
+def describe_error(error: BaseException, where: str) -> ErrorInfo:
+    """What the caller will see of an exception that `where` ("task f (pid 12)") raised."""
+    if isinstance(error, RlplatError) and not isinstance(error, TaskError):
+        exception = _pickled_exception(error)
+        kind = "TaskError" if exception else type(error).__name__
+        return ErrorInfo(kind, _shortened(f"{where}: {error}"), exception, class_names(type(error)))
+    # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
+    own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
+    frames = traceback.TracebackException(type(error), error, error.__traceback__)
+    # The first frames are the runtime's own call of the user's function: of no use to its author.
+    while len(frames.stack) > 1 and _calls_users(frames.stack[0].filename):
+        del frames.stack[0]
+    text = "".join(frames.format())
+    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
+    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own), class_names(type(own)))
+
+
+def _calls_users(filename: str) -> bool:
+    return own_frames.is_own(filename) or filename.startswith(_ASYNCIO)
+
+
+def _shortened(text: str) -> str:
+    """Without its middle where it is very long."""
+    half = _MAX_ERROR_TEXT // 2
+    if len(text) <= 2 * half:
+        return text
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out ...\n{text[-half:]}"
+
+
+def _pickled_exception(error: BaseException) -> bytes:
+    with collecting_refs():
+        try:
+            blob = cloudpickle.dumps(error)
+            pickle.loads(blob)
+        except BaseException:  # an exception's own pickling may do anything: its text is enough then
+            return b""
+    return blob if len(blob) <= _MAX_EXCEPTION_BYTES else b""
+
+
+def to_exception(info: ErrorInfo) -> BaseException:
+    """The exception that `get` raises for `info`."""
+    cause: BaseException | None = None
+    if info.exception:
+        try:
+            cause = pickle.loads(info.exception)
+        except Exception:
+            cause = None
+    if info.kind != "TaskError":
+        fault: BaseException = getattr(errors, info.kind, errors.RuntimeFault)(info.message)
+        fault.__cause__ = cause  # of an actor that could not be created: what its constructor raised
+        return fault
+    if isinstance(cause, RlplatError) and not isinstance(cause, TaskError):
+        cause.add_note(info.message)
+        return cause
+    return _task_error(info.message, cause)
+
+
+def _task_error(message: str, cause: BaseException | None) -> TaskError:
+    if cause is None:
+        return TaskError(message)
+    kind = _both_classes(type(cause))
+    try:
+        error = kind.__new__(kind, message, cause)
+        error.__init__(message)  # type: ignore[misc]
+    except Exception:  # a group of exceptions that are none of `Exception`
+        error = TaskError(message)
+    error.cause = cause
+    error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
+    return error
+
+
+_classes: dict[type, type[TaskError]] = {}
+
+
+def _both_classes(user_class: type) -> type[TaskError]:
+    """A class that is both TaskError and the user's exception class, so that either `except` catches it."""
+    if user_class not in _classes:
+
+        def init(self: Any, message: str) -> None:
+            self.args = (message,)
+
+        def new(kind: Any, message: str, cause: BaseException | None = None) -> Any:
+            if issubclass(kind, BaseExceptionGroup):  # one as well: `except*` looks into it
+                inner = [ValueError()] if cause is None else cause.exceptions  # type: ignore[attr-defined]
+                return BaseExceptionGroup.__new__(kind, getattr(cause, "message", ""), inner)
+            return user_class.__new__(kind, message)
+
+        body = {
+            "__new__": new,
+            "__init__": init,
+            "__str__": lambda self: self.args[0],
+            "__reduce__": lambda self: (_task_error, (self.args[0], self.cause)),
+            "__module__": user_class.__module__,
+        }
+        try:
+            made = type(user_class.__name__, (TaskError, user_class), body)
+            made.__new__(made, "")
+        except Exception:  # some classes cannot be a second base
+            made = TaskError
+        _classes[user_class] = made
+    return _classes[user_class]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Takes the place of the values that a generator had still to make."""
+
+    error: Exception
+
+
+def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
+    """The values of a call with `num_returns` > 1. A generator that raises keeps those that it has made: the error
+    (`Raised`) is the rest."""
+    if inspect.isgenerator(value):
+        made: list[Any] = []
+        try:
+            made.extend(value)
+        except Exception as error:
+            if not made or len(made) >= num_returns:
+                raise
+            made += [Raised(error)] * (num_returns - len(made))
+        value = made
+    if not isinstance(value, (tuple, list)) or len(value) != num_returns:
+        got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
+        raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")
+    return list(value)

@@ -1,0 +1,1 @@
+"""A worker process: a client that runs what others submit."""

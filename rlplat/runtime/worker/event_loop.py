@@ -1,0 +1,220 @@
+"""The calls of an actor with `async def` methods: coroutines in an event loop that has a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlplat.runtime.api import TERMINATE
+from rlplat.runtime.client.awaiting import LoopInbox
+from rlplat.runtime.wire import messages
+from rlplat.runtime.worker.runners import (
+    EXITED,
+    TERMINATED,
+    ActorExit,
+    EndOfActor,
+    Key,
+    close_quietly,
+    iterator_of,
+    running_call,
+    running_coroutine,
+)
+
+if TYPE_CHECKING:
+    from rlplat.runtime.worker.worker import Worker
+
+
+class LoopRunner:
+    """Coroutines in an event loop that has a thread of its own. What follows `submit` and `cancel` runs in that."""
+
+    def __init__(self, worker: Worker, sizes: dict[str, int], group_of: Callable[[Any], str]) -> None:
+        self._worker, self._group_of = worker, group_of
+        self._free = dict(sizes)
+        self._waiting: dict[str, deque[tuple[str, Any]]] = {group: deque() for group in sizes}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._begun: set[Key] = set()
+        self._cancelled: dict[Key, bool] = {}
+        """Calls that are to end, and whether what they await is to end too."""
+        self._will_flush = False
+        self._is_ending = False
+        self._loop = asyncio.new_event_loop()
+        self._inbox = LoopInbox(self._loop)
+        self.has_warned = False
+        self.loop_thread = threading.Thread(target=self._serve, name="rlplat-asyncio", daemon=True)
+        self.loop_thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while True:
+            try:
+                self._loop.run_forever()
+            except (
+                BaseException
+            ):  # a SystemExit in a task that the user's code started ends that task, not the loop
+                traceback.print_exc()
+
+    def submit(self, owner: str, message: Any) -> None:
+        if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
+            is_exit = type(message) is EndOfActor
+            asyncio.run_coroutine_threadsafe(self._drain(is_exit), self._loop).result()
+            self._worker.end_actor(message.reason if is_exit else TERMINATED)
+        group = self._group_of(message)
+        if group not in self._waiting:
+            raise ValueError(f"there is no concurrency group {group!r:.50}")
+        self._inbox.post(self._start, owner, message)
+
+    def cancel(self, task: Key, recursive: bool) -> None:
+        self._inbox.post(self._cancel, task, recursive)
+
+    # ---------------------------------------------------------------- in the loop's thread
+
+    def _start(self, owner: str, message: Any) -> None:
+        group = self._group_of(message)
+        if self._is_ending:
+            with self._worker._lock:
+                self._worker.refuse(owner, message, EXITED)
+        elif self._free[group]:
+            self._free[group] -= 1
+            self._begin(owner, message, group)
+        else:
+            self._waiting[group].append((owner, message))
+
+    def _begin(self, owner: str, message: Any, group: str) -> None:
+        key = (owner, message.task)
+        task = self._tasks[key] = self._loop.create_task(self._run(owner, message))
+        task.add_done_callback(lambda _: self._ended(key, group))
+
+    def _ended(self, key: Key, group: str) -> None:
+        self._tasks.pop(key, None)  # (two calls of one number: no caller of ours does that)
+        self._begun.discard(key)
+        self._cancelled.pop(key, None)
+        if self._waiting[group] and not self._is_ending:
+            self._begin(*self._waiting[group].popleft(), group)
+        else:
+            self._free[group] += 1
+
+    def _cancel(self, key: Key, recursive: bool) -> None:
+        for waiting in self._waiting.values():
+            for call in waiting:
+                if (call[0], call[1].task) == key:
+                    waiting.remove(call)
+                    with self._worker._lock:
+                        self._worker.drop_arguments(key[0], call[1])
+                        self._worker.reply_cancelled(key, getattr(call[1], "num_returns", 1))
+                        self._worker._loop.send_now()
+                    return
+        task = self._tasks.get(key)
+        if task is not None:
+            self._cancelled[key] = recursive
+            if key in self._begun:  # else it sees for itself when it begins
+                task.cancel()
+
+    def awaits_for_cancelled(self) -> bool:
+        """Whether the coroutine that runs now belongs to a call that was cancelled with all that it submitted."""
+        call = running_coroutine()
+        return call is not None and self._cancelled.get((call[0], call[1].task), False)
+
+    async def _run(self, owner: str, message: Any) -> None:
+        worker, key = self._worker, (owner, message.task)
+        self._begun.add(key)
+        running_call.set((owner, message))
+        method, num_returns = (
+            (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
+        )
+        what, began = f"{worker._actor_name}.{method}", time.perf_counter()
+        try:
+            if key in self._cancelled:
+                with worker._lock:
+                    worker.drop_arguments(owner, message)
+                raise asyncio.CancelledError
+            args, kwargs = worker._open_call(owner, message)
+            result = getattr(worker._instance, method)(*args, **kwargs)
+            del args, kwargs
+            if inspect.iscoroutine(result):
+                result = await result
+            if num_returns < 0:
+                await stream_async(worker, owner, message, what, result)
+            else:
+                worker._reply(owner, message.task, what, num_returns, result)
+        except ActorExit:
+            worker.request_end(EXITED)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
+                with worker._lock:
+                    worker.reply_cancelled(key, num_returns, what)
+            else:
+                worker._reply_error(owner, message.task, what, num_returns, error)
+        worker._spans.append((what, began, time.perf_counter()))
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Replies of all that ran in this round of the loop leave together."""
+        self._will_flush = False
+        with self._worker._lock:
+            self._worker._loop.send_now()
+
+    async def _drain(self, is_exit: bool) -> None:
+        """Wait for the calls that run; for those that wait as well, unless the actor exits."""
+        if is_exit:
+            self.refuse_waiting(EXITED)
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+            await asyncio.sleep(0)
+
+    def refuse_waiting(self, reason: str) -> None:
+        self._is_ending = True
+        for waiting in self._waiting.values():
+            while waiting:
+                owner, message = waiting.popleft()
+                with self._worker._lock:
+                    self._worker.refuse(owner, message, reason)
+
+    def warn_of_blocking(self) -> None:
+        if not self.has_warned:
+            self.has_warned = True
+            print(
+                "rlplat: a blocking rlplat.get or wait in an async actor holds up all of its coroutines; write "
+                "`await ref` instead",
+                file=sys.stderr,
+            )
+
+
+async def stream_async(worker: Worker, owner: str, message: messages.RunFull, what: str, values: Any) -> None:
+    """The same for generators, async or not, in an event loop."""
+    is_async = hasattr(values, "__anext__")
+    iterator = values if is_async else iterator_of(values, what)
+    flow = worker.open_flow(owner, message, what)
+    try:
+        while not flow.is_closed:
+            try:
+                flow.send(await anext(iterator) if is_async else next(iterator))
+            except (StopIteration, StopAsyncIteration):
+                break
+            except Exception as error:
+                flow.fail(error)
+                break
+            while not flow.may_go_on():
+                with worker._lock:
+                    waiter, flow.wake = worker._awaiting.waiter()
+                    worker._loop.send_now()
+                    if flow.may_go_on():
+                        flow.wake(None)
+                await waiter
+            if not is_async:
+                await asyncio.sleep(0)  # others have their turn between two values
+    finally:
+        worker.close_flow(owner, message.task)
+        if is_async:
+            await iterator.aclose()
+        else:
+            close_quietly(iterator)
+    worker._reply(owner, message.task, what, 1, None)
