@@ -32,7 +32,7 @@ from pathlib import Path
 from benchmarks.measure import _command_line, hardware
 from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
-from rlplat.runtime.wire.messages import ActorInfo, Shape
+from rlplat.runtime.wire.values import ActorInfo, Shape
 
 NUM_DRIVERS = 16
 CPUS = 4.0

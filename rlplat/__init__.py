@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rlplat.rl.trained_agent import load
     from rlplat.rl.training_loop import train, training_loop
     from rlplat.runtime.api import (
-        ActorHandle,
         ObjectRef,
         ObjectRefGenerator,
         available_resources,
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
         is_initialized,
         kill,
         list_named_actors,
-        method,
         put,
-        remote,
         shutdown,
         wait,
     )
@@ -58,13 +55,17 @@ if TYPE_CHECKING:
         placement_group_table,
         remove_placement_group,
     )
+    from rlplat.runtime.remote import ActorHandle, method, remote
     from rlplat.state import timeline
 
 _HOMES = {
     "rlplat.runtime.api": (
-        "ActorHandle ObjectRef ObjectRefGenerator available_resources cancel cluster_resources exit_actor get "
-        "get_actor get_runtime_context init is_initialized kill list_named_actors method put remote shutdown wait"
+        "available_resources cancel cluster_resources exit_actor get get_actor get_runtime_context init "
+        "is_initialized kill list_named_actors put shutdown wait"
     ),
+    "rlplat.runtime.generators": "ObjectRefGenerator",
+    "rlplat.runtime.refs": "ObjectRef",
+    "rlplat.runtime.remote": "ActorHandle method remote",
     "rlplat.runtime.map": "map",
     "rlplat.runtime.placement": (
         "NodeAffinitySchedulingStrategy PlacementGroup PlacementGroupSchedulingStrategy "

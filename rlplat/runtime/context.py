@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlplat.runtime.wire.messages import Place
+from rlplat.runtime.wire.values import Place
 
 if TYPE_CHECKING:
-    from rlplat.runtime.api import ActorHandle
+    from rlplat.runtime.remote import ActorHandle
 
 
 class RuntimeContext:

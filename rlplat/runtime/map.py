@@ -14,8 +14,11 @@ from typing import Any
 
 from rlplat.errors import OptionError
 from rlplat.runtime import api
-from rlplat.runtime.backend import Options, RemoteCode
-from rlplat.runtime.wire import codec
+from rlplat.runtime.options import Options
+from rlplat.runtime.remote import ActorMethod, RemoteClass, RemoteFunction
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.errors import describe_error, to_exception
+from rlplat.runtime.wire.values import ErrorInfo
 
 _CHUNK_S = 0.004
 _FIRST_CHUNK = 16
@@ -31,7 +34,7 @@ class _Chunk:
     def __init__(self, function: Callable[[Any], Any], name: str) -> None:
         self._function, self._name = function, name
 
-    def __call__(self, items: list[Any]) -> tuple[list[Any], codec.ErrorInfo | None, float]:
+    def __call__(self, items: list[Any]) -> tuple[list[Any], ErrorInfo | None, float]:
         began, function, error = time.perf_counter(), self._function, None
         results: list[Any] = []
         add = results.append
@@ -40,12 +43,12 @@ class _Chunk:
                 add(function(item))
         except Exception as raised:
             where = f"{self._name} on item {len(results)} of a chunk of {len(items)}"
-            error = codec.describe_error(raised, where)
+            error = describe_error(raised, where)
         return results, error, time.perf_counter() - began
 
 
 def map(
-    function: api.RemoteFunction | Callable[[Any], Any],
+    function: RemoteFunction | Callable[[Any], Any],
     items: Iterable[Any],
     *,
     chunk_size: int | None = None,
@@ -57,9 +60,9 @@ def map(
     chunk_size: items in a task; None: as many as take a few milliseconds.
     An item that raises ends the iteration there, with its exception, as the builtin `map` does.
     """
-    if not callable(function) or isinstance(function, (api.RemoteClass, api.ActorMethod)):
+    if not callable(function) or isinstance(function, (RemoteClass, ActorMethod)):
         raise TypeError(f"rlplat.map takes a function or a remote function, not {type(function).__name__}")
-    if isinstance(function, api.RemoteFunction):
+    if isinstance(function, RemoteFunction):
         code, options = function._code, function._options
     else:
         code, options = RemoteCode(function, getattr(function, "__qualname__", repr(function))), Options()
@@ -69,11 +72,11 @@ def map(
         )
     if chunk_size is not None and chunk_size < 1:
         raise OptionError(f"rlplat.map: chunk_size must be at least 1, not {chunk_size!r}")
-    chunk = api.RemoteFunction(RemoteCode(_Chunk(code.target, code.name), f"map({code.name})"), options)
+    chunk = RemoteFunction(RemoteCode(_Chunk(code.target, code.name), f"map({code.name})"), options)
     return _results(chunk, iter(items), chunk_size)
 
 
-def _results(chunk: api.RemoteFunction, items: Iterator[Any], fixed_size: int | None) -> Iterator[Any]:
+def _results(chunk: RemoteFunction, items: Iterator[Any], fixed_size: int | None) -> Iterator[Any]:
     size = fixed_size or _FIRST_CHUNK
     max_in_flight = max(2, int(_CHUNKS_PER_CPU * api.cluster_resources().get("CPU", 1)))
     in_flight: deque[Any] = deque()
@@ -85,7 +88,7 @@ def _results(chunk: api.RemoteFunction, items: Iterator[Any], fixed_size: int | 
         results, error, seconds = api.get(in_flight.popleft())
         yield from results
         if error is not None:
-            raise codec.to_exception(error)
+            raise to_exception(error)
         if fixed_size is None and results:
             wanted = int(_CHUNK_S * len(results) / max(seconds, 1e-7))
             size = max(1, min(wanted, size * _MAX_GROWTH, _MAX_CHUNK))

@@ -18,6 +18,7 @@ import rlplat
 from rlplat.errors import ActorDied
 from rlplat.runtime import refs
 from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.values import Value
 from tests.faults.programs import eventually
 from tests.leak_meter import MARK, marked_processes
 
@@ -209,7 +210,7 @@ def test_the_late_result_of_a_given_up_attempt_is_refused(cluster: None, tmp_pat
     assert eventually(lambda: [first, "done"] in lines(log), 60)  # its side effect shows that it went on
     with driver._lock:  # and should its result get through in spite of the closed connection
         driver._calls._on_done(first, messages.Done([ref.id], [pickle.dumps("late")]))
-        driver._calls.finish(first, ref.id, [messages.Value(pickle.dumps("late"))])
+        driver._calls.finish(first, ref.id, [Value(pickle.dumps("late"))])
     assert rlplat.wait([ref], timeout=0) == ([], [ref])
     open(gates[1], "w").close()
     assert rlplat.get(ref, timeout=30) == second

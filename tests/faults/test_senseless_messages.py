@@ -20,6 +20,7 @@ import rlplat
 from rlplat.runtime import refs
 from rlplat.runtime.machine.session import WORKER_MARK
 from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.values import Value
 from tests.patience import soon
 
 KINDS = get_args(messages.AnyMessage)
@@ -217,7 +218,7 @@ def _who_has_no_name_is_not_heard(town: Town) -> None:
 def _refs_to_objects_of_the_nameless_are_harmless(town: Town) -> None:
     stranger = Stranger(town.session, b"w90003>")
     for client_id in ("", "x" * 300, "../x", "a\0b"):
-        value = messages.Value(pickle.dumps(None), None, [(client_id, 1)])
+        value = Value(pickle.dumps(None), None, [(client_id, 1)])
         for to in town.everybody():
             stranger.send(to, messages.encode([messages.Fetched(1, value), messages.Lent(1, client_id, 1)]))
             if to != "node":

@@ -14,8 +14,8 @@ import pytest
 import rlplat
 from rlplat import errors
 from rlplat.cli import COMMANDS
-from rlplat.runtime.backend import Options
-from rlplat.runtime.wire.messages import CallOptions
+from rlplat.runtime.options import Options
+from rlplat.runtime.wire.values import CallOptions
 from tests.house.test_docs import ROOT, blocks, run_block
 
 PAGE = ROOT / "docs" / "from-ray.md"

@@ -23,7 +23,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerReady,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
-from rlplat.runtime.wire.messages import ActorInfo, Shape
+from rlplat.runtime.wire.values import ActorInfo, Shape
 
 INFO = ActorInfo("Class", {})
 

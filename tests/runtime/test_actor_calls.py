@@ -7,8 +7,8 @@ from typing import Any
 
 from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Call, CreateActor, RunFull, Value
+from rlplat.runtime.wire.messages import Call, CreateActor, RunFull
+from rlplat.runtime.wire.values import ErrorInfo, Value
 
 GONE = ErrorInfo("ActorDied", "actor A is gone: its process w1 died")
 

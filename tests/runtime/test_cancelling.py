@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplat.runtime.client.cancels import Pending, Stopping
+from rlplat.runtime.core.owner.deadlines import Pending, Stopping
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.wire.codec import ErrorInfo
 from rlplat.runtime.wire.messages import Run
+from rlplat.runtime.wire.values import ErrorInfo
 
 
 def record(id: int) -> TaskRecord:

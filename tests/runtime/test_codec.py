@@ -12,8 +12,10 @@ import pytest
 from rlplat import errors
 from rlplat.errors import GetTimeout, SerializationError, TaskError
 from rlplat.runtime import refs
-from rlplat.runtime.backend import RemoteCode
 from rlplat.runtime.wire import codec
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.errors import describe_error, to_exception
+from rlplat.runtime.wire.values import ErrorInfo
 
 
 class Point:
@@ -127,8 +129,8 @@ def thrown(error: BaseException) -> BaseException:
 
 @pytest.mark.parametrize("error", [ValueError("v"), KeyError("k"), OSError(2, "no"), SystemError()], ids=repr)
 def test_an_exception_crosses_as_text_and_as_itself(error: Exception) -> None:
-    info = codec.describe_error(thrown(error), "task f (pid 1)")
-    arrived = codec.to_exception(info)
+    info = describe_error(thrown(error), "task f (pid 1)")
+    arrived = to_exception(info)
     assert isinstance(arrived, type(error))
     assert isinstance(arrived, TaskError)
     assert str(arrived).startswith(f"task f (pid 1) raised {type(error).__name__}")
@@ -148,7 +150,7 @@ class Deceitful(Exception):
 
 @pytest.mark.parametrize("error", [Explosive("boom"), Deceitful("boom")], ids=repr)
 def test_an_exception_that_pickles_badly_leaves_its_text(error: Exception) -> None:
-    arrived = codec.to_exception(codec.describe_error(thrown(error), "task f"))
+    arrived = to_exception(describe_error(thrown(error), "task f"))
     assert isinstance(arrived, (TaskError, SystemExit))
     assert "boom" in str(arrived)
     assert isinstance(arrived, TaskError)
@@ -156,13 +158,13 @@ def test_an_exception_that_pickles_badly_leaves_its_text(error: Exception) -> No
 
 @pytest.mark.parametrize("size", [codec.OUT_OF_BAND_BYTES - 100, codec.OUT_OF_BAND_BYTES, 1_000_000])
 def test_a_large_exception_keeps_its_class(size: int) -> None:
-    arrived = codec.to_exception(codec.describe_error(thrown(KeyError(b"x" * size)), "task f"))
+    arrived = to_exception(describe_error(thrown(KeyError(b"x" * size)), "task f"))
     assert isinstance(arrived, KeyError)
     assert isinstance(arrived.cause, KeyError) and arrived.cause.args == (b"x" * size,)  # type: ignore[attr-defined]
 
 
 def test_of_a_huge_exception_the_beginning_and_the_end_of_the_text_travel() -> None:
-    info = codec.describe_error(thrown(ValueError("first" + "x" * 9_000_000 + "last")), "task f")
+    info = describe_error(thrown(ValueError("first" + "x" * 9_000_000 + "last")), "task f")
     assert info.exception == b"" and info.classes[0] == "builtins.ValueError"
     assert len(info.message) < 1_100_000
     assert "task f raised ValueError" in info.message and "first" in info.message
@@ -178,22 +180,22 @@ def test_code_that_carries_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rlplats_own_errors_keep_class_and_gain_a_note() -> None:
-    arrived = codec.to_exception(codec.describe_error(thrown(GetTimeout("late")), "task f"))
+    arrived = to_exception(describe_error(thrown(GetTimeout("late")), "task f"))
     assert type(arrived) is GetTimeout
     assert any("task f" in note for note in arrived.__notes__)
 
 
 @pytest.mark.parametrize("kind", ["ActorDied", "WorkerCrashed", "OwnerDied", "NodeLost"])
 def test_faults_are_made_from_their_name(kind: str) -> None:
-    arrived = codec.to_exception(codec.ErrorInfo(kind, "why"))
+    arrived = to_exception(ErrorInfo(kind, "why"))
     assert type(arrived) is getattr(errors, kind)
     assert str(arrived) == "why"
 
 
 def test_an_error_of_an_error_keeps_the_users_class() -> None:
     """A task that got another task's error: the class survives two journeys."""
-    first = codec.to_exception(codec.describe_error(thrown(ValueError("root")), "task inner"))
-    second = codec.to_exception(codec.describe_error(thrown(first), "task outer"))
+    first = to_exception(describe_error(thrown(ValueError("root")), "task inner"))
+    second = to_exception(describe_error(thrown(first), "task outer"))
     assert isinstance(second, ValueError)
     assert isinstance(second, TaskError)
     assert "task outer" in str(second)

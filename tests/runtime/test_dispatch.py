@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplat.runtime.core.owner.lanes import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import Shape
 
 FAST = {"code": 10e-6}
 SLOW = {"code": 1.0}

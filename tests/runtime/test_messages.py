@@ -13,8 +13,18 @@ import msgspec
 import pytest
 
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import ActorInfo, CallOptions, Segment, Shape, Value
+from rlplat.runtime.wire.values import (
+    ActorInfo,
+    CallOptions,
+    Capture,
+    ErrorInfo,
+    GroupState,
+    NodeState,
+    Place,
+    Segment,
+    Shape,
+    Value,
+)
 
 KINDS = get_args(messages.AnyMessage)
 DROPPED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -33,7 +43,7 @@ _SAMPLES: dict[Any, Any] = {
     dict[str, str]: {"w1": "it was killed"},
     dict[str, int]: {"f": 2},
     Shape: Shape((("CPU", 1.0),), 2**30, "e", "g", 1),
-    messages.Capture | None: messages.Capture("g", ((("CPU", 1.0),),), "PACK", "name"),
+    Capture | None: Capture("g", ((("CPU", 1.0),),), "PACK", "name"),
     ActorInfo: ActorInfo("Class", {"f": CallOptions(2, "io", 1, 0.5, 8)}, 3, True),
     ActorInfo | None: ActorInfo("Class", {}),
     messages.Code: messages.Code("key", "f", b"code"),
@@ -53,9 +63,9 @@ _SAMPLES: dict[Any, Any] = {
     list[tuple[int | str, Value]]: [(0, Value(b"z")), ("key", Value())],
     ErrorInfo | None: ErrorInfo("ConfigError", "taken"),
     list[tuple[tuple[str, float], ...]]: [(("CPU", 1.0), ("GPU", 0.5)), ()],
-    list[messages.NodeState]: [messages.NodeState("node", True, {"CPU": 2.0}, {"CPU": 0.5})],
-    list[messages.GroupState]: [messages.GroupState("g", "", "PACK", "CREATED", [{"CPU": 1.0}], ["node"])],
-    messages.Place: messages.Place("node", Shape((("CPU", 1.0),)), "driver:1", 0),
+    list[NodeState]: [NodeState("node", True, {"CPU": 2.0}, {"CPU": 0.5})],
+    list[GroupState]: [GroupState("g", "", "PACK", "CREATED", [{"CPU": 1.0}], ["node"])],
+    Place: Place("node", Shape((("CPU", 1.0),)), "driver:1", 0),
     messages.Code: messages.Code("k", "f", b"x"),
     messages.CreateActor: messages.CreateActor(1, "k", "driver:1", 0, Value(b"a"), []),
     list[dict[str, Any]]: [{"task": "driver:1", "waits": 2, "resources": {"CPU": 1.0}, "lent": None}],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplat.runtime.machine import session, worker_logs
-from rlplat.runtime.store.account import SPILL_LINK
+from rlplat.runtime.machine.session import SPILL_LINK
 
 _DEAD = "rlplat-4194304-1"
 """Pids end before this one."""

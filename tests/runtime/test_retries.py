@@ -12,8 +12,7 @@ from rlplat.runtime.core.owner.retries import (
     runs_again_after_death,
     runs_again_after_error,
 )
-from rlplat.runtime.wire.codec import ErrorInfo, class_names
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import ErrorInfo, Shape, class_names
 
 
 def task(retries: int) -> TaskRecord:

@@ -27,7 +27,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerUnblocked,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
-from rlplat.runtime.wire.messages import ActorInfo, Shape
+from rlplat.runtime.wire.values import ActorInfo, Shape
 
 
 def shape(**demand: float) -> Shape:

@@ -17,7 +17,7 @@ from rlplat.runtime.core.scheduler.events import (
     TellRestarting,
     WorkerLost,
 )
-from rlplat.runtime.wire.messages import ActorInfo, CallOptions
+from rlplat.runtime.wire.values import ActorInfo, CallOptions
 from tests.runtime.scheduler_house import CPU, INFO, Cluster, of, shape
 
 

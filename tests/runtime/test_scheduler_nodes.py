@@ -21,7 +21,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerReady,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
-from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.values import ErrorInfo
 from tests.runtime.scheduler_house import CPU, GPU, Cluster, of, shape
 
 

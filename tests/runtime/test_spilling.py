@@ -18,7 +18,7 @@ from rlplat.runtime.store.account import create_account
 from rlplat.runtime.store.room import Spiller
 from rlplat.runtime.store.segments import BytesMissing, Store
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.messages import Segment
+from rlplat.runtime.wire.values import Segment
 
 MB = 1 << 20
 

@@ -18,7 +18,7 @@ from rlplat.runtime.store.room import Spiller
 from rlplat.runtime.store.segments import Store, _class_bytes
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import OUT_OF_BAND_BYTES
-from rlplat.runtime.wire.messages import Segment
+from rlplat.runtime.wire.values import Segment
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rlplat.runtime.store.account import create_account
 from rlplat.runtime.store.room import Spiller
 from rlplat.runtime.store.segments import Store
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.messages import Segment
+from rlplat.runtime.wire.values import Segment
 from tests.runtime import specimens
 
 MB = 1 << 20

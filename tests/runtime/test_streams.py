@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.client.streams import Stream
+from rlplat.runtime.core.owner.streams import Stream
 
 
 def stream(window: int = 4) -> Stream:

@@ -13,6 +13,7 @@ import zmq
 
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.values import Value
 from tests.patience import soon
 
 
@@ -91,7 +92,7 @@ def test_frames_of_every_size_in_all_directions(make: Callable[[str], Transport]
             chooser.choice([1, 127, 128, 255, 65_535, 1 << 32, (1 << 62) - 1]),
             chooser.randbytes(size),
         )
-        messages_now = [messages.Done([task], [data]), messages.Item(task, size, messages.Value(data))]
+        messages_now = [messages.Done([task], [data]), messages.Item(task, size, Value(data))]
         if chooser.random() < 0.5:
             ends[sender].post_all(receiver, messages_now)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplat.runtime.core.node.wait_graph import ROUND_S, Ask, WaitGraph, Warn
-from rlplat.runtime.wire.messages import Key
+from rlplat.runtime.wire.values import Key
 
 
 class World:

@@ -7,19 +7,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import OptionError
-from rlplat.runtime.api import TERMINATE, ActorHandle, check_retries, describe_actor
-from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.client.calls import NODE, Calls, Deps
 from rlplat.runtime.core.owner.actor_calls import ActorCalls, Fail
 from rlplat.runtime.core.owner.book import Entry
 from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.retries import History
-from rlplat.runtime.placement import capture_of
+from rlplat.runtime.demand import capture_of
+from rlplat.runtime.machine.session import checkpoint_path
+from rlplat.runtime.options import Options, check_exactly_once, check_retries
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import PLAIN_CALL, ActorInfo, CallOptions, Key, Value
-from rlplat.runtime.worker import exactly_once
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.values import PLAIN_CALL, ActorInfo, CallOptions, ErrorInfo, Key, Value
 
 if TYPE_CHECKING:
     from rlplat.runtime.client.client import Client
@@ -60,7 +61,7 @@ class Actors:
         client = self._client
         if options.get_if_exists and not options.name:
             raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
-        exactly_once.check(code, options)
+        check_exactly_once(code, options)
         key = self._calls.code_key(code)
         shape = client._shape(options, 0, f"actor {code.name}")
         is_detached = options.lifetime == "detached"
@@ -136,7 +137,7 @@ class Actors:
                 if taken is not None:
                     return self._handle(taken.existing, taken.info, taken.is_detached)
                 if actor.gone is not None and actor.gone.kind == "OptionError":
-                    raise codec.to_exception(actor.gone)
+                    raise to_exception(actor.gone)
         return ActorHandle(actor_id, info, None if is_detached else ref)
 
     def _values(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -174,7 +175,7 @@ class Actors:
         where = client.namespace if namespace is None else namespace
         answer = client._questions.ask(lambda request: messages.AskByName(request, name, where))
         if answer.error is not None:
-            raise codec.to_exception(answer.error)
+            raise to_exception(answer.error)
         assert answer.info is not None
         return self.handle_of(answer.actor, answer.info, answer.is_detached)
 
@@ -392,7 +393,7 @@ class Actors:
     def _remove_checkpoint(self, actor_id: str) -> None:
         if actor_id.startswith(f"{self._client.client_id}:"):
             try:
-                os.unlink(exactly_once.checkpoint_path(self._client._session, actor_id))
+                os.unlink(checkpoint_path(self._client._session, actor_id))
             except FileNotFoundError:
                 pass
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NotInitialized
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Value
+from rlplat.runtime.wire.values import ErrorInfo, Value
 
 if TYPE_CHECKING:
     import asyncio

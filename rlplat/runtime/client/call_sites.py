@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.options import Options
 from rlplat.runtime.process import own_frames
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.wire.codec import RemoteCode
 
 _SLACK = 10_000
 

@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.client.objects import check_travels
 from rlplat.runtime.client.rebuilding import Rebuilder
 from rlplat.runtime.core.owner.actor_calls import ActorCalls
 from rlplat.runtime.core.owner.lanes import Lane, Lease, TaskRecord
 from rlplat.runtime.core.owner.retries import runs_again_after_error
+from rlplat.runtime.options import Options
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import CallOptions, Value
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.values import CallOptions, ErrorInfo, Value
 
 if TYPE_CHECKING:
     from rlplat.runtime.client.client import Client

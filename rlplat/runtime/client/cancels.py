@@ -10,21 +10,18 @@ Rules
 4. A deadline fails the ref at once, then ends the call as above with `DEADLINE_GRACE_S`, in actors too.
 5. A cancelled call is not retried. One that has finished, or is not known, is left alone.
 
-`Pending` is pure; `Cancels` is its shell, with the client's lock held unless said otherwise.
+`Pending` (`core.owner.deadlines`) is pure; this is its shell, with the client's lock held unless said otherwise.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Container
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlplat.runtime.core.owner.deadlines import Pending, Stopping
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Value
+from rlplat.runtime.wire.values import ErrorInfo, Value
 
 if TYPE_CHECKING:
     from rlplat.runtime.client.client import Client
@@ -33,66 +30,6 @@ if TYPE_CHECKING:
 CANCEL_GRACE_S = 5.0
 DEADLINE_GRACE_S = 1.0
 NODE = "node"
-
-
-@dataclass
-class Stopping:
-    """A call whose worker was asked to end it."""
-
-    record: TaskRecord
-    worker: str
-    error: ErrorInfo
-    kill_at: float | None
-    """None: it may take its time."""
-
-
-class Pending:
-    """Deadlines to come, and calls that are being ended. Pure: the clock is passed in."""
-
-    def __init__(self) -> None:
-        self.stopping: dict[int, Stopping] = {}
-        self._deadlines: list[tuple[float, int, float]] = []
-        self._many = 1000
-
-    def add_deadline(self, task: int, at: float, timeout_s: float) -> bool:
-        """Whether it is the nearest of all."""
-        heapq.heappush(self._deadlines, (at, task, timeout_s))
-        return self._deadlines[0][1] == task
-
-    def forget_finished(self, unfinished: Container[int]) -> None:
-        """Drop the deadlines of calls that were in time, when there are many."""
-        if len(self._deadlines) > self._many:
-            self._deadlines = [each for each in self._deadlines if each[1] in unfinished]
-            heapq.heapify(self._deadlines)
-            self._many = max(1000, 2 * len(self._deadlines))
-
-    def due_deadlines(self, now: float) -> list[tuple[int, float]]:
-        """(task, its timeout) of those that have passed."""
-        out = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, task, timeout_s = heapq.heappop(self._deadlines)
-            out.append((task, timeout_s))
-        return out
-
-    def due_kills(self, now: float) -> list[Stopping]:
-        """Those whose grace has run out; named once."""
-        due = [each for each in self.stopping.values() if each.kill_at is not None and each.kill_at <= now]
-        for each in due:
-            each.kill_at = None
-        return due
-
-    def next_at(self) -> float | None:
-        """When to look again."""
-        times = [each.kill_at for each in self.stopping.values() if each.kill_at is not None]
-        times += [self._deadlines[0][0]] if self._deadlines else []
-        return min(times, default=None)
-
-    def with_worker(self, worker: str) -> list[Stopping]:
-        """Take out those that were there."""
-        lost = [each for each in self.stopping.values() if each.worker == worker]
-        for each in lost:
-            del self.stopping[each.record.id]
-        return lost
 
 
 class Cancels:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
-from rlplat.runtime.backend import Backend, Options
+from rlplat.runtime.backend import Backend
 from rlplat.runtime.client import report
 from rlplat.runtime.client.actors import Actors
 from rlplat.runtime.client.awaiting import Awaiting
@@ -25,16 +25,18 @@ from rlplat.runtime.client.cancels import Cancels
 from rlplat.runtime.client.envs import ClientEnvs
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.client.questions import Questions
-from rlplat.runtime.client.streams import ObjectRefGenerator, Streams
+from rlplat.runtime.client.streams import Streams
 from rlplat.runtime.client.tasks import IDLE_LEASE_S, Tasks
+from rlplat.runtime.demand import shape_of
+from rlplat.runtime.generators import ObjectRefGenerator
 from rlplat.runtime.link.loop import IoLoop, Patience
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.placement import shape_of
+from rlplat.runtime.options import Options
 from rlplat.runtime.process import signals
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Shape, Value
+from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.values import ErrorInfo, Shape, Value
 
 _IDLE_OBJECTS_S = 1.0
 
@@ -260,7 +262,7 @@ class Client:
         if self._loop.is_closed:
             raise NotInitialized("the runtime was shut down")
         if self._lost_node is not None:
-            raise codec.to_exception(self._lost_node)
+            raise to_exception(self._lost_node)
         if self._loop.failure is not None:
             raise RuntimeFault(self._failure_text()) from self._loop.failure
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from rlplat.runtime.backend import Options
 from rlplat.runtime.envs import spec as runtime_env
+from rlplat.runtime.options import Options
 from rlplat.runtime.process.signals import uninterrupted
-from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.values import ErrorInfo
 
 
 class ClientEnvs:

@@ -23,8 +23,8 @@ from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.store.room import Room
 from rlplat.runtime.store.segments import BytesMissing, Store
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Key, Segment, Value
+from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.values import ErrorInfo, Key, Segment, Value
 
 NODE = "node"
 _READS = 8
@@ -223,7 +223,7 @@ class Objects:
     def open_value(self, value: Value, ref: ObjectRef, deadline: float | None = None) -> Any:
         """Unpickle, or raise the error in its place. Views of shared memory keep a ref of their own."""
         if value.error is not None:
-            raise codec.to_exception(value.error)
+            raise to_exception(value.error)
         if value.segment is None:
             return codec.unpack(value.data)
         return self._read(value, ref.owner, ref.id, self.adopt(ref.owner, ref.id), deadline)
@@ -251,7 +251,7 @@ class Objects:
                 pass
             value = self._recover(owner, id, value.segment.name, deadline)
             if value.error is not None:
-                raise codec.to_exception(value.error)
+                raise to_exception(value.error)
             if value.segment is None:
                 return codec.unpack(value.data)
         raise ObjectLost(f"the bytes of object {owner}:{id} were lost {_READS} times in a row")

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlplat.runtime.client.calls import NODE
-from rlplat.runtime.placement import GroupBook, PlacementGroup
+from rlplat.runtime.core.owner.group_book import GroupBook
+from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.messages import Value
+from rlplat.runtime.wire.values import Value
 
 if TYPE_CHECKING:
     from rlplat.runtime.client.client import Client

@@ -17,8 +17,7 @@ from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.lineage import Broken, Lineage, Recipe
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Key, Value
+from rlplat.runtime.wire.values import ErrorInfo, Key, Value
 
 Deps = list[tuple[int | str, ObjectRef]]
 

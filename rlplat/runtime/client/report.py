@@ -1,4 +1,4 @@
-"""What a process says of itself to a command that looks on: the answering side of `observer`.
+"""What a client (driver or worker) says of itself to a command that looks on (`look.observer`).
 
 Called by whichever thread reads the socket, with the lock held, so that it answers while user code runs; it only reads
 the books that exist anyway. Rows are bounded by the asker's limit; what is beyond them is counted. The asker is no
@@ -9,64 +9,22 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
-import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from types import FrameType
 from typing import Any
 
-from rlplat.runtime.link import loop
+from rlplat.runtime.link.answers import reply, stacks
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import Inspect, Report
 
-ASKER = "cli-"
-"""What the ids of askers begin with."""
 _MAX_RUNS = 1000
-_MAX_FRAMES = 200
 _MAX_GROUPS = 100
-_OURS = (__file__, loop.__file__)
 
 
 def answer(client: Any, sender: str, message: Inspect) -> None:
     """Tell `sender` what it asked a client (driver or worker) for."""
-    _reply(client._transport, sender, message, lambda: _ROOMS[message.what](client, message.limit))
-
-
-def answer_as_node(node: Any, sender: str, message: Inspect) -> None:
-    def report() -> Report:
-        return _stacks(None, message.limit) if message.what == "stacks" else _node(node)
-
-    _reply(node._transport, sender, message, report)
-
-
-def _reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Report]) -> None:
-    if not sender.startswith(ASKER):
-        return
-    try:
-        report = make()
-    except Exception as error:  # the thread that serves everybody must not end for an onlooker
-        report = Report(0, error=f"{type(error).__name__}: {error}")
-    report.request = message.request
-    report.totals |= {"pid": os.getpid()}
-    transport.reply_once(sender, report)
-
-
-# ---------------------------------------------------------------- the node
-
-
-def _node(node: Any) -> Report:
-    totals = {
-        "clients": sorted(node._clients),
-        "pids": node._processes.pids(),
-        "uptime_s": time.monotonic() - node.started_at,
-        "session": node._session,
-        "log_folder": node.log_folder,
-    }
-    return Report(0, totals=totals | node._scheduler.view())
+    reply(client._transport, sender, message, lambda: _ROOMS[message.what](client, message.limit))
 
 
 # ---------------------------------------------------------------- tasks
@@ -313,53 +271,13 @@ def _named_spans(client: Any) -> list[tuple[str, float, float]]:
     return [(names.get(name, name), began, ended) for name, began, ended in spans]
 
 
-def _stacks(client: Any, limit: int) -> Report:
-    """A row for each Python thread: [file, line, function] of its frames, outermost first."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, me = threading.main_thread().ident, threading.get_ident()
-    rows = []
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        frames = _frames(frame)
-        note = ""
-        if ident == me:
-            while frames and frames[-1][0].startswith(_OURS):
-                frames.pop()
-            note = "reads the socket (it gave this answer)"
-        rows.append(
-            {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
-        )
-    for task in list(getattr(getattr(client, "_runner", None), "_tasks", {}).values()):
-        frames = _awaits(task.get_coro())
-        rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
-        if len(rows) >= _MAX_FRAMES:
-            break
-    doing = f"actor {client._actor_name}" if getattr(client, "_actor_name", "") else ""
-    return Report(0, rows, {"doing": doing})
-
-
-def _frames(frame: FrameType | None) -> list[list[Any]]:
-    frames: list[list[Any]] = []
-    while frame is not None and len(frames) < _MAX_FRAMES:
-        code = frame.f_code
-        frames.append([code.co_filename, frame.f_lineno, code.co_qualname])
-        frame = frame.f_back
-    return frames[::-1]
-
-
-def _awaits(coroutine: Any) -> list[list[Any]]:
-    """Frames of a suspended coroutine and of what it awaits. (One that runs right now is in its thread's stack.)"""
-    frames: list[list[Any]] = []
-    while coroutine is not None and len(frames) < _MAX_FRAMES:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
-        if frame is not None:
-            frames.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname])
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
-    return frames
+def _own_stacks(client: Any, limit: int) -> Report:
+    return stacks(client, limit, __file__)
 
 
 _ROOMS: dict[str, Callable[[Any, int], Report]] = {
     "tasks": _tasks,
     "objects": _objects,
     "spans": _spans,
-    "stacks": _stacks,
+    "stacks": _own_stacks,
 }

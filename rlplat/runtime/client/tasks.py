@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from rlplat.runtime.backend import Options, RemoteCode
 from rlplat.runtime.client.calls import NODE, Calls, values_of
 from rlplat.runtime.core.owner.book import Entry
 from rlplat.runtime.core.owner.lanes import Lane, Lease, TaskRecord
 from rlplat.runtime.core.owner.retries import History, death_error, exception_names, runs_again_after_death
-from rlplat.runtime.placement import capture_of, group_of, most_leases
+from rlplat.runtime.demand import capture_of, group_of, most_leases
+from rlplat.runtime.options import Options
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.values import Capture, ErrorInfo, Shape
 
 if TYPE_CHECKING:
     from rlplat.runtime.client.client import Client
@@ -55,7 +55,7 @@ class Tasks:
         kwargs: dict,
         options: Options,
         lane: Lane,
-        capture: messages.Capture | None,
+        capture: Capture | None,
     ) -> Any:
         key = self._calls.code_key(code)
         name = options.name or code.name

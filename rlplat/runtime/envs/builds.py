@@ -22,7 +22,7 @@ import msgspec
 from rlplat.runtime.envs import spec as runtime_env
 from rlplat.runtime.machine.session import main_of
 from rlplat.runtime.machine.worker_logs import LogFile
-from rlplat.runtime.wire.codec import ErrorInfo
+from rlplat.runtime.wire.values import ErrorInfo
 
 _TIMEOUT_S = 600.0
 _ERROR_LINES = 15

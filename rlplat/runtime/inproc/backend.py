@@ -23,9 +23,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlplat.errors import NoSuchActor, NotInitialized, OptionError, UsageError
-from rlplat.runtime.api import TERMINATE, ActorHandle, check_retries, describe_actor
-from rlplat.runtime.backend import Backend, Options, RemoteCode
+from rlplat.runtime.backend import Backend
 from rlplat.runtime.core.owner.retries import exception_names
+from rlplat.runtime.demand import capture_of, captured, shape_of
 from rlplat.runtime.envs.spec import checked, merged
 from rlplat.runtime.inproc.calls import (
     ActorExit,
@@ -43,12 +43,15 @@ from rlplat.runtime.inproc.calls import (
 from rlplat.runtime.inproc.objects import LocalObjects, Outcome, detached
 from rlplat.runtime.inproc.resources import NODE, LocalResources
 from rlplat.runtime.machine.hardware import machine_resources
-from rlplat.runtime.placement import PlacementGroup, capture_of, captured, shape_of
+from rlplat.runtime.options import Options, check_exactly_once, check_retries
+from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import INPROC, ObjectRef
+from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import ActorInfo, CallOptions, Cluster, Place
-from rlplat.runtime.worker import exactly_once
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.errors import describe_error
+from rlplat.runtime.wire.messages import Cluster
+from rlplat.runtime.wire.values import ActorInfo, CallOptions, ErrorInfo, Place
 
 _ASYNC_CONCURRENCY = 1000
 
@@ -241,7 +244,7 @@ class InprocBackend:
         self._fill(call, call.outcomes(value) if late is None else [late] * len(call.out))
 
     def _fail(self, call: Call, error: BaseException) -> None:
-        info = codec.describe_error(error, call.what)
+        info = describe_error(error, call.what)
         actor = call.actor
         if actor is not None and call is actor.make:
             text = f"actor {actor.class_name} could not be created: {info.message}"
@@ -367,7 +370,7 @@ class InprocBackend:
                 )
         what = f"actor {code.name}"
         codec.dump_code(code)
-        exactly_once.check(code, options)
+        check_exactly_once(code, options)
         options = _in_context(options)
         shape = shape_of(options, 0, self._resources.total, what)
         is_async = is_async_class(code.target)

@@ -21,12 +21,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.errors import Deadlock, RuntimeEnvFailed, RuntimeFault
-from rlplat.runtime.client.streams import DynamicRefs, ObjectRefGenerator, Stream
+from rlplat.runtime.core.owner.streams import Stream
+from rlplat.runtime.generators import DynamicRefs, ObjectRefGenerator
 from rlplat.runtime.inproc.objects import LocalObjects, Outcome, detached, open_packed
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.codec import ErrorInfo, Packed
-from rlplat.runtime.wire.messages import DYNAMIC, STREAMING, ActorInfo, CallOptions, Capture, Shape
+from rlplat.runtime.wire.codec import Packed
+from rlplat.runtime.wire.errors import describe_error
+from rlplat.runtime.wire.values import (
+    DYNAMIC,
+    STREAMING,
+    ActorInfo,
+    CallOptions,
+    Capture,
+    ErrorInfo,
+    Shape,
+    class_names,
+)
 
 _THREAD_CLOSE_S = 5.0
 
@@ -79,7 +90,7 @@ class Call:
         classes = self.retry_exceptions
         if not self.num_retries or not classes:
             return False
-        if classes is not True and set(codec.class_names(type(error))).isdisjoint(classes):
+        if classes is not True and set(class_names(type(error))).isdisjoint(classes):
             return False
         self.num_retries -= 1  # below 0: for ever
         return True
@@ -104,7 +115,7 @@ class Call:
         if type(parts[-1]) is codec.Raised and self.retry_exceptions:
             raise parts[-1].error
         return [
-            codec.describe_error(part.error, self.what)
+            describe_error(part.error, self.what)
             if type(part) is codec.Raised
             else detached(codec.pack(part, f"the result of {self.what}"))
             for part in parts
@@ -266,7 +277,7 @@ class LocalStreams:
         if not isinstance(value, Iterator):
             self.end(
                 stream,
-                codec.describe_error(
+                describe_error(
                     TypeError(f"it must be a generator to stream, and returned {type(value).__name__}"),
                     stream.name,
                 ),
@@ -291,7 +302,7 @@ class LocalStreams:
             except StopIteration:
                 self.end(stream, None)
             except Exception as error:
-                self.put(stream, codec.describe_error(error, stream.name))
+                self.put(stream, describe_error(error, stream.name))
                 self.end(stream, None)
 
     async def pump(self, stream: LocalStream, generator: Any) -> None:
@@ -307,7 +318,7 @@ class LocalStreams:
             self.end(stream, ErrorInfo("TaskCancelled", f"{stream.name} was cancelled by rlplat.cancel"))
             raise
         except Exception as error:
-            self.put(stream, codec.describe_error(error, stream.name))
+            self.put(stream, describe_error(error, stream.name))
         self.end(stream, None)
 
     def put(self, stream: LocalStream, outcome: Outcome) -> None:

@@ -20,12 +20,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlplat.errors import UsageError
-from rlplat.runtime.api import ActorHandle
 from rlplat.runtime.backend import Backend
 from rlplat.runtime.inproc.backend import InprocBackend
 from rlplat.runtime.inproc.calls import Call, current_call
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.wire.messages import CallOptions
+from rlplat.runtime.remote import ActorHandle
+from rlplat.runtime.wire.values import CallOptions
 
 
 class NestedBackend(InprocBackend):

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
-from rlplat.runtime.client.streams import ObjectRefGenerator
+from rlplat.runtime.generators import ObjectRefGenerator
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.codec import ErrorInfo, Packed
+from rlplat.runtime.wire.codec import Packed
+from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.values import ErrorInfo
 
 _ids = itertools.count(1)
 """Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
@@ -145,7 +147,7 @@ class LocalObjects:
         outcome = self.outcome(ref)
         assert outcome is not None
         if isinstance(outcome, ErrorInfo):
-            raise codec.to_exception(outcome)
+            raise to_exception(outcome)
         return open_packed(outcome)
 
     def get(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> list[Any]:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlplat.errors import InfeasibleResources, OptionError
-from rlplat.runtime.machine.hardware import Resources, exact
+from rlplat.runtime.core.resources import Resources, exact
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.codec import ErrorInfo, Packed
-from rlplat.runtime.wire.messages import GroupState, NodeState, Shape
+from rlplat.runtime.wire.codec import Packed
+from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.values import ErrorInfo, GroupState, NodeState, Shape
 
 NODE = "node"
 
@@ -91,7 +92,7 @@ class LocalResources:
                 f"{who}: its placement group belongs to another cluster, or one that was shut down"
             )
         if entry.error is not None:
-            raise codec.to_exception(entry.error)
+            raise to_exception(entry.error)
         if entry.state != "CREATED":
             raise InfeasibleResources(
                 f"{who} is to run in {entry.group!r}, which waits for resources; the inproc backend cannot wait"

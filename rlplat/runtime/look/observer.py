@@ -1,4 +1,4 @@
-"""Ask a running cluster about itself, from any process of the same user: the asking side of `report`.
+"""Ask a running cluster about itself, from any process of the same user: the processes answer by their `report`.
 
     with Observer(find_session()) as observer:
         node = observer.ask_node()
@@ -19,7 +19,7 @@ from typing import Any
 
 from rlplat.errors import NotInitialized, RuntimeFault
 from rlplat.runtime import refs
-from rlplat.runtime.client.report import ASKER
+from rlplat.runtime.link.answers import ASKER
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.machine.session import driver_pid, running_sessions
 from rlplat.runtime.process.stacks import process_state

@@ -1,8 +1,4 @@
-"""What a machine has, and whether a demand could ever be met. Resources are floats by name: CPU, GPU, custom.
-
-Amounts are whole ten-thousandths, and so is every sum: `exact` after each addition makes it the float next to
-n / 10,000. So ten tenths are one, and what was taken and given back a million times is what it was.
-"""
+"""What this machine has: CPUs, GPUs, file descriptors; and the bounds of what `rlplat.init` is told of it."""
 
 from __future__ import annotations
 
@@ -11,28 +7,8 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from rlplat.errors import InfeasibleResources, OptionError
-
-Resources = dict[str, float]
-_UNITS = 10_000
-
-
-def units(amount: float) -> int:
-    return round(amount * _UNITS)
-
-
-def exact(amount: float) -> float:
-    return round(amount * _UNITS) / _UNITS
-
-
-def exact_demand(demand: Resources, who: str) -> tuple[tuple[str, float], ...]:
-    """Sorted; OptionError for an amount that is too small to be counted."""
-    for name, amount in demand.items():
-        if amount > 0 and not units(amount):
-            raise OptionError(
-                f"{who}: {name}={amount!r} is less than {1 / _UNITS}, the smallest amount there is"
-            )
-    return tuple(sorted((name, exact(amount)) for name, amount in demand.items() if amount))
+from rlplat.errors import OptionError
+from rlplat.runtime.core.resources import Resources, exact
 
 
 def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
@@ -75,18 +51,3 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def check_feasible(demand: Resources, total: Resources, who: str) -> None:
-    """Raise `InfeasibleResources`, naming each lack, when no amount of waiting would help."""
-    lacks = [
-        f"{amount:g} {name} (the cluster has {total.get(name, 0):g})"
-        for name, amount in demand.items()
-        if exact(amount) > total.get(name, 0)
-    ]
-    if lacks:
-        raise InfeasibleResources(
-            f"{who} needs {' and '.join(lacks)}: lower the demand or start with more, e.g. rlplat.init("
-            + ", ".join({"CPU": "num_cpus=", "GPU": "num_gpus="}.get(n, "resources=") + "..." for n in demand)
-            + ")"
-        )

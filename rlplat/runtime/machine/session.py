@@ -17,7 +17,10 @@ import time
 
 from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.runtime.process.own_frames import IMPORT_ROOT
-from rlplat.runtime.store.account import SPILL_LINK
+
+SPILL_LINK = "spill"
+"""In the session's folder: a link to the folder on disk where segments are spilled to."""
+
 
 MARK = "RLPLAT_SESSION"
 """Environment variable that every process of a cluster inherits, through double forks and new sessions as well."""
@@ -265,3 +268,7 @@ def remove_dead_sessions(root: str) -> None:
                 remove_session(path)
         except (ValueError, OSError):
             continue
+
+
+def checkpoint_path(session: str, actor: str) -> str:
+    return os.path.join(session, "once-" + actor.replace(":", "-"))

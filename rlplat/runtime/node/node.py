@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime.client import report
 from rlplat.runtime.core.gone import Dead
 from rlplat.runtime.core.node import wait_graph
 from rlplat.runtime.core.node.settling import Settling
@@ -29,12 +28,13 @@ from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.machine.session import MARK, kill_marked, remove_session
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.node.processes import Processes
+from rlplat.runtime.node.report import answer_as_node
 from rlplat.runtime.node.watch import Watch
 from rlplat.runtime.process import stacks
 from rlplat.runtime.store.account import remove_files_of
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import DRIVER, Answer, Shape
+from rlplat.runtime.wire.messages import DRIVER, Answer
+from rlplat.runtime.wire.values import ErrorInfo, Shape
 
 _KEEP_FILES_S = 10.0
 
@@ -125,7 +125,7 @@ class Node:
         return self._on_inspect if kind is messages.Inspect else None
 
     def _on_inspect(self, sender: str, message: messages.Inspect) -> None:
-        report.answer_as_node(self, sender, message)
+        answer_as_node(self, sender, message)
 
     def _on_message(self, sender: str, message: Any) -> None:
         kind = type(message)

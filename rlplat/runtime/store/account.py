@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import OptionError, RuntimeFault
+from rlplat.runtime.machine.session import SPILL_LINK
 
 FILE = "account"
-SPILL_LINK = "spill"
-"""In the session's folder: a link to the folder on disk where segments are spilled to."""
 _MAX_SLOTS = 1023
 _WORDS = 8
 _NAME_BYTES = 24

@@ -23,7 +23,7 @@ from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.store.segments import Store
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.codec import Packed
-from rlplat.runtime.wire.messages import Segment
+from rlplat.runtime.wire.values import Segment
 
 _ANSWER_S = 0.25
 """How long to wait for the others to give up spares; a stopped process must not hold up a writer."""

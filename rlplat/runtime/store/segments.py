@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlplat.errors import ObjectLost, ObjectStoreFull
+from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.process.signals import uninterrupted
-from rlplat.runtime.store.account import SPILL_LINK, Account
+from rlplat.runtime.store.account import Account
 from rlplat.runtime.wire.codec import Packed, unpack
-from rlplat.runtime.wire.messages import Segment
+from rlplat.runtime.wire.values import Segment
 
 _ALIGN = 64
 _SPARE_BYTES = 512 << 20

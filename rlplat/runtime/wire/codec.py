@@ -1,4 +1,4 @@
-"""Values to bytes and back: pickle 5 for data, cloudpickle only where code may hide; errors as data.
+"""Values and code to bytes and back: pickle 5 for data, cloudpickle only where code may hide.
 
 Plain values take the C pickler (0.4 µs); anything that could hold a class or function of the user's script goes
 through cloudpickle, which ships those by value. Buffers of at least `OUT_OF_BAND_BYTES` stay out of the
@@ -11,36 +11,29 @@ import hashlib
 import importlib
 import inspect
 import io
-import os
 import pickle
 import struct
 import sys
 import threading
-import traceback
 import warnings
 from collections import ChainMap
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import msgspec
 
-from rlplat import errors
-from rlplat.errors import RlplatError, SerializationError, TaskError
-from rlplat.runtime.backend import RemoteCode
-from rlplat.runtime.process import own_frames
+from rlplat.errors import RlplatError, SerializationError
 from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.refs import ObjectRef, collecting_refs
 
+if TYPE_CHECKING:
+    from rlplat.runtime.wire.signatures import Signature
+
 OUT_OF_BAND_BYTES = 64 * 1024
 _MAX_CODE_BYTES = 512 << 20
-_MAX_EXCEPTION_BYTES = 8 << 20
-_MAX_ERROR_TEXT = 1 << 20
-"""Characters. Code and errors travel inside messages, and a frame of more than 1 GiB is refused by the receiver."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN = _SCALARS | {ObjectRef}
-_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep
-"""With the runtime's own: the code that calls the user's."""
 NO_ARGS = pickle.dumps(((), {}), protocol=5)
 NONE = pickle.dumps(None, protocol=5)
 
@@ -333,128 +326,6 @@ def _culprit(value: Any, path: str = "", depth: int = 8) -> str:
     return f"{path.lstrip('.') or 'it'} of type {kind.__module__}.{kind.__qualname__}"
 
 
-# ---------------------------------------------------------------- errors as data (R6)
-
-
-class ErrorInfo(msgspec.Struct, array_like=True):
-    """An exception on the wire: text first, the pickled exception as an optional extra."""
-
-    kind: str
-    """Name of a class in `rlplat.errors`; `TaskError` for whatever user code raised."""
-    message: str
-    exception: bytes = b""
-    classes: list[str] = []
-    """Of what user code raised: `class_names` of it (`retry_exceptions` looks there)."""
-
-
-def class_names(kind: type) -> list[str]:
-    """Module and name of a class and its bases. (A class made in a function loses its qualified name on its way.)"""
-    return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
-
-
-def describe_error(error: BaseException, where: str) -> ErrorInfo:
-    """What the caller will see of an exception that `where` ("task f (pid 12)") raised."""
-    if isinstance(error, RlplatError) and not isinstance(error, TaskError):
-        exception = _pickled_exception(error)
-        kind = "TaskError" if exception else type(error).__name__
-        return ErrorInfo(kind, _shortened(f"{where}: {error}"), exception, class_names(type(error)))
-    # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
-    own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
-    frames = traceback.TracebackException(type(error), error, error.__traceback__)
-    # The first frames are the runtime's own call of the user's function: of no use to its author.
-    while len(frames.stack) > 1 and _calls_users(frames.stack[0].filename):
-        del frames.stack[0]
-    text = "".join(frames.format())
-    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
-    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own), class_names(type(own)))
-
-
-def _calls_users(filename: str) -> bool:
-    return own_frames.is_own(filename) or filename.startswith(_ASYNCIO)
-
-
-def _shortened(text: str) -> str:
-    """Without its middle where it is very long."""
-    half = _MAX_ERROR_TEXT // 2
-    if len(text) <= 2 * half:
-        return text
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out ...\n{text[-half:]}"
-
-
-def _pickled_exception(error: BaseException) -> bytes:
-    with collecting_refs():
-        try:
-            blob = cloudpickle.dumps(error)
-            pickle.loads(blob)
-        except BaseException:  # an exception's own pickling may do anything: its text is enough then
-            return b""
-    return blob if len(blob) <= _MAX_EXCEPTION_BYTES else b""
-
-
-def to_exception(info: ErrorInfo) -> BaseException:
-    """The exception that `get` raises for `info`."""
-    cause: BaseException | None = None
-    if info.exception:
-        try:
-            cause = pickle.loads(info.exception)
-        except Exception:
-            cause = None
-    if info.kind != "TaskError":
-        fault: BaseException = getattr(errors, info.kind, errors.RuntimeFault)(info.message)
-        fault.__cause__ = cause  # of an actor that could not be created: what its constructor raised
-        return fault
-    if isinstance(cause, RlplatError) and not isinstance(cause, TaskError):
-        cause.add_note(info.message)
-        return cause
-    return _task_error(info.message, cause)
-
-
-def _task_error(message: str, cause: BaseException | None) -> TaskError:
-    if cause is None:
-        return TaskError(message)
-    kind = _both_classes(type(cause))
-    try:
-        error = kind.__new__(kind, message, cause)
-        error.__init__(message)  # type: ignore[misc]
-    except Exception:  # a group of exceptions that are none of `Exception`
-        error = TaskError(message)
-    error.cause = cause
-    error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
-    return error
-
-
-_classes: dict[type, type[TaskError]] = {}
-
-
-def _both_classes(user_class: type) -> type[TaskError]:
-    """A class that is both TaskError and the user's exception class, so that either `except` catches it."""
-    if user_class not in _classes:
-
-        def init(self: Any, message: str) -> None:
-            self.args = (message,)
-
-        def new(kind: Any, message: str, cause: BaseException | None = None) -> Any:
-            if issubclass(kind, BaseExceptionGroup):  # one as well: `except*` looks into it
-                inner = [ValueError()] if cause is None else cause.exceptions  # type: ignore[attr-defined]
-                return BaseExceptionGroup.__new__(kind, getattr(cause, "message", ""), inner)
-            return user_class.__new__(kind, message)
-
-        body = {
-            "__new__": new,
-            "__init__": init,
-            "__str__": lambda self: self.args[0],
-            "__reduce__": lambda self: (_task_error, (self.args[0], self.cause)),
-            "__module__": user_class.__module__,
-        }
-        try:
-            made = type(user_class.__name__, (TaskError, user_class), body)
-            made.__new__(made, "")
-        except Exception:  # some classes cannot be a second base
-            made = TaskError
-        _classes[user_class] = made
-    return _classes[user_class]
-
-
 @dataclass(frozen=True)
 class Raised:
     """Takes the place of the values that a generator had still to make."""
@@ -478,3 +349,19 @@ def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
         got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
         raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")
     return list(value)
+
+
+@dataclass(eq=False)
+class RemoteCode:
+    """A function or class to run elsewhere; pickled once, on first use."""
+
+    target: Callable[..., Any]
+    name: str
+    blob: bytes | None = None
+    key: str | None = None
+    """Hash of `blob`: what workers remember it by."""
+    max_calls: int = 0
+    signature: Signature | None = None
+    """Worked out at the first call."""
+    refs: list[ObjectRef] = field(default_factory=list)
+    """Refs (and those of actor handles) that the function closes over: held as long as the function."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlplat.runtime.api import ActorHandle
-from rlplat.runtime.backend import Backend, Options, RemoteCode
-from rlplat.runtime.placement import captured
-from rlplat.runtime.wire.messages import Capture
+from rlplat.runtime.backend import Backend
+from rlplat.runtime.demand import captured
+from rlplat.runtime.options import Options
+from rlplat.runtime.remote import ActorHandle
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.values import Capture
 
 
 class Capturing:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlplat.runtime.api import TERMINATE
 from rlplat.runtime.client.awaiting import LoopInbox
+from rlplat.runtime.remote import TERMINATE
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.runners import (
     EXITED,

@@ -13,7 +13,6 @@ at the restart. What a call does outside the state (files, other actors) is not 
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 from collections.abc import Callable
@@ -21,79 +20,12 @@ from typing import Any
 
 import msgspec
 
-from rlplat.errors import OptionError
-from rlplat.runtime.backend import Options, RemoteCode
+from rlplat.runtime.core.reply_window import Kept, Window
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.wire import codec
-from rlplat.runtime.wire.codec import ErrorInfo
 
 HOLD_S = 0.002
 HOLD_REPLIES = 64
-
-
-def checkpoint_path(session: str, actor: str) -> str:
-    return os.path.join(session, "once-" + actor.replace(":", "-"))
-
-
-def check(code: RemoteCode, options: Options) -> None:
-    """Refuse an actor class that cannot keep the promise."""
-    if not options.exactly_once:
-        return
-    if (options.max_concurrency or 1) > 1 or options.concurrency_groups:
-        raise OptionError(
-            f"actor {code.name}: exactly_once=True needs calls that run one after the other: leave max_concurrency "
-            "and concurrency_groups out"
-        )
-    methods = inspect.getmembers(code.target, inspect.isfunction)
-    asynchronous = [
-        name
-        for name, method in methods
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-    ]
-    if asynchronous:
-        raise OptionError(
-            f"actor {code.name}: exactly_once=True needs calls that run one after the other, and {asynchronous[0]} is "
-            "an async method"
-        )
-    has = [hasattr(code.target, name) for name in ("get_state", "set_state")]
-    if any(has) and not all(has):
-        lacking = "set_state" if has[0] else "get_state"
-        raise OptionError(
-            f"actor {code.name} has no {lacking}(): exactly_once=True keeps its state over a restart with both "
-            "get_state() and set_state(state)"
-        )
-
-
-class Kept(msgspec.Struct, array_like=True):
-    """A reply: the pickles of its values, or the error in their place."""
-
-    values: list[bytes] = []
-    error: ErrorInfo | None = None
-
-
-class Window:
-    """The replies that callers may ask for again, by caller and number. Pure.
-
-    A caller has at most `actor_calls.WINDOW` calls under way and says with each up to which number it has its
-    replies: those are dropped, which bounds the window.
-    """
-
-    def __init__(self, kept: dict[str, dict[int, Kept]] | None = None) -> None:
-        self.kept: dict[str, dict[int, Kept]] = kept or {}
-
-    def asked(self, caller: str, seq: int, answered: int) -> Kept | None:
-        """The reply to a call that ran before; drops what its caller has got."""
-        replies = self.kept.setdefault(caller, {})
-        while replies and (oldest := next(iter(replies))) <= answered:
-            del replies[oldest]
-        return replies.get(seq)
-
-    def keep(self, caller: str, seq: int, reply: Kept) -> None:
-        self.kept.setdefault(caller, {})[seq] = reply
-
-    def forget(self, caller: str) -> None:
-        """The caller is dead: nobody asks for it again."""
-        self.kept.pop(caller, None)
 
 
 class _Checkpoint(msgspec.Struct, array_like=True):

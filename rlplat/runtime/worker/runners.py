@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from rlplat.runtime.api import TERMINATE, methods_of
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.remote import TERMINATE, methods_of
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.messages import Value
+from rlplat.runtime.wire.values import Value
 
 if TYPE_CHECKING:
     from rlplat.runtime.worker.worker import Worker

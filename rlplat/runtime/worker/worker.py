@@ -19,20 +19,22 @@ from typing import Any, NoReturn
 
 from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import api, refs
-from rlplat.runtime.api import TERMINATE
 from rlplat.runtime.client.calls import NODE, values_of
 from rlplat.runtime.client.client import Client
+from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.loop import Patience
+from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.process import stacks
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.remote import TERMINATE
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Value
+from rlplat.runtime.wire.errors import describe_error
+from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.capturing import Capturing
-from rlplat.runtime.worker.exactly_once import ExactlyOnce, Kept, checkpoint_path
+from rlplat.runtime.worker.exactly_once import ExactlyOnce
 from rlplat.runtime.worker.interrupts import Interrupts
 from rlplat.runtime.worker.runners import (
     EXITED,
@@ -538,7 +540,7 @@ class Worker(Client):
             error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
                 error.__traceback__
             )
-        return codec.describe_error(error, where)
+        return describe_error(error, where)
 
     def _tell_pace(self, owner: str, code: str, seconds: float) -> None:
         """Tell an owner how long its tasks take, when that is news."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlplat.runtime.wire.messages import Key
+from rlplat.runtime.wire.values import Key
 
 ROUND_S = 4.0
 

@@ -20,8 +20,8 @@ from copy import copy
 from dataclasses import dataclass
 
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.wire.codec import ErrorInfo
 from rlplat.runtime.wire.messages import CreateActor, RunFull
+from rlplat.runtime.wire.values import ErrorInfo
 
 WINDOW = 1000
 

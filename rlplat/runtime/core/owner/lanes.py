@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import Shape
 
 AHEAD_S = 0.003
 MAX_AHEAD = 512

@@ -17,7 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.wire.codec import ErrorInfo, class_names
+from rlplat.runtime.wire.values import ErrorInfo, class_names
 
 OOM_RETRIES = 15
 KEPT_TEXTS = 3

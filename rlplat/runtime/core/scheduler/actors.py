@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import ActorInfo, Shape
+from rlplat.runtime.wire.values import ActorInfo, ErrorInfo, Shape
 
 _REMEMBERED = 1000
 

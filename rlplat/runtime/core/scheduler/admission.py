@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from rlplat.runtime.core.scheduler.events import Demand
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import Shape
 
 _MOST_LEASES = 1 << 16
 """In one request: far more than a node has processes."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import ActorInfo, Shape
+from rlplat.runtime.wire.values import ActorInfo, ErrorInfo, Shape
 
 Demand = tuple[tuple[str, float], ...]
 """Resources by name, sorted: hashable."""

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
+from rlplat.runtime.core.resources import Resources
 from rlplat.runtime.core.scheduler.events import Demand, GroupRequested
 from rlplat.runtime.core.scheduler.nodes import FitIndex, Node, Pool, could_ever_fit, summed
 from rlplat.runtime.core.scheduler.queues import Queue
-from rlplat.runtime.machine.hardware import Resources
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import ErrorInfo, Shape
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _TRIED = 8

@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable
 from typing import Any
 
+from rlplat.runtime.core.resources import Resources, exact
 from rlplat.runtime.core.scheduler.actors import ActorEntry
 from rlplat.runtime.core.scheduler.events import Demand
-from rlplat.runtime.machine.hardware import Resources, exact
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import Shape
 
 _MAX_STARTING = 64
 """Workers that start on a node at once, per runtime environment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlplat.runtime.core.resources import Resources
 from rlplat.runtime.core.scheduler.actors import ActorEntry
 from rlplat.runtime.core.scheduler.events import (
     CreateDetached,
@@ -25,9 +26,7 @@ from rlplat.runtime.core.scheduler.groups import Group, Groups
 from rlplat.runtime.core.scheduler.nodes import FitIndex, Node, Placement, Pool, Worker, could_ever_fit
 from rlplat.runtime.core.scheduler.queues import Queue, Request, first_that_fits
 from rlplat.runtime.core.scheduler.turns import Turn
-from rlplat.runtime.machine.hardware import Resources
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import ErrorInfo, Shape
 
 _MAX_INDEXES = 32
 _MAX_QUEUES = 4096

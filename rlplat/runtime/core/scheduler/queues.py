@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rlplat.runtime.core.scheduler.actors import ActorEntry
 from rlplat.runtime.core.scheduler.nodes import Pool
-from rlplat.runtime.wire.messages import Shape
+from rlplat.runtime.wire.values import Shape
 
 
 class Request:

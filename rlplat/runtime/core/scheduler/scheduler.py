@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.runtime.core.resources import Resources
 from rlplat.runtime.core.scheduler import validity, views
 from rlplat.runtime.core.scheduler.actors import ActorEntry, Actors, Intensity
 from rlplat.runtime.core.scheduler.events import (
@@ -64,9 +65,7 @@ from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.core.scheduler.queues import Queue, Request
 from rlplat.runtime.core.scheduler.turns import Turn
 from rlplat.runtime.core.scheduler.views import InUse
-from rlplat.runtime.machine.hardware import Resources
-from rlplat.runtime.wire.codec import ErrorInfo
-from rlplat.runtime.wire.messages import GroupState, NodeState, Place, Shape
+from rlplat.runtime.wire.values import ErrorInfo, GroupState, NodeState, Place, Shape
 
 __all__ = ["InUse", "Intensity", "Scheduler"]
 

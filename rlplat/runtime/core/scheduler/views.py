@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlplat.runtime.core.resources import Resources, exact
 from rlplat.runtime.core.scheduler.nodes import Pool
 from rlplat.runtime.core.scheduler.queues import Queue, Request
-from rlplat.runtime.machine.hardware import Resources, exact
-from rlplat.runtime.wire.messages import GroupState, NodeState, Place
+from rlplat.runtime.wire.values import GroupState, NodeState, Place
 
 if TYPE_CHECKING:
     from rlplat.runtime.core.scheduler.placing import Placing

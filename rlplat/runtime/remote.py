@@ -1,0 +1,255 @@
+"""`@rlplat.remote`: functions as tasks, classes as actors, and the handles of actors."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from rlplat.errors import OptionError
+from rlplat.runtime import refs as connection
+from rlplat.runtime.connect import connected
+from rlplat.runtime.options import Options, check_groups, check_retries, merge_options
+from rlplat.runtime.refs import ObjectRef, backend
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.signatures import ANYTHING, Signature, method_signature, signature_of
+from rlplat.runtime.wire.values import PLAIN_CALL, STREAMING, ActorInfo, CallOptions
+
+
+def remote(*args: Any, **options: Any) -> Any:
+    """Make a function a task or a class an actor: `@remote`, `@remote(num_cpus=2)`, or `remote(f)`."""
+    if len(args) == 1 and not options and callable(args[0]):
+        return _make_remote(args[0], Options())
+    if args:
+        raise TypeError(
+            "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
+        )
+    checked = merge_options(Options(), options, "a task or actor")
+    return lambda target: _make_remote(target, checked, "num_returns" in options)
+
+
+def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`@rlplat.method(num_returns=2)` on a method of an actor class: its calls return that many refs.
+
+    Options: num_returns, concurrency_group, max_task_retries, retry_exceptions, timeout_s, generator_backpressure;
+    `.options(...)` of a handle's method takes the same, for one call.
+    """
+    checked = merge_options(CallOptions(), options, "a method")
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = checked
+        if "num_returns" not in options and _is_generator(function):
+            own = msgspec.structs.replace(checked, num_returns=STREAMING)
+        function.__rlplat_options__ = own  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _make_remote(target: Any, options: Options, has_num_returns: bool = False) -> Any:
+    if not callable(target):
+        raise TypeError(f"rlplat.remote takes a function or a class, not {type(target).__name__}")
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        raise ValueError(
+            f"{target.__qualname__} is an 'async def' function and cannot be a task: make it a method of an actor, or "
+            "call asyncio.run(...) in a plain function"
+        )
+    if not has_num_returns and _is_generator(target):
+        options = replace(options, num_returns=STREAMING)
+    name = getattr(target, "__qualname__", repr(target))
+    code = RemoteCode(target, name)
+    return RemoteClass(code, options) if inspect.isclass(target) else RemoteFunction(code, options)
+
+
+def _signature(code: RemoteCode) -> Signature:
+    if code.signature is None:
+        code.signature = signature_of(code.target)
+    return code.signature
+
+
+def _nowhere(args: tuple, kwargs: dict) -> Any:
+    raise AssertionError("no backend is bound")
+
+
+class RemoteFunction:
+    """A task: `f.remote(*args)` returns its ref (a list of refs with `num_returns` > 1, None with 0)."""
+
+    def __init__(self, code: RemoteCode, options: Options) -> None:
+        if options.max_calls != code.max_calls:
+            code = RemoteCode(code.target, code.name, max_calls=options.max_calls)
+        self._code, self._options = code, options
+        self._backend: Any = _nowhere
+        self._submit: Callable[[tuple, dict], Any] = _nowhere
+        self._least, self._most = 0, -1
+        """Positional arguments that surely fit: see `Signature`. Known from the first call on."""
+        self.__name__ = code.name
+        self.__doc__ = code.target.__doc__
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not self._least <= len(args) <= self._most:
+            self._check(args, kwargs)
+        if self._backend is not connection._backend:
+            backend = connected()
+            self._submit = backend.submitter(self._code, self._options)
+            self._backend = backend  # last: a signal may end this on the way
+        return self._submit(args, kwargs)
+
+    def _check(self, args: tuple, kwargs: dict) -> None:
+        signature = _signature(self._code)
+        self._least, self._most = signature.least, signature.most
+        signature.check(self._code.name, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return RemoteFunction, (self._code, self._options)
+
+    def options(self, **changes: Any) -> RemoteFunction:
+        return RemoteFunction(self._code, merge_options(self._options, changes, "a task or actor"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self._code.name} is a remote function: call {self._code.name}.remote(...)")
+
+
+_OWN = ("_code", "_options")
+_OF_CLASSES = ("__mro__", "__bases__", "__annotations__", "__subclasses__")
+
+
+class RemoteClass:
+    """An actor class: `Class.remote(*args)` starts an actor and returns its handle."""
+
+    def __init__(self, code: RemoteCode, options: Options) -> None:
+        if options.max_calls:
+            raise OptionError(f"{code.name}: max_calls is for tasks; an actor ends by rlplat.exit_actor()")
+        self._code, self._options = code, options
+        self.__name__ = self.__qualname__ = code.name
+        self.__doc__, self.__module__ = code.target.__doc__, code.target.__module__
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        _signature(self._code).check(self._code.name, args, kwargs)
+        return connected().create_actor(self._code, args, kwargs, self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Class attributes, static and class methods, plain functions, the MRO: those of the class itself."""
+        if name in _OWN or (name.startswith("__") and name not in _OF_CLASSES):
+            raise AttributeError(name)
+        target = self._code.target
+        if not hasattr(target, name):
+            close = difflib.get_close_matches(name, dir(target), 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise AttributeError(f"actor class {self._code.name} has no attribute {name!r}{hint}")
+        return getattr(target, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._code.target)})
+
+    def __reduce__(self) -> Any:
+        return RemoteClass, (self._code, self._options)
+
+    def options(self, **changes: Any) -> RemoteClass:
+        return RemoteClass(self._code, merge_options(self._options, changes, "a task or actor"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")
+
+    def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
+        raise TypeError(
+            f"{self._code.name} is an actor class: derive from the plain class, and decorate what is derived"
+        )
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class ActorHandle:
+    """A way to call an actor; pass it to tasks and other actors. The actor ends when the last handle goes."""
+
+    _actor_id: str
+    _info: ActorInfo
+    _creation: ObjectRef | None
+    """The actor's entry in its creator's book: it counts the handles. None: a detached actor's are not counted."""
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        options = self._info.methods.get(name)
+        if options is None:
+            close = difflib.get_close_matches(name, self._info.methods, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            if name in ("__ray_terminate__", "__rlplat_terminate__"):
+                return ActorMethod(self, TERMINATE, CallOptions(concurrency_group=TERMINATE), ANYTHING)
+            raise AttributeError(f"actor class {self._info.class_name} has no method {name!r}{hint}")
+        return ActorMethod(self, name, options, self._info.signatures.get(name, ANYTHING))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
+
+    def __hash__(self) -> int:
+        return hash(self._actor_id)
+
+    def __repr__(self) -> str:
+        return f"ActorHandle({self._info.class_name}, {self._actor_id})"
+
+    def __reduce__(self) -> Any:
+        return ActorHandle, (self._actor_id, self._info, self._creation)
+
+
+class ActorMethod(msgspec.Struct, eq=False, gc=False):
+    """What `handle.method` is: made anew at each look-up, so cheaply."""
+
+    _handle: ActorHandle
+    _name: str
+    _options: CallOptions
+    _signature: Signature
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        signature = self._signature
+        if kwargs or not signature.least <= len(args) <= signature.most:
+            signature.check(f"{self._handle._info.class_name}.{self._name}", args, kwargs)
+        return (connection._backend or backend()).submit_call(
+            self._handle, self._name, args, kwargs, self._options
+        )
+
+    def options(self, **changes: Any) -> ActorMethod:
+        options = merge_options(self._options, changes, "an actor's method")
+        return ActorMethod(self._handle, self._name, options, self._signature)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")
+
+
+_GENERATOR_CALL = CallOptions(num_returns=STREAMING)
+TERMINATE = "__rlplat_terminate__"
+"""`handle.__rlplat_terminate__.remote()` (or `__ray_terminate__`): the actor ends after the calls made before it."""
+
+
+def methods_of(actor_class: Any) -> dict[str, CallOptions]:
+    """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
+    members = inspect.getmembers(actor_class, callable)
+    return {
+        name: getattr(member, "__rlplat_options__", _GENERATOR_CALL if _is_generator(member) else PLAIN_CALL)
+        for name, member in members
+        if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
+    }
+
+
+def signatures_of(actor_class: Any, methods: dict[str, CallOptions]) -> dict[str, Signature]:
+    return {name: method_signature(actor_class, name) for name in methods}
+
+
+def describe_actor(code: RemoteCode, options: Options) -> ActorInfo:
+    """What handles know: each method with its own or the actor's number of retries."""
+    retries = options.max_task_retries
+    if options.exactly_once and not retries:
+        retries = -1  # a call that may be repeated, and takes effect once, is what was asked for
+    methods = methods_of(code.target)
+    check_groups(code.name, methods, options.concurrency_groups)
+    for name, each in methods.items():
+        if each.retry_exceptions:
+            check_retries(f"{code.name}.{name}", options.exactly_once)
+        if retries and each.max_task_retries is None:
+            methods[name] = msgspec.structs.replace(each, max_task_retries=retries)
+    groups, signatures = tuple(options.concurrency_groups), signatures_of(code.target, methods)
+    return ActorInfo(code.name, methods, retries, options.exactly_once, groups, signatures)
