@@ -27,17 +27,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with this one
-_num_started = 0
+_started: list[str] = []
 """Programs that this process has started, interpreters mostly. (A fork that imports nothing costs next to nothing.)"""
 
 
-def _count_starts(event: str, details: Any) -> None:
-    global _num_started
-    if event == "subprocess.Popen" and "lscpu" not in str(details[0]):  # numpy.testing asks it, once
-        _num_started += 1
+def _note_starts(event: str, details: Any) -> None:
+    if event == "subprocess.Popen":
+        program = os.path.basename(str(details[0]))
+        if program not in ("lscpu", "uname"):  # numpy.testing and `platform` ask them, once
+            _started.append(program)
 
 
-sys.addaudithook(_count_starts)
+sys.addaudithook(_note_starts)
 observer.ANSWER_S = 20.0  # nobody is left out because the machine keeps him from answering for a while
 
 
@@ -53,18 +54,18 @@ def log_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What has a cluster of processes is in the lane `process`, without saying so."""
+    """What has a cluster of processes, or a PostgreSQL, is in the lane `process`, without saying so."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if fixtures & {"cluster", "torch_cluster"} or params.get("backend") == "zmq":
+        if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or params.get("backend") == "zmq":
             item.add_marker(pytest.mark.process)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    """Notes how many processes were started before the test and the fixtures that it is the first to use."""
-    item.stash[_STARTED_BEFORE] = _num_started
+    """Notes how many programs were started before the test and the fixtures that it is the first to use."""
+    item.stash[_STARTED_BEFORE] = len(_started)
     return (yield)
 
 
@@ -75,8 +76,9 @@ _STARTED_BEFORE = pytest.StashKey[int]()
 def lane(request: pytest.FixtureRequest) -> Iterator[None]:
     """In the fast lane, a test that starts a program fails: it has to say so, or the lane would not stay fast."""
     yield
-    if "not process" in request.config.option.markexpr and _num_started > request.node.stash[_STARTED_BEFORE]:
-        pytest.fail("it started a program: mark it with @pytest.mark.process", pytrace=False)
+    started = _started[request.node.stash[_STARTED_BEFORE] :]
+    if "not process" in request.config.option.markexpr and started:
+        pytest.fail(f"it started {started}: mark it with @pytest.mark.process", pytrace=False)
 
 
 @pytest.fixture(autouse=True)
