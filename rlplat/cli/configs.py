@@ -43,7 +43,10 @@ def run(arguments: list[str]) -> int:
             [[row["name"], row["env"] or "-", row["about"]] for row in rows], ["name", "environment", "about"]
         )
     )
-    print(f"\nThe files are in {configs_directory()}.")
+    print(
+        f"\nThe files are in {configs_directory()}. `rlplat train --algo A --env E` without a config of its own begins "
+        "with that of its family: _atari.yaml, _mujoco.yaml or _classic.yaml beside the algorithm's."
+    )
     return 0
 
 
