@@ -218,24 +218,41 @@ class Client:
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
         with self._lock:
-            holders = [ref if type(ref) is ObjectRefGenerator else self._objects.holder(ref) for ref in refs]
-            missing = holders
-            most_missing = len(holders) - num_returns
+            ready = self._first_ready(refs, num_returns)
+            if len(ready) < num_returns:
+                missing = list(map(self._waitable, refs))
+                most_missing = len(refs) - num_returns
 
-            def enough() -> bool:
-                nonlocal missing
-                missing = [holder for holder in missing if holder.value is None]
-                return len(missing) <= most_missing
+                def enough() -> bool:
+                    nonlocal missing
+                    missing = [holder for holder in missing if holder.value is None]
+                    return len(missing) <= most_missing
 
-            try:
-                self._wait_until(enough, timeout, "")
-            except GetTimeout:
-                pass
-            ready: list[Any] = []
-            rest: list[Any] = []
-            for ref, holder in zip(refs, holders, strict=True):
-                (ready if holder.value is not None and len(ready) < num_returns else rest).append(ref)
-        return ready, rest
+                try:
+                    self._wait_until(enough, timeout, "")
+                except GetTimeout:
+                    pass
+                ready = self._first_ready(refs, num_returns)
+        rest: list[Any] = []
+        begin = 0
+        for index in ready:
+            rest += refs[begin:index]
+            begin = index + 1
+        rest += refs[begin:]
+        return [refs[index] for index in ready], rest
+
+    def _waitable(self, ref: Any) -> Any:
+        return ref if type(ref) is ObjectRefGenerator else self._objects.holder(ref)
+
+    def _first_ready(self, refs: Sequence[Any], most: int) -> list[int]:
+        """Where they are; looks no further than it must: a loop takes one of a long list at a time."""
+        found: list[int] = []
+        for index, ref in enumerate(refs):
+            if self._waitable(ref).value is not None:
+                found.append(index)
+                if len(found) == most:
+                    break
+        return found
 
     def _on_await_cancelled(self, ref: ObjectRef) -> None:
         """Workers override: a cancelled call of an async actor cancels what it awaits."""
