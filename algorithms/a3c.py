@@ -41,28 +41,28 @@ from rlplat.errors import (
     RlplatError,
     WorkerCrashed,
 )
-from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
-from rlplat.rl.evaluation import Evaluation
-from rlplat.rl.framework_check import require_framework
-from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
+from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning_rewards import LearningRewards
+from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
+from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
+from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
-from rlplat.rl.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
-from rlplat.rl.parameter_server import ObsMoments, ParameterServer
-from rlplat.rl.policy_spec import PolicySpec, cpu_share, make_policy, policy_spec
-from rlplat.rl.registry import load_class
-from rlplat.rl.returns import explained_variance, gae
-from rlplat.rl.rollout_worker import RolloutWorker
-from rlplat.rl.run_tally import RunTally
-from rlplat.rl.sample_batch import SampleBatch, episode_starts
+from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.spec import PolicySpec, cpu_share, make_policy, policy_spec
+from rlplat.rl.run.evaluation import Evaluation
+from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
+from rlplat.rl.run.registry import load_class
+from rlplat.rl.run.tally import RunTally
+from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
+from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
+from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.unused_settings import Unused
-from rlplat.rl.worker_group import RolloutWorkers
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
 
 if TYPE_CHECKING:
@@ -600,7 +600,7 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
 def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
     require_framework(config.framework)
-    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+    spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)
     is_vector = isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"

@@ -9,8 +9,8 @@ import numpy as np
 
 from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig
 from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.policy_spec import PolicySpec
-from rlplat.rl.sample_batch import SampleBatch, episode_starts
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
 from rlplat.rl.tf.network_check import check_network

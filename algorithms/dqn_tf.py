@@ -10,9 +10,9 @@ import numpy as np
 from rlplat.algorithms.dqn import DQNConfig, Trained
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.policy_spec import PolicySpec
-from rlplat.rl.q_spec import QSpec
-from rlplat.rl.replay_buffer import Minibatch, SequenceMinibatch
+from rlplat.rl.policies.q_spec import QSpec
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
 from rlplat.rl.spaces import MASK
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.adam import Adam

@@ -41,24 +41,24 @@ from pydantic import Field
 
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
-from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
-from rlplat.rl.envs import make_vector_env
-from rlplat.rl.evaluation import Evaluation
-from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
+from rlplat.rl.envs import check
+from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
-from rlplat.rl.noise_table import NoiseTable, make_noise
+from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
-from rlplat.rl.numpy_optimizers import Adam, Optimizer
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
-from rlplat.rl.policy_spec import cpu_share
-from rlplat.rl.run_tally import RunTally
+from rlplat.rl.policies.noise_table import NoiseTable, make_noise
+from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
+from rlplat.rl.policies.spec import cpu_share
+from rlplat.rl.run.evaluation import Evaluation
+from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
+from rlplat.rl.run.tally import RunTally
+from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
-from rlplat.rl.tree_reduction import reduce_in_tasks, reduce_pairs
 from rlplat.rl.unused_settings import Unused
-from rlplat.rl.worker_group import RolloutWorkers
 from rlplat.section import Coefficient, Count, Epsilon, Share
 
 if TYPE_CHECKING:
@@ -740,7 +740,7 @@ class ES:
 
 def preflight(config: ESConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and ES can act in it."""
-    spaces = env_check.preflight(config.env, config.env_kwargs).spaces
+    spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
         raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {spaces.obs}")

@@ -35,27 +35,27 @@ from pydantic import Field
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
-from rlplat.rl.evaluation import Evaluation
-from rlplat.rl.framework_check import require_framework
-from rlplat.rl.initial_weights import carried_statistics, network_weights, require_fitting
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learner_group import LearnerGroup, learner_gpus
-from rlplat.rl.learning_rewards import LearningRewards
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
-from rlplat.rl.policy_spec import PolicySpec, make_policy, policy_spec
-from rlplat.rl.registry import load_class
-from rlplat.rl.returns import explained_variance, gae
-from rlplat.rl.rollout_worker import RolloutWorker
-from rlplat.rl.run_tally import RunTally
-from rlplat.rl.sample_batch import SampleBatch, episode_starts, join_envs
+from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.spec import PolicySpec, make_policy, policy_spec
+from rlplat.rl.run.evaluation import Evaluation
+from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
+from rlplat.rl.run.registry import load_class
+from rlplat.rl.run.tally import RunTally
+from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
+from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
+from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import ClipRange, EntropyCoef, Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
-from rlplat.rl.worker_group import RolloutWorkers
 from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.adam import Adam
 from rlplat.rl.tf.device import resolve_device, resolve_precision, seeded, set_up

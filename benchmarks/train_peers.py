@@ -48,7 +48,7 @@ def main() -> None:
 
 def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int) -> float:
     """Env steps/s of `step()`: rollouts, updates and publishing, as in a run."""
-    from rlplat.rl.registry import load_algorithm
+    from rlplat.rl.run.registry import load_algorithm
 
     algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task)
     with algorithm_class(rlplat_config(task, in_one_process)) as algorithm:
@@ -67,8 +67,8 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
     ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers."""
     from rlplat.algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
-    from rlplat.rl.registry import tuned_config
-    from rlplat.rl.training_plan import plan_from_file
+    from rlplat.rl.run.registry import tuned_config
+    from rlplat.rl.run.training_plan import plan_from_file
 
     if task == "cartpole":
         return PPOConfig(

@@ -23,8 +23,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rlplat import checkpoints, errors, metrics, state, tune
-    from rlplat.rl.trained_agent import load
-    from rlplat.rl.training_loop import train, training_loop
+    from rlplat.rl.run.trained_agent import load
+    from rlplat.rl.run.training_loop import train, training_loop
     from rlplat.runtime.api import (
         ObjectRef,
         ObjectRefGenerator,
@@ -72,8 +72,8 @@ _HOMES = {
         "get_current_placement_group get_placement_group nodes placement_group placement_group_table "
         "remove_placement_group"
     ),
-    "rlplat.rl.trained_agent": "load",
-    "rlplat.rl.training_loop": "train training_loop",
+    "rlplat.rl.run.trained_agent": "load",
+    "rlplat.rl.run.training_loop": "train training_loop",
     "rlplat.state": "timeline",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}

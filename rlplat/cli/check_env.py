@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
         )
     if options.steps < 1 or not 0 < options.step_timeout_s < math.inf:
         raise ConfigError("--steps and --step-timeout-s are positive numbers")
-    from rlplat.rl.env_check import check_env
+    from rlplat.rl.envs.check import check_env
 
     report = check_env(options.env, env_kwargs, steps=options.steps, step_timeout_s=options.step_timeout_s)
     if options.json:

@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     from rlplat.cli.runs import table
-    from rlplat.rl.registry import configs_directory, shipped_configs
+    from rlplat.rl.run.registry import configs_directory, shipped_configs
 
     rows = [_described(name) for name in shipped_configs()]
     if options.json:
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
 def _described(name: str) -> dict[str, Any]:
     """about: the comment at the head of the file."""
     from rlplat.config import load_yaml
-    from rlplat.rl.registry import configs_directory
+    from rlplat.rl.run.registry import configs_directory
 
     directory = configs_directory()
     assert directory is not None, "a shipped config was found"

@@ -42,9 +42,9 @@ def run(arguments: list[str]) -> int:
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     from rlplat.checkpoints import BEST
-    from rlplat.rl.evaluation import evaluation_metrics, what_was_cut
     from rlplat.rl.interfaces import CutEpisode
-    from rlplat.rl.trained_agent import load
+    from rlplat.rl.run.evaluation import evaluation_metrics, what_was_cut
+    from rlplat.rl.run.trained_agent import load
 
     agent = load(options.run, options.checkpoint, seed=options.seed)
     for line in agent.warnings:

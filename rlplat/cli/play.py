@@ -54,9 +54,9 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(f"--out takes an .mp4 file, not '{options.out}'")
     if options.out and not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out}: there is no directory {options.out.parent}")
-    from rlplat.rl.evaluation import evaluation_metrics, what_was_cut
-    from rlplat.rl.trained_agent import load
-    from rlplat.rl.video import VideoWriter, Window
+    from rlplat.rl.run.evaluation import evaluation_metrics, what_was_cut
+    from rlplat.rl.run.trained_agent import load
+    from rlplat.rl.run.video import VideoWriter, Window
 
     agent = load(options.run, options.checkpoint, seed=options.seed)
     for line in agent.warnings:

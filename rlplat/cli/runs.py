@@ -80,7 +80,7 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
     """From experiment.yaml and results.csv, so that a long list takes no time; what there is not is None."""
     from rlplat.config import load_yaml
     from rlplat.errors import ConfigError
-    from rlplat.rl.run_directory import is_running
+    from rlplat.rl.run.run_directory import is_running
     from rlplat.tune.results import metric_column
 
     try:
@@ -144,7 +144,7 @@ def describe_run(directory: Path) -> dict[str, Any]:
     from rlplat.config import load_yaml
     from rlplat.errors import ConfigError
     from rlplat.metrics import last_record
-    from rlplat.rl.run_directory import is_running
+    from rlplat.rl.run.run_directory import is_running
 
     try:
         settings = load_yaml(directory / "config.yaml").values

@@ -38,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     from rlplat.config import Layer
-    from rlplat.rl.registry import load_algorithm
-    from rlplat.rl.training_plan import plan_training
+    from rlplat.rl.run.registry import load_algorithm
+    from rlplat.rl.run.training_plan import plan_training
 
     rows = list(rows_of(load_algorithm(options.algo).config_class))
     notes: list[str] = []

@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
     # the heavy half comes after the arguments are known to be good
-    from rlplat.rl.training_loop import stop_rules, train
+    from rlplat.rl.run.training_loop import stop_rules, train
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
     named = layer_from_flags([*((name, text) for name, text in given if text is not None), *flags])
@@ -174,14 +174,14 @@ def split_setting_flags(
 
 def _is_config_after_switch(key: str, following: str, arguments: Sequence[str]) -> bool:
     """Whether `--deterministic configs/ppo/Pong.yaml` is a switch and the config file, not a setting and its value."""
-    from rlplat.rl.registry import find_config
+    from rlplat.rl.run.registry import find_config
 
     path = find_config(following)
     if path is None or not path.is_file() or path.suffix not in (".yaml", ".yml"):
         return False
     from rlplat.config import takes_value
-    from rlplat.rl.registry import load_algorithm
-    from rlplat.rl.training_plan import algorithm_of_file
+    from rlplat.rl.run.registry import load_algorithm
+    from rlplat.rl.run.training_plan import algorithm_of_file
 
     given = [after for flag, after in pairwise(arguments) if flag == "--algo"]
     given += [each.removeprefix("--algo=") for each in arguments if each.startswith("--algo=")]

@@ -136,7 +136,7 @@ def run(arguments: list[str]) -> int:
 def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
     """The experiments of the command line, not checked yet."""
     from rlplat.cli.train import settings_layer
-    from rlplat.rl.registry import require_config
+    from rlplat.rl.run.registry import require_config
     from rlplat.tune.experiment_file import SAVED_AS, load_experiments
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
@@ -170,7 +170,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
 def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> ExperimentSpec:
     """--algo and --env; the tuned config of that environment, where there is one, is what the settings change."""
     from rlplat.config import load_yaml
-    from rlplat.rl.registry import algorithm_homes, base_config
+    from rlplat.rl.run.registry import algorithm_homes, base_config
     from rlplat.tune.experiment_file import aimed, experiment_of, overlay
 
     if options.algo is None:

@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     from rlplat.errors import ConfigError
-    from rlplat.rl.run_directory import is_running
+    from rlplat.rl.run.run_directory import is_running
     from rlplat.tune.analysis import load
 
     if options.html and options.no_pictures:

@@ -1,6 +1,6 @@
 """What policies, manifests and messages need to know of an environment's spaces, without gymnasium.
 
-spec = vector_env.spec                                           # env_spaces.py makes it of gymnasium's spaces
+spec = vector_env.spec                                           # envs/gym_spaces.py makes it
 manifest["spaces"] = spec.describe()
 SpaceSpec.from_description(manifest["spaces"]).require_same(spec, "the checkpoint", "Pong")
 

@@ -28,7 +28,7 @@ import yaml
 from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
 from rlplat.metrics import replace_file
-from rlplat.rl.run_directory import is_running
+from rlplat.rl.run.run_directory import is_running
 from rlplat.tune.hparams import ExperimentCurves
 from rlplat.tune.journal import has_reports
 from rlplat.tune.results import ReportLines, TrialRows, as_json, forget_superseded, read_reports

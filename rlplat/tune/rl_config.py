@@ -14,8 +14,8 @@ from typing import Any
 
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl.registry import base_config, load_algorithm, shown
-from rlplat.rl.training_plan import TrainingPlan
+from rlplat.rl.run.registry import base_config, load_algorithm, shown
+from rlplat.rl.run.training_plan import TrainingPlan
 from rlplat.rl.unused_settings import announcement
 
 _OF_ONE_RUN = ("algo", "stop", "expect", "seed")

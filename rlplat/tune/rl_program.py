@@ -24,11 +24,11 @@ import rlplat
 from rlplat import checkpoints
 from rlplat.errors import CheckpointError, RlplatError
 from rlplat.metrics import finite_or_none
-from rlplat.rl.evaluation_schedule import Evaluations
 from rlplat.rl.interfaces import Result
-from rlplat.rl.progress import Silent
-from rlplat.rl.run_directory import RunDirectory
-from rlplat.rl.training_loop import open_run, stop_reason, stop_rules, training_loop
+from rlplat.rl.run.evaluation_schedule import Evaluations
+from rlplat.rl.run.progress import Silent
+from rlplat.rl.run.run_directory import RunDirectory
+from rlplat.rl.run.training_loop import open_run, stop_reason, stop_rules, training_loop
 from rlplat.tune.program import TrialContext
 from rlplat.tune.rl_config import demand_of, document_of, plan_trial
 

@@ -95,7 +95,7 @@ def settled(trainable: Any) -> tuple[Any, TrainableKind]:
     if not isinstance(trainable, str):
         is_algorithm = hasattr(trainable, "config_class")
         return trainable, _kind_of(trainable, (_algorithm_name if is_algorithm else _name_of)(trainable))
-    from rlplat.rl import registry
+    from rlplat.rl.run import registry
 
     found = registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
     return found, _kind_of(found, trainable)
@@ -143,7 +143,7 @@ def _kind_of_class(found: type, name: str) -> TrainableKind:
 
 def _algorithm_name(found: type) -> str:
     """Under which the registry finds this class: config.yaml and best.yaml name it."""
-    from rlplat.rl.registry import algorithm_homes
+    from rlplat.rl.run.registry import algorithm_homes
 
     home = f"{found.__module__}:{found.__qualname__}"
     return next((name for name, announced in algorithm_homes().items() if announced == home), home)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import rlplat
 from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
-from rlplat.rl.interruption import Interrupted as Signalled
-from rlplat.rl.interruption import Interruption
+from rlplat.rl.run.interruption import Interrupted as Signalled
+from rlplat.rl.run.interruption import Interruption
 from rlplat.tune import events
 from rlplat.tune.analysis import Analysis
 from rlplat.tune.directory import ExperimentDirectory

@@ -15,8 +15,8 @@ import rlplat
 from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, normalized, preflight
 from rlplat.errors import ActorDied, ConfigError, NonFiniteError, NotInitialized
 from rlplat.rl.interfaces import Result, Weights
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN
-from rlplat.rl.parameter_server import ParameterServer
 
 pytestmark = pytest.mark.slow
 

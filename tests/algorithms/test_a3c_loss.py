@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 import torch
 
 from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig, TorchA3C, a3c_loss
-from rlplat.rl.numpy_optimizers import RMSProp, clip_by_global_norm
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
-from rlplat.rl.returns import gae, n_step_returns
-from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.learning.numpy_optimizers import RMSProp, clip_by_global_norm
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.sampling.returns import gae, n_step_returns
+from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_losses.json"

@@ -68,7 +68,7 @@ def assert_equal(one: Any, other: Any, place: str = "") -> None:
 def test_learns_a_small_task(runtime: None) -> None:
     """Which of the legal actions pays: a quarter by chance; needs masks, targets and exploration to be right."""
     config = DQNConfig(
-        env="rlplat.rl.diagnostic_envs:MaskedChoice", seed=1, num_rollout_workers=0, num_envs_per_worker=8,
+        env="rlplat.rl.envs.diagnostic:MaskedChoice", seed=1, num_rollout_workers=0, num_envs_per_worker=8,
         rollout_length=8, learning_starts=200, env_steps_per_update=4, batch_size=32, learning_rate=3e-3,
         target_period=100, discount=0.5, epsilon={"schedule": "linear", "start": 1.0, "end": 0.05, "until": 0.5},
         policy={"hidden_sizes": [64]}, double=True, stop={"env_steps": 6_000},

@@ -18,12 +18,12 @@ import rlplat
 from rlplat.algorithms.dqn import DQNConfig, DQNLearner, TorchDQN, q_spec, replay_shape
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, Episode
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
-from rlplat.rl.q_spec import EPSILON
-from rlplat.rl.replay_buffer import Minibatch, SequenceMinibatch
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
+from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.transition_batch import TransitionBatch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_losses.json"
 ACTIONS = ActionSpec("discrete", 3)

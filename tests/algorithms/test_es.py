@@ -18,9 +18,9 @@ import rlplat
 from rlplat.algorithms.es import ES, ESConfig
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ActorDied, ConfigError, EnvError, NotInitialized, UsageError
-from rlplat.rl.evaluation import Evaluator
 from rlplat.rl.interfaces import Result
-from rlplat.rl.training_loop import train
+from rlplat.rl.run.evaluation import Evaluator
+from rlplat.rl.run.training_loop import train
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +139,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     settings |= {"evaluation": {"episodes": 2, "num_envs": 2}}
     train("es", out=tmp_path / "whole", **settings)
     program = (
-        "import os, signal, sys, json; from rlplat.rl import run_directory as r; record = r.RunDirectory.record\n"
+        "import os, signal, sys, json; from rlplat.rl.run import run_directory as r; record = r.RunDirectory.record\n"
         "def dying(self, result, *rest):\n"
         "    record(self, result, *rest)\n"
         "    if result.iteration == 4: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -19,11 +19,11 @@ from rlplat.algorithms.es import (
     shape_returns,
 )
 from rlplat.errors import NonFiniteError
-from rlplat.rl.noise_table import NoiseTable, make_noise
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.learning.tree_reduction import reduce_pairs
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.parameter_server import ParameterServer
+from rlplat.rl.policies.noise_table import NoiseTable, make_noise
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.tree_reduction import reduce_pairs
 
 NOISE = make_noise(5_000, np.random.SeedSequence(0))
 SPACES = SpaceSpec(ObsSpec("vector", (4,), "float32"), ActionSpec("discrete", n=2))

@@ -19,10 +19,10 @@ from rlplat.algorithms.es import (
     unperturbed_episodes,
 )
 from rlplat.errors import EnvError, NonFiniteError
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Weights
-from rlplat.rl.noise_table import make_noise
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
+from rlplat.rl.policies.noise_table import make_noise
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 ENVS = "tests.algorithms.es_envs"

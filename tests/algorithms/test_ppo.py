@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ConfigError, NotInitialized, RlplatError
-from rlplat.rl.sample_batch import SampleBatch
-from rlplat.rl.worker_group import RolloutWorkers
+from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.sampling.worker_group import RolloutWorkers
 
 pytestmark = pytest.mark.slow
 
@@ -163,12 +163,12 @@ def test_overlapped_sampling_is_one_version_behind(
     "env, policy",
     [
         (
-            "rlplat.rl.diagnostic_envs:RememberCue",
+            "rlplat.rl.envs.diagnostic:RememberCue",
             {"core": "attention", "core_size": 8, "attention_heads": 2},
         ),
-        ("rlplat.rl.diagnostic_envs:MaskedChoice", {}),
-        ("rlplat.rl.diagnostic_envs:NestedTask", {"squash_actions": True}),
-        ("rlplat.rl.diagnostic_envs:NestedTask", {"core": "gru", "core_size": 8}),
+        ("rlplat.rl.envs.diagnostic:MaskedChoice", {}),
+        ("rlplat.rl.envs.diagnostic:NestedTask", {"squash_actions": True}),
+        ("rlplat.rl.envs.diagnostic:NestedTask", {"core": "gru", "core_size": 8}),
     ],
 )
 def test_memory_masks_and_nested_spaces_run(env: str, policy: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def test_memory_masks_and_nested_spaces_run(env: str, policy: dict[str, Any]) ->
 def test_a_core_is_what_solves_a_memory_task() -> None:
     """Without memory the return is 0.5 in the mean, whatever is learnt; the numbers of all cores: configs/ppo/."""
     settings = QUICK | {
-        "env": "rlplat.rl.diagnostic_envs:RememberCue",
+        "env": "rlplat.rl.envs.diagnostic:RememberCue",
         "env_kwargs": {"delay": 3},
         "num_envs_per_worker": 32,
         "rollout_length": 16,

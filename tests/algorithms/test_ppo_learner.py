@@ -17,10 +17,10 @@ from rlplat.algorithms import ppo as ppo_module
 from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, ppo_loss
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Episode
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.policy_spec import PolicySpec
-from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 from tests.rl.specimens import BOX, IMAGE, make_spec
 

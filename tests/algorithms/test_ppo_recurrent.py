@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 import rlplat  # noqa: E402
 from rlplat.algorithms import ppo as ppo_module  # noqa: E402
 from rlplat.algorithms.ppo import PPOConfig, PPOLearner, ppo_loss  # noqa: E402
-from rlplat.rl import rollout_worker as rollout_worker_module  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
-from rlplat.rl.parameter_server import ParameterServer  # noqa: E402
-from rlplat.rl.policy_spec import PolicySpec, policy_spec  # noqa: E402
-from rlplat.rl.rollout_worker import RolloutWorker  # noqa: E402
-from rlplat.rl.sample_batch import SampleBatch  # noqa: E402
+from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec, policy_spec  # noqa: E402
+from rlplat.rl.sampling import rollout_worker as rollout_worker_module  # noqa: E402
+from rlplat.rl.sampling.rollout_worker import RolloutWorker  # noqa: E402
+from rlplat.rl.sampling.sample_batch import SampleBatch  # noqa: E402
 from rlplat.rl.spaces import ObsSpec  # noqa: E402
 from tests.rl.specimens import (  # noqa: E402
     ACTIONS,

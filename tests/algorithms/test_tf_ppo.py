@@ -21,8 +21,8 @@ from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, TorchPPO, p
 from rlplat.algorithms.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
 from rlplat.errors import ConfigError, MissingExtra, NonFiniteError  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
-from rlplat.rl.parameter_server import ParameterServer  # noqa: E402
-from rlplat.rl.sample_batch import SampleBatch, episode_starts  # noqa: E402
+from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402
+from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts  # noqa: E402
 from rlplat.rl.tf import tf  # noqa: E402
 from rlplat.rl.tf.weights import named_variables  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_batch  # noqa: E402
@@ -245,8 +245,8 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     code = (
         "import sys, hashlib, numpy as np\n"
         "from rlplat.algorithms.ppo import PPOConfig, FRAMEWORKS\n"
-        "from rlplat.rl.registry import load_class\n"
-        "from rlplat.rl.policy_spec import make_policy\n"
+        "from rlplat.rl.run.registry import load_class\n"
+        "from rlplat.rl.policies.spec import make_policy\n"
         "from tests.rl.tf.twins import SPECS, random_batch\n"
         "spec = SPECS['nature']()\n"
         "config = PPOConfig(env='x', framework='tf', deterministic=True, learner={'device': 'cpu'})\n"

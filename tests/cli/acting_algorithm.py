@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import rlplat
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Episode, Policy, PolicyOutput, Weights
 from rlplat.rl.spaces import SpaceSpec
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig

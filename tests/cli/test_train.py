@@ -18,9 +18,9 @@ import pytest
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.metrics import read_records
-from rlplat.rl import registry, run_directory, training_loop
+from rlplat.rl.run import registry, run_directory, training_loop
+from rlplat.rl.run.training_plan import plan_from_file
 from rlplat.rl.schedules import schedule_value
-from rlplat.rl.training_plan import plan_from_file
 from tests.cli.counting_algorithm import CountingAlgorithm
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
@@ -458,7 +458,7 @@ def test_the_tuned_config_is_found_whatever_the_spelling(
     (here / "configs" / "counting").mkdir(parents=True)
     (here / "configs/counting/Pong.yaml").write_text("env: Pong\nbatch: 25\nstop: {env_steps: 50}\n")
     monkeypatch.setattr(registry, "configs_directory", lambda: here / "configs")
-    monkeypatch.setattr("rlplat.rl.training_plan.configs_directory", lambda: here / "configs")
+    monkeypatch.setattr("rlplat.rl.run.training_plan.configs_directory", lambda: here / "configs")
     monkeypatch.setattr(registry, "algorithm_homes", lambda: {"counting": ALGO})
     for number, env in enumerate(("Pong", "pong", "ALE/Pong-v5", "PongNoFrameskip-v4")):
         assert main(["train", "--algo", "counting", "--env", env, "--out", f"r{number}"]) == 0

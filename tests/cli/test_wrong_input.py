@@ -14,7 +14,7 @@ import yaml
 import rlplat
 from rlplat.cli import main
 from rlplat.errors import ConfigError
-from rlplat.rl import registry
+from rlplat.rl.run import registry
 
 CARTPOLE = ("train", "--algo", "ppo", "--env", "CartPole-v1")
 

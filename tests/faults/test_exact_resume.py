@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN_AND_DIE = """
 import os, signal, sys
 from rlplat.cli import main
-from rlplat.rl.run_directory import RunDirectory
+from rlplat.rl.run.run_directory import RunDirectory
 
 env_steps, whole, parts, *flags = sys.argv[1:]
 record = RunDirectory.record

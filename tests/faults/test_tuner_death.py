@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
-from rlplat.rl.run_directory import is_running
+from rlplat.rl.run.run_directory import is_running
 from rlplat.tune.directory import take_back
 from rlplat.tune.study import Study
 from rlplat.tune.trial import TrialState

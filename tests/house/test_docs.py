@@ -33,7 +33,7 @@ from rlplat.cli import train as train_command
 from rlplat.cli import tune as tune_command
 from rlplat.cli import tune_show as tune_show_command
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
-from rlplat.rl.registry import algorithm_homes, load_algorithm, require_config
+from rlplat.rl.run.registry import algorithm_homes, load_algorithm, require_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -47,7 +47,7 @@ def test_help_loads_next_to_nothing() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "rlplat.rl.training_loop",
+        "rlplat.rl.run.training_loop",
         "rlplat.rl.interfaces",
         "rlplat.checkpoints",
         "rlplat.metrics",
@@ -70,7 +70,7 @@ def test_the_import_contracts_hold() -> None:
 
 def test_the_algorithms_of_the_source_tree_are_found() -> None:
     code = (
-        "from rlplat.rl.registry import algorithm_homes, load_algorithm\n"
+        "from rlplat.rl.run.registry import algorithm_homes, load_algorithm\n"
         "assert algorithm_homes()['ppo'] == 'rlplat.algorithms.ppo:PPO'\n"
         "assert load_algorithm('PPO').name == 'ppo'"
     )

@@ -30,7 +30,7 @@ def test_the_page_is_a_program_that_runs(
     monkeypatch.chdir(tmp_path)
     rlplat.train("ppo", env="CartPole-v1", out="runs/demo", **SMALL)
     rlplat.train("ppo", env="CartPole-v1", out="runs/lstm", policy={"core": "lstm"}, **SMALL)
-    rlplat.train("ppo", env="rlplat.rl.diagnostic_multi_agent_envs:Nim", out="runs/nim", **SMALL)
+    rlplat.train("ppo", env="rlplat.rl.envs.diagnostic_multi_agent:Nim", out="runs/nim", **SMALL)
     capsys.readouterr()
     program = "\n".join(blocks(PAGE, "python"))
     exec(compile(program, PAGE.name, "exec"), {})

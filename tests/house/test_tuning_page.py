@@ -11,7 +11,7 @@ import pytest
 
 from rlplat import tune
 from rlplat.config import parse_yaml
-from rlplat.rl.registry import load_algorithm
+from rlplat.rl.run.registry import load_algorithm
 from rlplat.tune.experiment_file import KEYS, load_experiments
 from rlplat.tune.schedulers.registry import SCHEDULERS
 from rlplat.tune.search import _OPTIONS as SEARCHERS

@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def own_seed(config: Path) -> int:
-    from rlplat.rl.training_plan import plan_from_file
+    from rlplat.rl.run.training_plan import plan_from_file
 
     return int(plan_from_file(config, []).config.seed)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlplat.config import load_yaml
-from rlplat.rl.training_plan import plan_from_file
+from rlplat.rl.run.training_plan import plan_from_file
 from tests.learning.run import CONFIGS, learn, main, run_configs
 
 COUNTING = "algo: tests.cli.counting_algorithm:CountingAlgorithm\nenv: X\nstop: {env_steps: 100}\n"

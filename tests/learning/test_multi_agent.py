@@ -10,10 +10,10 @@ import pytest
 import rlplat
 from rlplat.algorithms.dqn import DQN, DQNConfig
 from rlplat.algorithms.ppo import PPO, PPOConfig
-from rlplat.rl.diagnostic_multi_agent_envs import best_nim_action
+from rlplat.rl.envs.diagnostic_multi_agent import best_nim_action
 from rlplat.rl.multi_agent.policy_rings import split_weights
 
-HERE = "rlplat.rl.diagnostic_multi_agent_envs"
+HERE = "rlplat.rl.envs.diagnostic_multi_agent"
 STONES = np.arange(1, 10)
 SELF_PLAY = {
     "policies": {"main": {}, "old": {"trained": False}},

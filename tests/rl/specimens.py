@@ -9,7 +9,7 @@ import numpy as np
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec
 
 VECTOR = ObsSpec("vector", (4,), "float32")

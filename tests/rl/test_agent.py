@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import rlplat
 from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
-from rlplat.rl.agent_spaces import agent_spaces
+from rlplat.rl.run.agent_spaces import agent_spaces
 from tests.rl.fixture_envs import MaskEnv, TreeEnv
 
 pytestmark = pytest.mark.slow
@@ -425,7 +425,7 @@ def test_an_algorithm_without_a_policy_says_so(tmp_path: Path) -> None:
 def test_of_several_policies_one_is_to_be_named(tmp_path: Path) -> None:
     rlplat.train(
         "ppo",
-        env="rlplat.rl.diagnostic_multi_agent_envs:Nim",
+        env="rlplat.rl.envs.diagnostic_multi_agent:Nim",
         out=tmp_path / "run",
         num_rollout_workers=0,
         stop={"env_steps": 40},

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlplat.errors import UsageError
-from rlplat.rl.envs import make_vector_env
-from rlplat.rl.evaluation import play_episodes, raw_env_kwargs
+from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import PolicyOutput
+from rlplat.rl.run.evaluation import play_episodes, raw_env_kwargs
 
 pytest.importorskip("ale_py", reason="needs rlplat[atari]")
 

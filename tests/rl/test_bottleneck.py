@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.bottleneck import add_seconds, bottleneck, shares
+from rlplat.rl.run.bottleneck import add_seconds, bottleneck, shares
 
 
 def clocks(sample_s: float, update_s: float, env: float, act: float) -> dict[str, float]:

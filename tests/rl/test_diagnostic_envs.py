@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.rl.env_check import check_env
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.check import check_env
+from rlplat.rl.envs.make import make_vector_env
 
-ROOM = "rlplat.rl.diagnostic_envs"
+ROOM = "rlplat.rl.envs.diagnostic"
 
 
 def mean_return(name: str, act: Any, num_steps: int, **env_kwargs: Any) -> float:

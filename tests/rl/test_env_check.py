@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from rlplat.errors import EnvNotFound, UsageError
-from rlplat.rl.env_check import check_env, preflight
-from rlplat.rl.env_spaces import mask_problem
-from rlplat.rl.envs import make_vector_env
-from rlplat.rl.obs_reader import observation_problems
+from rlplat.rl.envs.check import check_env, preflight
+from rlplat.rl.envs.gym_spaces import mask_problem
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.obs_reader import observation_problems
 
 FIXTURES = "tests.rl.fixture_envs"
 FAULTY = f"{FIXTURES}:FaultyEnv"

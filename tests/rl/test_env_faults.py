@@ -18,10 +18,10 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from rlplat.errors import EnvError, UsageError
-from rlplat.rl.env_guard import GuardedEnv
-from rlplat.rl.env_watchdog import StepWatchdog
-from rlplat.rl.envs import make_vector_env
-from rlplat.rl.vector_env import VectorEnv
+from rlplat.rl.envs.guard import GuardedEnv
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import StepWatchdog
 from tests.rl.fixture_envs import FaultyEnv, NativeVectorEnv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
 def test_a_hang_in_another_thread_ends_the_process_with_the_reason_as_its_last_line() -> None:
     script = (
         "import threading, numpy as np\n"
-        "from rlplat.rl.envs import make_vector_env\n"
+        "from rlplat.rl.envs.make import make_vector_env\n"
         "def play():\n"
         f"    env = make_vector_env('{FAULTY}', 2, env_kwargs={{'fault': 'hang', 'at': 2}}, step_timeout_s=0.2)\n"
         "    env.reset()\n"

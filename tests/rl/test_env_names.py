@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra
-from rlplat.rl import env_names
-from rlplat.rl.env_names import ATARI_ROMS, resolve_env
+from rlplat.rl.envs import names as env_names
+from rlplat.rl.envs.names import ATARI_ROMS, resolve_env
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import rlplat
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.config import Layer, dump, layer_from_arguments, parse_yaml, resolve
 from rlplat.errors import ConfigError, EnvNotFound
-from rlplat.rl.env_check import check_env
-from rlplat.rl.env_names import resolve_env
 from rlplat.rl.env_objects import EnvObject, env_name, is_marker, is_same_env
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.check import check_env
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.multi_agent.games import is_multi_agent
 from tests.rl.fixture_envs import ScriptedEnv, SeededEnv
 
@@ -76,7 +76,7 @@ def test_everything_else_travels_with_its_name(env: Any, name: str) -> None:
 
 
 def test_several_agents_are_seen_in_an_object_too() -> None:
-    diagnostic = pytest.importorskip("rlplat.rl.diagnostic_multi_agent_envs")
+    diagnostic = pytest.importorskip("rlplat.rl.envs.diagnostic_multi_agent")
     name = env_name(lambda: diagnostic.Nim())
     assert isinstance(name, EnvObject) and is_multi_agent(name, {})
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rlplat.errors import UsageError
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.interfaces import Step
-from rlplat.rl.vector_env import VectorEnv
 from tests.rl.fixture_envs import NativeVectorEnv
 
 FIXTURES = "tests.rl.fixture_envs"
@@ -56,8 +56,8 @@ def through_json(state: Any) -> Any:
         ("LunarLander-v3", "sync", 137, 200),
         ("HalfCheetah-v5", "sync", 250, 800),
         ("Pendulum-v1", "async", 30, 200),
-        ("rlplat.rl.diagnostic_envs:NestedTask", "sync", 13, 40),
-        ("rlplat.rl.diagnostic_envs:MaskedChoice", "async", 3, 40),
+        ("rlplat.rl.envs.diagnostic:NestedTask", "sync", 13, 40),
+        ("rlplat.rl.envs.diagnostic:MaskedChoice", "async", 3, 40),
     ],
 )
 def test_a_restored_environment_goes_on_bit_for_bit(

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplat.errors import EnvError, NonFiniteError, UsageError
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.interfaces import Obs, Step
-from rlplat.rl.vector_env import VectorEnv
 from tests.rl.fixture_envs import MaskEnv, TreeEnv
 
 FIXTURES = "tests.rl.fixture_envs"

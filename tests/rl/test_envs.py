@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplat.errors import EnvError, NonFiniteError, UsageError
-from rlplat.rl.env_guard import GuardedEnv
-from rlplat.rl.env_loops import SyncLoop
-from rlplat.rl.envs import make_vector_env
+from rlplat.rl.envs.guard import GuardedEnv
+from rlplat.rl.envs.loops import SyncLoop
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.interfaces import Episode
-from rlplat.rl.vector_env import VectorEnv
 from tests.rl.fixture_envs import Ending, ScriptedEnv
 
 FIXTURES = "tests.rl.fixture_envs"

@@ -14,8 +14,9 @@ import rlplat
 from rlplat.cli import main
 from rlplat.errors import ActorDied
 from rlplat.metrics import read_records
-from rlplat.rl import evaluation
-from rlplat.rl.evaluation import (
+from rlplat.rl.interfaces import CutEpisode, Episode, PolicyOutput, Step
+from rlplat.rl.run import evaluation
+from rlplat.rl.run.evaluation import (
     Evaluation,
     Evaluator,
     evaluation_metrics,
@@ -23,7 +24,6 @@ from rlplat.rl.evaluation import (
     raw_env_kwargs,
     what_was_cut,
 )
-from rlplat.rl.interfaces import CutEpisode, Episode, PolicyOutput, Step
 from rlplat.rl.spaces import SpaceSpec
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from rlplat.checkpoints import CheckpointInfo, load_best
 from rlplat.errors import ActorDied, EnvError
-from rlplat.rl import evaluation_schedule
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.evaluation import Evaluated
-from rlplat.rl.evaluation_schedule import Evaluations
 from rlplat.rl.interfaces import Episode, Result
-from rlplat.rl.run_directory import RunDirectory
+from rlplat.rl.run import evaluation_schedule
+from rlplat.rl.run.evaluation import Evaluated
+from rlplat.rl.run.evaluation_schedule import Evaluations
+from rlplat.rl.run.run_directory import RunDirectory
 
 
 class Runtime:

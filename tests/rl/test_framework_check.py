@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.rl.framework_check import require_framework
+from rlplat.rl.policies.framework_check import require_framework
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import rlplat
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.rl.initial_weights import CARRIED_OBSERVATIONS, find_initial, network_weights, require_fitting
-from rlplat.rl.q_spec import EPSILON
-from rlplat.rl.training_plan import plan_from_file
+from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.run.initial_weights import CARRIED_OBSERVATIONS, find_initial, network_weights, require_fitting
+from rlplat.rl.run.training_plan import plan_from_file
 from tests.rl.test_agent import NORMAL, SMALL, make, trained
 
 
@@ -136,7 +136,7 @@ def test_weights_that_are_not_numbers_are_refused(runs: dict[str, Path]) -> None
 
 def test_several_policies_take_theirs(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "env": "rlplat.rl.diagnostic_multi_agent_envs:Nim",
+        "env": "rlplat.rl.envs.diagnostic_multi_agent:Nim",
         "num_rollout_workers": 0,
         "stop": {"env_steps": 40},
         "evaluation": {"episodes": 1},

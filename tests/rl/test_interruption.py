@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rlplat.rl.interruption import Interrupted, Interruption
+from rlplat.rl.run.interruption import Interrupted, Interruption
 
 
 def test_outside_deferred_the_first_signal_raises() -> None:
@@ -31,7 +31,7 @@ def test_inside_deferred_the_first_one_waits_and_the_second_raises() -> None:
 
 
 def test_a_way_out_that_hangs_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplat.rl.interruption.GRACE_S", 0.0)
+    monkeypatch.setattr("rlplat.rl.run.interruption.GRACE_S", 0.0)
     left = threading.Event()
     codes: list[int] = []
 

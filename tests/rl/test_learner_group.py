@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RlplatError
-from rlplat.rl.learner_group import LearnerGroup, learner_gpus
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.policies.spec import PolicySpec
 from tests.algorithms.test_ppo_learner import make_batch
 from tests.rl.specimens import IMAGE, make_spec
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.rl import noise_table
-from rlplat.rl.noise_table import NoiseTable, make_noise
+from rlplat.rl.policies import noise_table
+from rlplat.rl.policies.noise_table import NoiseTable, make_noise
 
 
 def seed(number: int) -> np.random.SeedSequence:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.rl import numpy_optimizers
-from rlplat.rl.numpy_optimizers import Adam, RMSProp, clip_by_global_norm
+from rlplat.rl.learning import numpy_optimizers
+from rlplat.rl.learning.numpy_optimizers import Adam, RMSProp, clip_by_global_norm
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "scale": ()}
 

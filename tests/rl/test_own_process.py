@@ -12,10 +12,10 @@ import pytest
 from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.cli import main
 from rlplat.errors import EnvError, EnvNotFound, UsageError
-from rlplat.rl import own_process
-from rlplat.rl.env_check import check_env
-from rlplat.rl.envs import make_vector_env
-from rlplat.rl.own_process import Beat, ProcessEnded, in_own_process
+from rlplat.rl.envs import own_process
+from rlplat.rl.envs.check import check_env
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 
 pytestmark = pytest.mark.process
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
+from rlplat.rl.learning.numpy_optimizers import RMSProp
+from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.numpy_optimizers import RMSProp
-from rlplat.rl.parameter_server import ObsMoments, ParameterServer
 
 
 def test_gives_newer_weights_only() -> None:

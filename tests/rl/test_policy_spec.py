@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.policy_spec import Head, action_heads, bounds_advice, unsuited_bounds
+from rlplat.rl.policies.spec import Head, action_heads, bounds_advice, unsuited_bounds
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 from tests.rl.specimens import (
     BOX,
@@ -158,6 +158,6 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.process
 def test_it_needs_no_framework() -> None:
     code = (
-        "import sys, rlplat.rl.policy_spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"
+        "import sys, rlplat.rl.policies.spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.interfaces import Array, Episode
-from rlplat.rl.replay_buffer import (
+from rlplat.rl.replay.buffer import (
     MIN_PRIORITY,
     Priorities,
     ReplayBuffer,
@@ -19,9 +19,9 @@ from rlplat.rl.replay_buffer import (
     bytes_of_replay,
     make_replay,
 )
+from rlplat.rl.replay.step_store import GOES_ON, TERMINATED, TRUNCATED
+from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.spaces import ObsSpec
-from rlplat.rl.step_store import GOES_ON, TERMINATED, TRUNCATED
-from rlplat.rl.transition_batch import TransitionBatch
 
 STACK = ObsSpec("image", (4, 2, 2), "uint8", "CHW")
 NUMBER = ObsSpec("vector", (1,), "float32")

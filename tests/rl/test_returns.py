@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.rl.returns import discounted_returns, explained_variance, gae, lambda_returns, n_step_returns
+from rlplat.rl.sampling.returns import (
+    discounted_returns,
+    explained_variance,
+    gae,
+    lambda_returns,
+    n_step_returns,
+)
 
 
 def column(*values: float) -> np.ndarray:

@@ -10,14 +10,14 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, EnvError
-from rlplat.rl import rollout_worker as rollout_worker_module
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Episode, Step
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.rollout_worker import RolloutWorker
-from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.sampling import rollout_worker as rollout_worker_module
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
+from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.sampling.worker_group import RestartLimit, RolloutWorkers
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.worker_group import RestartLimit, RolloutWorkers
 
 CONFIG: dict[str, Any] = {
     "env": "Counting",

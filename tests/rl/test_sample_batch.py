@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.interfaces import Episode
-from rlplat.rl.sample_batch import COLUMNS, SampleBatch, episode_starts, join_envs
+from rlplat.rl.sampling.sample_batch import COLUMNS, SampleBatch, episode_starts, join_envs
 
 
 def make_batch(num_steps: int = 3, num_envs: int = 2) -> SampleBatch:

@@ -10,10 +10,10 @@ import pytest
 
 import rlplat
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
+from rlplat.rl.learning.numpy_optimizers import Adam, RMSProp
+from rlplat.rl.learning.parameter_server import MIN_OBS, ObsMoments, ParameterServer
+from rlplat.rl.learning.sharded_parameter_server import ShardedParameterServer, cut, join, split
 from rlplat.rl.normalization import OBS_MEAN
-from rlplat.rl.numpy_optimizers import Adam, RMSProp
-from rlplat.rl.parameter_server import MIN_OBS, ObsMoments, ParameterServer
-from rlplat.rl.sharded_parameter_server import ShardedParameterServer, cut, join, split
 
 SHAPES: dict[str, tuple[int, ...]] = {"z.weight": (7, 30), "z.bias": (7,), "log_std": (), "a": (2, 3, 4)}
 MOMENTS = ObsMoments(np.arange(3.0), np.ones(3), MIN_OBS)

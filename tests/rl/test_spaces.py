@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from rlplat.errors import UsageError
-from rlplat.rl.env_spaces import action_converter, action_row, space_spec
+from rlplat.rl.envs.gym_spaces import action_converter, action_row, space_spec
 from rlplat.rl.spaces import ObsSpec, SpaceSpec, obs_leaves
 from tests.rl.fixture_envs import TreeEnv
 

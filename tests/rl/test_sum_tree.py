@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlplat.rl.sum_tree import SumTree
+from rlplat.rl.replay.sum_tree import SumTree
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 300, 5000])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.rl import run_directory
 from rlplat.rl.interfaces import Result
-from rlplat.rl.training_loop import stop_reason, train, training_loop
+from rlplat.rl.run import run_directory
+from rlplat.rl.run.training_loop import stop_reason, train, training_loop
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"

@@ -10,8 +10,8 @@ import pytest
 
 from rlplat.algorithms.dqn import DQNConfig, q_spec
 from rlplat.rl.interfaces import Weights
-from rlplat.rl.q_spec import EPSILON
-from rlplat.rl.transition_worker import TransitionWorker
+from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.sampling.transition_worker import TransitionWorker
 
 ENV = "tests.rl.fixture_envs:ScriptedEnv"
 """Episodes of 3 (terminated), 2 (cut off), 1 (both: terminated) steps; obs [episode, step, last action]; four actions;

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError, MissingExtra, UsageError
-from rlplat.rl.evaluation import Evaluator, play_episodes
 from rlplat.rl.interfaces import Episode, PolicyOutput
-from rlplat.rl.video import (
+from rlplat.rl.run.evaluation import Evaluator, play_episodes
+from rlplat.rl.run.video import (
     FilmedAtari,
     VideoWriter,
     Window,
@@ -216,7 +216,7 @@ def test_an_atari_game_is_filmed_in_full_colour_while_the_policy_sees_what_it_kn
 
 
 def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplat.rl.video.has_display", lambda environ: False)
+    monkeypatch.setattr("rlplat.rl.run.video.has_display", lambda environ: False)
     with pytest.raises(ConfigError, match="leave --show away and a video is written instead"):
         Window("CartPole-v1")
 
@@ -224,7 +224,7 @@ def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_window_shows_frames_and_closing_it_is_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     pygame = pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr("rlplat.rl.video.has_display", lambda environ: True)
+    monkeypatch.setattr("rlplat.rl.run.video.has_display", lambda environ: True)
     with Window("CartPole-v1") as window:
         window.fps = 1000.0
         window.write(np.full((210, 160, 3), 77, np.uint8))

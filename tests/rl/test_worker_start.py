@@ -9,9 +9,9 @@ import pytest
 
 import rlplat
 from rlplat.errors import InfeasibleResources
-from rlplat.rl import worker_start
-from rlplat.rl.progress import Silent, showing_log
-from rlplat.rl.worker_start import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
+from rlplat.rl.run.progress import Silent, showing_log
+from rlplat.rl.sampling import worker_start
+from rlplat.rl.sampling.worker_start import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
 
 
 @pytest.fixture

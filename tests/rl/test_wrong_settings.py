@@ -18,12 +18,12 @@ from rlplat.algorithms.ppo import PPOConfig
 from rlplat.cli.settings import rows_of
 from rlplat.config import layer_from_flags, parse_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl import registry
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
-from rlplat.rl.policy_spec import policy_spec
-from rlplat.rl.registry import shipped_configs
+from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.run import registry
+from rlplat.rl.run.registry import shipped_configs
+from rlplat.rl.run.training_plan import plan_training
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.training_plan import plan_training
 from rlplat.rl.unused_settings import announcement
 from rlplat.section import InvalidSettings
 

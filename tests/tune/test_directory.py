@@ -16,7 +16,7 @@ import yaml
 
 from rlplat import metrics as metrics_module
 from rlplat.errors import ConfigError
-from rlplat.rl.run_directory import is_running
+from rlplat.rl.run.run_directory import is_running
 from rlplat.tune import directory as directory_module
 from rlplat.tune.directory import ExperimentDirectory, take_back
 from rlplat.tune.journal import has_reports

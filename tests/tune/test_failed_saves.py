@@ -14,7 +14,7 @@ import pytest
 
 import rlplat
 from rlplat import cli, tune
-from rlplat.rl.run_directory import RunDirectory
+from rlplat.rl.run.run_directory import RunDirectory
 from rlplat.tune.events import (
     Advance,
     Begin,

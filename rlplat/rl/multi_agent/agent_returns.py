@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlplat.rl.episode_window import EpisodeWindow
 from rlplat.rl.interfaces import Episode
+from rlplat.rl.sampling.episode_window import EpisodeWindow
 
 
 class AgentEpisode(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, Policy
-from rlplat.rl.multi_agent.rows import Answered, Rows
 from rlplat.rl.multi_agent.vector_env import Turns
 from rlplat.rl.obs_tree import map_obs, take_obs
+from rlplat.rl.sampling.rows import Answered, Rows
 from rlplat.rl.spaces import ActionSpec
 
 

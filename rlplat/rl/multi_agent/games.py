@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra, RlplatError
-from rlplat.rl.env_names import resolve_env
 from rlplat.rl.env_objects import EnvObject
+from rlplat.rl.envs.names import resolve_env
 
 
 class Ending(NamedTuple):

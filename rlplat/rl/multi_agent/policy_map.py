@@ -18,14 +18,14 @@ from pydantic import ValidationError
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.rl import env_check
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.env_check import EnvReport
-from rlplat.rl.env_spaces import space_spec
+from rlplat.rl.envs import check
+from rlplat.rl.envs.check import EnvReport
+from rlplat.rl.envs.gym_spaces import space_spec
+from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.multi_agent.games import Game, Moment, is_multi_agent, make_game
-from rlplat.rl.own_process import Beat
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.schedules import scaled_horizons
 from rlplat.rl.spaces import MASK, SpaceSpec
 
@@ -137,11 +137,11 @@ def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
         plan = plan_multi_agent(settings)
         if plan is not None:
             return plan
-        return env_check.check_env_here(
-            settings["env"], settings["env_kwargs"], beat, steps=env_check.PREFLIGHT_STEPS
+        return check.check_env_here(
+            settings["env"], settings["env_kwargs"], beat, steps=check.PREFLIGHT_STEPS
         )
 
-    found = env_check.apart(settings["env"], look)
+    found = check.apart(settings["env"], look)
     if isinstance(found, MultiAgentPlan):
         return found
     found.require_sound(settings["env_kwargs"])

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import rlplat
 from rlplat.errors import RlplatError
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
-from rlplat.rl.learner_group import LearnerGroup
+from rlplat.rl.learning.learner_group import LearnerGroup
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.multi_agent.agent_returns import AgentReturns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.self_play import OpponentPool
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError
-from rlplat.rl.env_spaces import action_converter, action_row
-from rlplat.rl.env_watchdog import EnvHung, NullWatchdog, StepWatchdog
+from rlplat.rl.envs.gym_spaces import action_converter, action_row
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
+from rlplat.rl.envs.watchdog import EnvHung, NullWatchdog, StepWatchdog
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode
 from rlplat.rl.multi_agent.games import Game, Moment, make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
-from rlplat.rl.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.spaces import MASK, ActionSpec, SpaceSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 
 LOG_2PI = math.log(2.0 * math.pi)

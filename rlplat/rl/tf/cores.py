@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.layers import LayerNorm, Linear, orthogonal
 

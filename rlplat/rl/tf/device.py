@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rlplat.errors import ConfigError
-from rlplat.rl.policy_spec import PolicySpec, cpu_share
+from rlplat.rl.policies.spec import PolicySpec, cpu_share
 from rlplat.rl.tf import tf
 
 CPU, GPU = "/CPU:0", "/GPU:0"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlplat.errors import RlplatError, UsageError
-from rlplat.rl.mask_check import forbidden_choice, masks_with_one_choice
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.mask_check import forbidden_choice, masks_with_one_choice
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import MASK
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.tensors import sample_obs

@@ -9,7 +9,7 @@ import numpy as np
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import obs_rows, take_obs
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
 from rlplat.rl.tf.network_check import check_network

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 from rlplat.rl.tf import tf
 

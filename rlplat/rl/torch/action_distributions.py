@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.errors import UsageError
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 
 LOG_2PI = math.log(2.0 * math.pi)
 MASKED_LOGIT = -1e8

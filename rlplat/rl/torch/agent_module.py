@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Policy, Weights
 from rlplat.rl.normalization import CLIP, EPSILON, OBS_MEAN, OBS_VAR
-from rlplat.rl.perturbed_mlp import MLPPolicy, MLPShape
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.action_distributions import ActionDistribution
 from rlplat.rl.torch.encoders import TensorObs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlplat.errors import ConfigError
-from rlplat.rl.policy_spec import PolicySpec, cpu_share
+from rlplat.rl.policies.spec import PolicySpec, cpu_share
 
 
 def resolve_device(device: str, spec: PolicySpec) -> torch.device:

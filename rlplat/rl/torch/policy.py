@@ -11,7 +11,7 @@ from torch import Tensor
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import map_obs, obs_rows
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.device import resolve_precision, use_threads
 from rlplat.rl.torch.encoders import TensorObs

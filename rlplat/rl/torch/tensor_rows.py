@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.policy_spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.encoders import TensorObs
 

@@ -11,7 +11,7 @@ pytest.importorskip("pettingzoo")
 from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.rl.interfaces import CutEpisode
 
-RENDEZVOUS = "rlplat.rl.diagnostic_multi_agent_envs:Rendezvous"
+RENDEZVOUS = "rlplat.rl.envs.diagnostic_multi_agent:Rendezvous"
 
 
 def test_a_game_that_does_not_end_is_cut_off_and_its_copy_plays_no_more() -> None:

@@ -11,14 +11,14 @@ import pytest
 import rlplat
 from rlplat.errors import EnvError
 from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import plan_multi_agent
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
-from rlplat.rl.parameter_server import ParameterServer
-from rlplat.rl.returns import gae
-from rlplat.rl.sample_batch import SampleBatch
-from rlplat.rl.worker_group import RolloutWorkers
+from rlplat.rl.sampling.returns import gae
+from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.sampling.worker_group import RolloutWorkers
 from tests.rl.multi_agent.fixture_games import make_table_policy
 
 HERE = "tests.rl.multi_agent.fixture_games"
@@ -268,7 +268,7 @@ def test_transitions_for_replay(rolled: Any) -> None:
 
 def test_transitions_in_a_replay_follow_each_other(rolled: Any) -> None:
     """One lane per column; windows reach over batches, whatever the other agents do between."""
-    from rlplat.rl.step_store import StepStore
+    from rlplat.rl.replay.step_store import StepStore
 
     config = settings("Turns", length=2, env_kwargs={"num_turns": 9})
     worker = rolled(config, writes="transitions")

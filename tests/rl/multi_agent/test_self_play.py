@@ -12,7 +12,7 @@ import rlplat
 from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import UpdateReport, Weights
-from rlplat.rl.learner_group import LearnerGroup
+from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, AgentReturns
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, make_plan

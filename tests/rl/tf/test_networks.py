@@ -16,7 +16,7 @@ pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[t
 
 from rlplat.errors import CheckpointError, ConfigError, UsageError  # noqa: E402
 from rlplat.rl.obs_tree import map_obs  # noqa: E402
-from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.tf import networks, tf  # noqa: E402
 from rlplat.rl.tf.action_distributions import ActionDistribution  # noqa: E402
 from rlplat.rl.tf.adam import Adam  # noqa: E402

@@ -10,8 +10,8 @@ import numpy as np
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
-from rlplat.rl.sample_batch import SampleBatch
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec
 
 VECTOR = ObsSpec("vector", (4,), "float32")

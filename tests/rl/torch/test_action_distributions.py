@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import distributions as reference  # noqa: E402
 
 from rlplat.errors import UsageError  # noqa: E402
-from rlplat.rl.policy_spec import Head, PolicySpec  # noqa: E402
+from rlplat.rl.policies.spec import Head, PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec  # noqa: E402
 from rlplat.rl.torch.action_distributions import ActionDistribution  # noqa: E402
 from tests.rl.specimens import (  # noqa: E402

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402, N812
 
 from rlplat.errors import ConfigError  # noqa: E402
-from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ObsSpec  # noqa: E402
 from rlplat.rl.torch.encoders import make_encoder  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from rlplat.errors import UsageError  # noqa: E402
-from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec  # noqa: E402
 from rlplat.rl.torch.action_distributions import ActionDistribution  # noqa: E402
 from rlplat.rl.torch.network_check import check_network  # noqa: E402

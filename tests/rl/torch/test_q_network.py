@@ -14,9 +14,9 @@ import torch
 
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.numpy_q_policy import NumpyQPolicy
-from rlplat.rl.policy_spec import PolicySpec, policy_spec
-from rlplat.rl.q_spec import EPSILON, QSpec, choose_actions, lane_epsilons, make_q_policy
+from rlplat.rl.policies.numpy_q import NumpyQPolicy
+from rlplat.rl.policies.q_spec import EPSILON, QSpec, choose_actions, lane_epsilons, make_q_policy
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from rlplat.rl.torch.q_network import NoisyLinear, QNetwork, check_q_network, make_q_network
 from rlplat.rl.torch.q_policy import TorchQPolicy

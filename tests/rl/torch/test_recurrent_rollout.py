@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlplat.rl import rollout_worker as rollout_worker_module  # noqa: E402
 from rlplat.rl.interfaces import Array, Step  # noqa: E402
 from rlplat.rl.obs_tree import map_obs, take_obs  # noqa: E402
-from rlplat.rl.policy_spec import PolicySpec  # noqa: E402
-from rlplat.rl.rollout_worker import RolloutWorker  # noqa: E402
-from rlplat.rl.sample_batch import SampleBatch, episode_starts  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
+from rlplat.rl.sampling import rollout_worker as rollout_worker_module  # noqa: E402
+from rlplat.rl.sampling.rollout_worker import RolloutWorker  # noqa: E402
+from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic  # noqa: E402
 from rlplat.rl.torch.weights import weights_of  # noqa: E402
 from tests.rl.specimens import RandomEnv, make_spec, policy_settings  # noqa: E402

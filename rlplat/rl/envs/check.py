@@ -1,0 +1,436 @@
+"""Does an environment keep its promises? For `rlplat check-env` and, with few steps, before every run.
+
+    report = check_env("./my_env.py:MyEnv", {"size": 5})
+    print(report)
+    report.require_sound()              # UsageError with every error line
+
+The checks that every step of a run makes are in guard.py and vector_env.py; here is what costs too much there:
+bounds, superfluous keys, two plays from one seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from rlplat.errors import EnvError, UsageError
+from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own, where
+from rlplat.rl.envs.gym_spaces import (
+    action_converter,
+    action_row,
+    mask_problem,
+    space_spec,
+    unsupported_action,
+    unsupported_observation,
+)
+from rlplat.rl.envs.make import make_single_env, make_vector_env
+from rlplat.rl.envs.names import EnvSource, resolve_env
+from rlplat.rl.envs.obs_reader import brief, observation_problems
+from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
+from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import EnvHung, StepWatchdog
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_tree import copy_obs, find_no_choice
+from rlplat.rl.policies.spec import bounds_advice
+from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
+
+PREFLIGHT_STEPS = 16
+COMMAND_STEPS = 2000
+SEED = 20_261_121
+PATIENCE_S = 5.0
+"""Beyond the limit of one step, within which the watchdog says more about what hangs."""
+WIDE = 5000
+"""One-hot numbers in one observation that are worth a warning."""
+
+Found = TypeVar("Found")
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    severity: Severity
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.text}"
+
+
+@dataclass
+class EnvReport:
+    """What was found, worst first; `spaces` is None where they cannot be used."""
+
+    name: str
+    spaces: SpaceSpec | None = None
+    steps: int = 0
+    """Random steps that were taken."""
+    episodes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_sound(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def lines(self) -> list[str]:
+        order: list[Severity] = ["error", "warning", "note"]
+        return [
+            str(finding) for severity in order for finding in self.findings if finding.severity == severity
+        ]
+
+    def add(self, severity: Severity, text: str) -> None:
+        """The same complaint is made once, however many steps repeat it."""
+        finding = Finding(severity, text)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def require_sound(self, env_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Raises UsageError with all error lines, and the command that shows the rest."""
+        errors = [finding.text for finding in self.findings if finding.severity == "error"]
+        if errors:
+            listed = "".join(f"\n  - {text}" for text in errors)
+            has_command = not self.name.startswith("<")  # of a function, which only Python has
+            command = (
+                f"\n  (all checks: {_check_command(self.name, env_kwargs or {})})" if has_command else ""
+            )
+            raise UsageError(f"{self.name} cannot be trained on:{listed}{command}")
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.spaces or 'unusable spaces'}; {self.steps} random steps, {self.episodes} episodes"
+        return "\n".join([head, *(f"  {line}" for line in self.lines or ["no problems found"])])
+
+
+def check_env(
+    name: Any,
+    env_kwargs: dict[str, Any] | None = None,
+    *,
+    steps: int = COMMAND_STEPS,
+    step_timeout_s: float = 60.0,
+) -> EnvReport:
+    """Makes one environment (name: or a class, a function, an environment), resets it, plays `steps` random steps.
+    Raises only EnvNotFound, MissingExtra and the like; whatever the environment itself does wrong is in the report.
+
+    The environment lives in a process of its own (own_process.py): one that exits, crashes or hangs costs that process,
+    and what it has started ends with it."""
+    return apart(
+        name,
+        lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, step_timeout_s=step_timeout_s),
+        step_timeout_s,
+    )
+
+
+def apart(name: Any, look: Callable[[Beat], Found], step_timeout_s: float = 60.0) -> Found | EnvReport:
+    """`look` at the environment of this name, in a process of its own; a report of its end where it ends that."""
+    import gymnasium  # noqa: F401  # before the fork: this process may need it too (num_rollout_workers: 0)
+
+    try:
+        return in_own_process(look, silence_s=step_timeout_s + PATIENCE_S)
+    except ProcessEnded as ended:
+        text = f"{ended}; an environment must not end or block the process that it lives in"
+        return EnvReport(str(name), findings=[Finding("error", text)])
+
+
+def check_env_here(
+    name: Any,
+    env_kwargs: dict[str, Any] | None,
+    beat: Beat,
+    *,
+    steps: int = COMMAND_STEPS,
+    step_timeout_s: float = 60.0,
+) -> EnvReport:
+    """`check_env` in this process."""
+    report = EnvReport(str(name))
+    beat("the import of its module")
+    try:
+        source = resolve_env(name)
+        report.name = source.name
+        beat("the making of the environment")
+        if source.kind == "atari":
+            with make_vector_env(
+                name, 1, seed=SEED, env_kwargs=env_kwargs, step_timeout_s=step_timeout_s
+            ) as vector_env:
+                _play_batched(vector_env, steps, report, beat)
+            return report
+        probe = _Probe(source, make_single_env(source, dict(env_kwargs or {})), report, step_timeout_s, beat)
+        try:
+            probe.run(steps)
+        finally:
+            probe.close()
+    except (EnvError, _Stop) as error:
+        if str(error):
+            report.add("error", _without_name(str(error), report.name))
+    return report
+
+
+def preflight(
+    name: str, env_kwargs: dict[str, Any] | None = None, *, step_timeout_s: float = 60.0
+) -> EnvReport:
+    """The quick check before any worker starts; raises UsageError unless the environment is sound."""
+    report = check_env(name, env_kwargs, steps=PREFLIGHT_STEPS, step_timeout_s=step_timeout_s)
+    report.require_sound(env_kwargs)
+    return report
+
+
+def _check_command(name: str, env_kwargs: Mapping[str, Any]) -> str:
+    """As a shell takes it: rlplat check-env './my envs.py:Env' --env-kwargs.size 3"""
+    words = ["rlplat", "check-env", name]
+    for key, value in env_kwargs.items():
+        words += [f"--env-kwargs.{key}", value if isinstance(value, str) else json.dumps(value, default=str)]
+    return shlex.join(words)
+
+
+class _Stop(Exception):
+    """Going on would only repeat what the report says."""
+
+
+class _Tap:
+    """The environment itself, with what it last observed: `GuardedEnv` gives only what it made of that."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.obs: Any = None
+
+    def reset(self, **arguments: Any) -> Any:
+        result = self.env.reset(**arguments)
+        self.obs = result[0] if isinstance(result, tuple) and result else None
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        self.obs = result[0] if isinstance(result, tuple) and result else None
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
+class _Probe:
+    def __init__(
+        self, source: EnvSource, env: Any, report: EnvReport, step_timeout_s: float, beat: Beat
+    ) -> None:
+        self._env, self._report, self._beat = _Tap(env), report, beat
+        self._name = source.name
+        self._guard: GuardedEnv | None = None
+        self._watchdog = StepWatchdog(step_timeout_s, self._place)
+        self._is_out_of_bounds = False
+        self._never_masks = True
+
+    def close(self) -> None:
+        self._watchdog.close()
+        self._beat("close()")
+        if not hasattr(self._env, "close"):
+            return
+        try:
+            self._env.close()
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
+            text = f"close() raised {type(error).__name__}: {error}{where(error)}; runs end all the same"
+            self._report.add("warning", text)
+
+    def run(self, steps: int) -> None:
+        report, env = self._report, self._env
+        problems = [unsupported_observation(env.observation_space), unsupported_action(env.action_space)]
+        if not any(problems):
+            problems = [mask_problem(env.observation_space, env.action_space)]
+        for problem in filter(None, problems):
+            report.add("error", problem)
+        if any(problems):
+            raise _Stop
+        report.spaces = spec = space_spec(env.observation_space, env.action_space)
+        by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
+        guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info)
+        report.spaces = spec = guard.spaces
+        self._note_wide_leaves(spec)
+        if advice := bounds_advice(spec.action):
+            report.add("warning", advice)
+        self._timed(lambda: guard.call_reset(SEED), "reset()")
+        self._check_obs("reset()", "error")
+        if not _is_same(self._reset(), self._reset()):
+            report.add(
+                "warning",
+                "two resets with the same seed give different observations: runs cannot be repeated; call "
+                "super().reset(seed=seed) and draw from self.np_random",
+            )
+        trace = self._play(self._reset(), steps)
+        replayed = self._play(self._reset(), min(steps, 50), is_replay=True)
+        for step, (one, other) in enumerate(zip(trace, replayed, strict=False), start=1):
+            if not (_is_same(one[0], other[0]) and one[1] == other[1]):
+                report.add(
+                    "warning",
+                    f"two plays with the same seed and actions differ from step {step} on: runs cannot be repeated; "
+                    "draw every random number from self.np_random",
+                )
+                break
+        has_limit = getattr(getattr(env, "spec", None), "max_episode_steps", None) is not None
+        if steps >= 1000 and report.episodes == 0 and not has_limit:
+            report.add(
+                "warning",
+                f"no episode ended in {steps} random steps and there is no time limit: no return would ever be "
+                "reported; return truncated=True after some steps, or wrap it in gymnasium.wrappers.TimeLimit",
+            )
+        if steps >= 1000 and self._never_masks and MASK in obs_leaves(spec.obs):
+            report.add(
+                "note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper"
+            )
+
+    def _note_wide_leaves(self, spec: SpaceSpec) -> None:
+        for path, leaf in obs_leaves(spec.obs).items():
+            if leaf.nvec and leaf.num_features > WIDE:
+                which = f"the observation '{path}'" if path else "the observation"
+                self._report.add(
+                    "warning",
+                    f"{which} is {leaf}, which networks see as {leaf.num_features} numbers, one for each value; if "
+                    "near values are alike, a Box of a few numbers learns sooner",
+                )
+
+    def _reset(self) -> Obs:
+        assert self._guard is not None
+        guard = self._guard
+        obs = self._timed(lambda: guard.reset(seed=SEED), "reset()")[0]
+        self._check_mask(obs)
+        return copy_obs(obs)
+
+    def _play(self, obs: Obs, steps: int, is_replay: bool = False) -> list[tuple[Obs, float]]:
+        assert self._guard is not None
+        guard, report = self._guard, self._report
+        actor = _RandomActor(guard)
+        trace = []
+        for _ in range(steps):
+            action = actor.act(obs)
+            obs, reward, terminated, truncated, _ = self._timed(lambda a=action: guard.step(a), "step()")
+            trace.append((copy_obs(obs), float(reward)))
+            if not isinstance(reward, NUMBERS) or not math.isfinite(reward):
+                report.add(
+                    "error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers"
+                )
+                raise _Stop
+            if not is_replay:
+                report.steps += 1
+                report.episodes += bool(terminated or truncated)
+                self._check_obs(f"step() [{self._at()}]", "warning")
+            if terminated or truncated:
+                obs = self._timed(guard.reset, "reset()")[0]
+            self._check_mask(obs)
+        return trace
+
+    def _check_obs(self, caller: str, out_of_bounds: Severity) -> None:
+        """A lie about shape, dtype or finiteness ends the check. Values outside the bounds are an error in reset() and
+        a warning later: policies do not read bounds, and well-known environments overstep theirs."""
+        for kind, text in observation_problems(self._env.obs, self._env.observation_space):
+            if kind == "cast":
+                self._report.add("warning", text)
+            elif kind != "bounds":
+                self._report.add("error", f"{caller}: {text}")
+            elif not self._is_out_of_bounds:
+                self._is_out_of_bounds = True
+                self._report.add(out_of_bounds, f"{caller}: {text}")
+        if not self._report.is_sound:
+            raise _Stop
+
+    def _check_mask(self, obs: Any) -> None:
+        if not isinstance(obs, dict) or MASK not in obs:
+            return
+        assert self._guard is not None
+        mask = obs[MASK]
+        self._never_masks = self._never_masks and bool(mask.all())
+        groups = self._guard.spaces.action.mask_groups
+        found = find_no_choice(mask[None], groups, np.ones(1, np.bool_))
+        if found is not None:
+            self._report.add(
+                "error",
+                f"{self._at()}: the action mask has no legal action{found[1]}: {brief(mask.astype(np.int8))}; leave at "
+                "least one True, or end the episode: return terminated=True from the step that leads there",
+            )
+            raise _Stop
+
+    def _timed(self, call: Any, what: str) -> Any:
+        watchdog = self._watchdog
+        self._beat(what if self._guard is None else f"{what} after {self._guard.num_steps} steps")
+        try:
+            watchdog.deadline = monotonic() + watchdog.timeout_s
+            result = call()
+            watchdog.deadline = math.inf
+            return result
+        except EnvHung as hung:
+            raise EnvError(
+                f"{self._at()}: {what} took longer than step_timeout_s={watchdog.timeout_s:g}, at {hung}"
+            ) from None
+        finally:
+            watchdog.deadline = math.inf
+
+    def _at(self) -> str:
+        return _without_name(self._place(), self._name)
+
+    def _place(self) -> str:
+        return self._name if self._guard is None else self._guard.place()
+
+
+class _RandomActor:
+    """Random actions, legal ones where a mask says which are; the same in every play."""
+
+    def __init__(self, guard: GuardedEnv) -> None:
+        self._space = guard.action_space
+        self._space.seed(SEED)
+        self._rng = np.random.default_rng(SEED)
+        self._parts = action_leaves(guard.spaces.action)
+        self._has_mask = MASK in obs_leaves(guard.spaces.obs)
+        self._convert = action_converter(self._space)
+
+    def act(self, obs: Any) -> Any:
+        """An action as the environment takes it."""
+        if not self._has_mask:
+            return self._space.sample()
+        mask = obs[MASK]
+        columns: list[Array] = []
+        start = 0
+        for part in self._parts:
+            for size in part.mask_groups:
+                legal = np.flatnonzero(mask[start : start + size])
+                columns.append(self._rng.choice(legal, 1))
+                start += size
+            if part.kind == "multi_binary":
+                columns.append(self._rng.integers(2, size=part.flat_size))
+            elif part.kind == "box":
+                columns.append(self._rng.normal(size=part.flat_size))
+        actions = np.concatenate(columns)[None]
+        return action_row(self._convert(actions[:, 0] if self._space_is_discrete else actions), 0)
+
+    @property
+    def _space_is_discrete(self) -> bool:
+        return len(self._parts) == 1 and self._parts[0].kind == "discrete"
+
+
+def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> None:
+    """For environments that exist only as vector environments; ones that we did not write need fewer questions."""
+    report.spaces, report.facts = env.spec, env.facts()
+    rng = np.random.default_rng(SEED)
+    try:
+        env.reset()
+        for _ in range(steps):
+            beat("step()")
+            env.step(rng.integers(env.spec.action.n, size=1))
+            report.steps += 1
+    except EnvError as error:
+        report.add("error", _without_name(str(error), env.name))
+    report.episodes = len(env.pop_episodes())
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return all(np.array_equal(one[path], other[path]) for path in one)
+    return np.array_equal(one, other)
+
+
+def _without_name(text: str, name: str) -> str:
+    """The report's heading names the environment already."""
+    for separator in (": ", ", "):
+        text = text.removeprefix(f"{name}{separator}")
+    return text

@@ -1,0 +1,158 @@
+"""Small environments that prove one part each: a policy without the part cannot do well, one with it soon does.
+
+rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:RememberCue --set policy.core=lstm
+rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:MaskedChoice
+rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:NestedTask
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlplat.rl.interfaces import Array
+
+
+class RememberCue(gymnasium.Env[Array, Any]):
+    """Proves a core. The first observation shows a cue, which the last action of the episode must repeat.
+
+    Observations float32[3]: one-hot cue (zeros but in the first step), 1 when the answer is asked for. The return is 1
+    for the right answer, else 0: 0.5 in the mean without memory, 1 with it. An episode has delay + 1 steps.
+    """
+
+    def __init__(self, delay: int = 8) -> None:
+        """delay: steps between the cue and the question, at least 1."""
+        if delay < 1:
+            raise ValueError(f"delay is {delay}; with less than 1 there is nothing to remember")
+        self._delay = delay
+        self._cue = self._step = 0
+        self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._cue = int(self.np_random.integers(2))
+        self._step = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        was_asked = self._step == self._delay
+        self._step += 1
+        return self._obs(), float(was_asked and action == self._cue), was_asked, False, {}
+
+    def _obs(self) -> Array:
+        obs = np.zeros(3, np.float32)
+        if self._step == 0:
+            obs[self._cue] = 1.0
+        obs[2] = self._step == self._delay
+        return obs
+
+
+class MaskedChoice(gymnasium.Env[dict[str, Any], Any]):
+    """Proves action masks. Of many actions, `num_legal` consecutive ones are legal, and they move with every step.
+
+    Actions come in `num_legal` kinds (action % num_legal), and of each kind one is legal. The legal one of the kind
+    that the observation names earns 1, other legal ones 0; an illegal one earns -1 and ends the episode. Returns:
+    `length` at best, length / num_legal at random under the mask, about -1 at random without it.
+    """
+
+    def __init__(self, num_actions: int = 48, num_legal: int = 3, length: int = 20) -> None:
+        if not 1 <= num_legal <= num_actions or num_actions % num_legal:
+            raise ValueError(f"num_actions is {num_actions}, which is no multiple of num_legal, {num_legal}")
+        self._num_actions, self._num_legal, self._length = num_actions, num_legal, length
+        self._first = self._kind = self._step = 0
+        self.observation_space = spaces.Dict(
+            {
+                # The kind that is asked for.
+                "kind": spaces.Discrete(num_legal),
+                # The first legal action, as a fraction of all.
+                "position": spaces.Box(0.0, 1.0, (1,), np.float32),
+                "action_mask": spaces.MultiBinary(num_actions),
+            }
+        )
+        self.action_space = spaces.Discrete(num_actions)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        self._draw()
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        offset = (int(action) - self._first) % self._num_actions
+        is_legal = offset < self._num_legal
+        reward = -1.0 if not is_legal else float(action % self._num_legal == self._kind)
+        self._step += 1
+        self._draw()
+        return self._obs(), reward, not is_legal or self._step == self._length, False, {}
+
+    def _draw(self) -> None:
+        self._first = int(self.np_random.integers(self._num_actions))
+        self._kind = int(self.np_random.integers(self._num_legal))
+
+    def _obs(self) -> dict[str, Any]:
+        mask = np.zeros(self._num_actions, np.int8)
+        mask[(self._first + np.arange(self._num_legal)) % self._num_actions] = 1
+        position = np.array([self._first / self._num_actions], np.float32)
+        return {"kind": self._kind, "position": position, "action_mask": mask}
+
+
+class NestedTask(gymnasium.Env[dict[str, Any], Any]):
+    """Proves trees of observations and composite actions.
+
+    Observations: {"goal": Discrete(3), "robot": (Box[2], {"switches": MultiBinary(2)})}; actions: {"choose":
+    Discrete(3), "move": Box[2]}. In each of `length` steps, choosing the goal earns 0.5, and moving to the target up to
+    0.5, nothing from a distance of 2 on. The target is halfway between the shown place and 1 (-1 on the axes whose
+    switch is off). The return is `length` at best.
+    """
+
+    def __init__(self, length: int = 10) -> None:
+        self._length = length
+        self._step = self._goal = 0
+        self._place = np.zeros(2, np.float32)
+        self._switches = np.zeros(2, np.int8)
+        self.observation_space = spaces.Dict(
+            {
+                "goal": spaces.Discrete(3),
+                "robot": spaces.Tuple(
+                    (
+                        spaces.Box(-1.0, 1.0, (2,), np.float32),
+                        spaces.Dict({"switches": spaces.MultiBinary(2)}),
+                    )
+                ),
+            }
+        )
+        self.action_space = spaces.Dict(
+            {"choose": spaces.Discrete(3), "move": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        self._draw()
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        target = (self._place + np.where(self._switches, 1.0, -1.0)) / 2.0
+        distance = float(np.linalg.norm(action["move"] - target))
+        reward = 0.5 * (int(action["choose"]) == self._goal) + 0.5 * max(0.0, 1.0 - distance / 2.0)
+        self._step += 1
+        self._draw()
+        return self._obs(), reward, False, self._step == self._length, {}
+
+    def _draw(self) -> None:
+        self._goal = int(self.np_random.integers(3))
+        self._place = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        self._switches = self.np_random.integers(2, size=2, dtype=np.int8)
+
+    def _obs(self) -> dict[str, Any]:
+        return {"goal": self._goal, "robot": (self._place.copy(), {"switches": self._switches.copy()})}

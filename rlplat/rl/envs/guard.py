@@ -1,0 +1,308 @@
+"""`GuardedEnv`: one environment behind a door that lets nothing malformed through.
+
+Whatever the environment does wrong becomes one `EnvError` that names the environment, its number, the step, the last
+action and the fix. NaN and infinity are looked for where whole batches pass (envs.py), at a fraction of the price.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlplat.errors import EnvError
+from rlplat.rl.envs.gym_spaces import flat_space
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
+from rlplat.rl.envs.state import generator_state, replay_episode
+from rlplat.rl.interfaces import Array
+from rlplat.rl.spaces import MASK
+
+NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+
+
+class GuardedEnv:
+    """Duck-types gymnasium.Env as far as vector environments need it; infos are dropped at the door.
+
+    guard = GuardedEnv(env, "Pong", index=0, num_envs=8)
+    obs, _ = guard.reset(seed=1)
+    obs, reward, terminated, truncated, _ = guard.step(action)
+
+    Observations other than plain arrays come out as `ObsReader` reads them, masks included, and `observation_space` is
+    theirs.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        name: str,
+        index: int = 0,
+        num_envs: int = 1,
+        *,
+        has_info_mask: bool = False,
+        keeps_state: bool = False,
+    ) -> None:
+        """`has_info_mask`: its infos bring an "action_mask". `keeps_state`: `episode_state` will be asked for."""
+        self.env = env
+        self.name, self.index, self.num_envs = name, index, num_envs
+        self.action_space = env.action_space
+        self._has_info_mask = has_info_mask
+        self._mask_method = None if has_info_mask else mask_method(env)
+        adds_mask = has_info_mask or self._mask_method is not None
+        self._reader = ObsReader(env.observation_space, env.action_space, adds_mask=adds_mask)
+        self.spaces = self._reader.spec
+        is_plain = self._reader.is_plain
+        self.observation_space = (
+            env.observation_space if is_plain else flat_space(self._reader.spec.obs, env.observation_space)
+        )
+        self.metadata = getattr(env, "metadata", None) or {}
+        self.render_mode = getattr(env, "render_mode", None)
+        self.spec = getattr(env, "spec", None)
+        self.num_steps = 0
+        """Calls of step() since the environment was made."""
+        self.episode_step = 0
+        # None: equal to nothing, so that every observation takes the longer way.
+        self._shape = env.observation_space.shape if is_plain else None
+        self._dtype = env.observation_space.dtype
+        self._keeps_state = keeps_state
+        self._episode_start: dict[str, Any] = {}
+        self._action: Any = None
+        self._step: Callable[[Any], Any] = env.step
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
+        obs, info = self.call_reset(seed)
+        if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
+            obs = self._read_obs(obs, "reset()", info)
+        return obs, {}
+
+    def call_reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """reset() with everything checked but the observation."""
+        self.episode_step = 0
+        if self._keeps_state:
+            self._episode_start = {
+                "seed": seed,
+                "generator": None if seed is not None else generator_state(self.env),
+            }
+        try:
+            result = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
+            fix = ""
+            if isinstance(error, TypeError) and "seed" in str(error):
+                fix = "; the signature is reset(self, *, seed=None, options=None)"
+            self._fail(f"reset() raised {type(error).__name__}: {error}{fix}{where(error)}", error)
+        if not isinstance(result, tuple) or len(result) != 2:
+            self._fail(
+                f"reset() returned {_kind(result)}, expected (obs, info); an environment of the old gym API returns "
+                "obs alone: add an info dict"
+            )
+        if not isinstance(result[1], dict):
+            self._fail(f"reset() returned the info {_kind(result[1])}, expected a dict; return obs, {{}}")
+        return result
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        self.episode_step += 1
+        self._action = action
+        try:
+            result = self._step(action)
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
+            self._fail(f"step() raised {type(error).__name__}: {error}{where(error)}", error)
+        if result.__class__ is not tuple or len(result) != 5:
+            self._check_length(result)
+        obs, reward, terminated, truncated, info = result
+        if reward.__class__ is not float and not isinstance(reward, NUMBERS):
+            reward = self._check_reward(reward)
+        if terminated.__class__ is not bool and not isinstance(terminated, np.bool_):
+            self._check_flag("terminated", terminated)
+        if truncated.__class__ is not bool and not isinstance(truncated, np.bool_):
+            self._check_flag("truncated", truncated)
+        if info.__class__ is not dict and not isinstance(info, dict):
+            self._fail(f"step() returned the info {_kind(info)}, expected a dict")
+        if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
+            obs = self._read_obs(obs, "step()", info, bool(terminated) or bool(truncated))
+        return obs, reward, terminated, truncated, {}
+
+    def close(self) -> None:
+        """An environment whose close() raises has been used to the end all the same: a warning that names it."""
+        if not hasattr(self.env, "close"):
+            return
+        try:
+            self.env.close()
+        except BaseException as error:
+            if not is_environments_own(error):
+                raise
+            text = f"warning: {self.place()}: close() raised {type(error).__name__}: {error}{where(error)}"
+            print(text, file=sys.stderr)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Also how an AsyncVectorEnv calls `episode_state` and `restore` in its processes."""
+        if name in ("episode_state", "restore"):
+            return getattr(self, name)
+        return (
+            self.env.get_wrapper_attr(name)
+            if hasattr(self.env, "get_wrapper_attr")
+            else getattr(self.env, name)
+        )
+
+    def episode_state(self) -> dict[str, Any]:
+        """With the actions since then: enough to get here again. Numpy and JSON values."""
+        generator = generator_state(self.env)
+        return {**self._episode_start, "num_steps": self.num_steps, "generator_now": generator}
+
+    def restore(
+        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
+    ) -> tuple[Any, str]:
+        """Plays an episode again: reset as in `states[index]`, then the actions -> (observation, "").
+
+        `obs[index]` is what must come out, bit for bit; if it does not, a new episode begins, and the text says why.
+        The lists have an entry for every environment, so that one call serves all of them."""
+        return replay_episode(self, states[self.index], actions[self.index], obs[self.index])
+
+    def _check_length(self, result: Any) -> None:
+        if isinstance(result, tuple) and len(result) == 4:
+            self._fail(
+                "step() returned 4 values (the old gym API: obs, reward, done, info), expected 5: obs, reward, "
+                "terminated, truncated, info; split `done` into terminated (the task ended) and truncated (time limit)"
+            )
+        if not isinstance(result, tuple) or len(result) != 5:
+            self._fail(
+                f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)"
+            )
+
+    def _read_obs(self, obs: Any, caller: str, info: Any, is_last: bool = False) -> Any:
+        if self._shape is not None:
+            self._check_obs(obs, caller)
+            return obs.astype(self._dtype, copy=False)
+        try:
+            return self._reader.read(obs, self._mask(info, caller, is_last))
+        except ObsMismatch as mismatch:
+            self._fail(f"{caller}: {mismatch}")
+
+    def _mask(self, info: Any, caller: str, is_last: bool) -> Any:
+        """The mask beside the observation; where an episode ended there is nothing to decide, and it may be missing."""
+        if self._mask_method is not None:
+            try:
+                return self._mask_method()
+            except BaseException as error:
+                if not is_environments_own(error):
+                    raise
+                self._fail(
+                    f"action_masks() after {caller} raised {type(error).__name__}: {error}{where(error)}",
+                    error,
+                )
+        if not self._has_info_mask:
+            return None
+        mask = info.get(MASK) if isinstance(info, dict) else None
+        if mask is None and is_last:
+            return np.zeros(self._reader.spec.action.mask_size, np.bool_)
+        if mask is None:
+            self._fail(
+                f"{caller} returned an info without '{MASK}', which its first reset() had; put it into every info"
+            )
+        return mask
+
+    def _check_obs(self, obs: Any, caller: str) -> None:
+        expected = f"observation_space says shape {self._shape} {self._dtype}"
+        if not isinstance(obs, np.ndarray):
+            self._fail(
+                f"{caller} returned the observation as {_kind(obs)}, but {expected}; "
+                f"return np.asarray(obs, np.{self._dtype})"
+            )
+        if obs.shape != self._shape:
+            self._fail(
+                f"{caller} returned an observation of shape {obs.shape}, but {expected}; change the observation or "
+                "the space"
+            )
+        if not casts(obs, self._dtype):
+            self._fail(
+                f"{caller} returned an observation of dtype {obs.dtype}, but {expected}; "
+                f"return obs.astype(np.{self._dtype}), or change the space's dtype"
+            )
+
+    def _check_reward(self, reward: Any) -> float:
+        if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
+            return float(reward)
+        self._fail(f"step() returned the reward {_kind(reward)}, expected a number; return float(reward)")
+
+    def _check_flag(self, which: str, flag: Any) -> None:
+        if isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype == np.bool_:
+            return
+        self._fail(f"step() returned {which} as {_kind(flag)}, expected True or False; return bool({which})")
+
+    def _fail(self, problem: str, cause: BaseException | None = None) -> NoReturn:
+        raise EnvError(f"{self.place()}: {problem}") from cause
+
+    def place(self) -> str:
+        return env_place(
+            self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action
+        )
+
+
+def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step: int, action: Any) -> str:
+    """`Pong (environment 3 of 0..7), step 812 (step 12 of its episode), action 1`."""
+    which = f"{name} (environment {index} of 0..{num_envs - 1})" if num_envs > 1 else name
+    if num_steps == 0:
+        return f"{which}, before its first step"
+    shown = "" if action is None else f", action {brief(action)}"
+    return f"{which}, step {num_steps} ({episode_step} of its episode){shown}"
+
+
+def mask_method(env: Any) -> Callable[[], Any] | None:
+    """The environment's method `action_masks`, which is what sb3-contrib's MaskablePPO calls, or None."""
+    if MASK in getattr(env.observation_space, "spaces", ()):
+        return None
+    method = getattr(env, "action_masks", None) or getattr(
+        getattr(env, "unwrapped", env), "action_masks", None
+    )
+    return method if callable(method) else None
+
+
+def has_info_mask(env: Any) -> bool:
+    """Whether its infos bring an "action_mask": only a reset tells. One that raises will do so again when it counts."""
+    if MASK in getattr(env.observation_space, "spaces", ()) or mask_method(env) is not None:
+        return False
+    try:
+        info = env.reset()[1]
+        return isinstance(info, dict) and MASK in info
+    except BaseException as error:
+        if not is_environments_own(error):
+            raise
+        return False
+
+
+def is_environments_own(error: BaseException) -> bool:
+    """Whether the environment itself raised it: neither Ctrl-C nor what stops an actor, a trial or a hung step."""
+    if isinstance(error, Exception | SystemExit):
+        return True
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not type(error).__module__.startswith(
+        "rlplat."
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"{brief(value)} ({type(value).__name__})"
+
+
+_ON_THE_WAY = (
+    *(f"rlplat/rl/envs/{name}.py" for name in ("guard", "check", "make", "loops", "vector_env")),
+    "gymnasium/envs/registration.py",
+)
+
+
+def where(error: BaseException) -> str:
+    """` (at my_env.py:31)`: the innermost line of the traceback that is neither ours nor gymnasium's way to it."""
+    traceback = error.__traceback__
+    place = ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not code.co_filename.endswith(_ON_THE_WAY):
+            place = f" (at {code.co_filename}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return place

@@ -1,0 +1,254 @@
+"""Many environments behind one `step`, for those that have no vector implementation of their own.
+
+Both speak gymnasium's vector API in SAME_STEP mode: an environment that ends is reset in the same call, its last
+observation is `info["final_obs"][i]`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import TimeoutError as ProcessTimeout
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlplat.errors import EnvError
+from rlplat.rl.envs.guard import GuardedEnv
+from rlplat.rl.envs.gym_spaces import action_row
+from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_tree import copy_obs
+from rlplat.rl.spaces import ObsSpec
+
+
+class SyncLoop:
+    """One after the other in this process.
+
+    gymnasium's SyncVectorEnv merges the infos of all environments in every step and deep-copies; this does neither, and
+    knows which environment it is in when one raises or hangs.
+    """
+
+    seed_form = "list"
+
+    def __init__(self, guards: list[GuardedEnv]) -> None:
+        self.guards = guards
+        self.num_envs = len(guards)
+        self.single_observation_space = guards[0].observation_space
+        self.single_action_space = guards[0].action_space
+        self.metadata = {"autoreset_mode": "SAME_STEP"}
+        self.current = 0
+        """Index of the environment that is being stepped or reset."""
+        reader = ObsReader(self.single_observation_space, self.single_action_space)
+        self._is_plain = isinstance(reader.spec.obs, ObsSpec)
+        self._empty = reader.empty(self.num_envs)
+        for guard in guards[1:]:
+            if (guard.observation_space, guard.action_space) != (
+                guards[0].observation_space,
+                guards[0].action_space,
+            ):
+                raise EnvError(
+                    f"{guard.place()}: its spaces are {guard.observation_space} -> {guard.action_space}, those of "
+                    f"environment 0 {guards[0].observation_space} -> {guards[0].action_space}; they must be equal"
+                )
+
+    def reset(self, *, seed: list[int] | None = None) -> tuple[Obs, dict[str, Any]]:
+        obs = copy_obs(self._empty)
+        for i, guard in enumerate(self.guards):
+            self.current = i
+            put_row(obs, i, guard.reset(seed=None if seed is None else seed[i])[0])
+        return obs, {}
+
+    def step(self, actions: Any) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """actions: [B, ...], or a Dict or Tuple of such."""
+        is_plain = self._is_plain
+        obs: Any = np.empty_like(self._empty) if is_plain else copy_obs(self._empty)
+        if actions.__class__ is not np.ndarray:
+            actions = [action_row(actions, i) for i in range(self.num_envs)]
+        rewards: list[float] = []
+        terminated = np.zeros(self.num_envs, np.bool_)
+        truncated = np.zeros(self.num_envs, np.bool_)
+        info: dict[str, Any] = {}
+        for i, guard in enumerate(self.guards):
+            self.current = i
+            row, reward, is_terminated, is_truncated, _ = guard.step(actions[i])
+            rewards.append(reward)
+            if is_terminated or is_truncated:
+                terminated[i], truncated[i] = is_terminated, is_truncated
+                if not info:
+                    info["final_obs"] = copy_obs(self._empty)
+                put_row(info["final_obs"], i, row)
+                row = guard.reset()[0]
+            if is_plain:
+                obs[i] = row
+            else:
+                put_row(obs, i, row)
+        return obs, np.array(rewards, np.float64), terminated, truncated, info
+
+    def episode_states(self) -> list[dict[str, Any]]:
+        return [guard.episode_state() for guard in self.guards]
+
+    def restore(
+        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
+    ) -> list[tuple[Any, str]]:
+        """Per environment: its episode's start, the actions since and what must come out -> (observation, problem)."""
+        restored = []
+        for i, guard in enumerate(self.guards):
+            self.current = i
+            restored.append(guard.restore(states, actions, obs))
+        return restored
+
+    def close(self) -> None:
+        for guard in self.guards:
+            guard.close()
+
+
+class AsyncLoop:
+    """One process per environment (gymnasium's AsyncVectorEnv), worth it where a step takes milliseconds.
+
+    A process that hangs or dies is named, and all of them are ended.
+    """
+
+    seed_form = "list"
+
+    def __init__(self, envs: Any, name: str, timeout_s: float) -> None:
+        """envs: an AsyncVectorEnv in SAME_STEP mode, made of `process_makers`."""
+        self._envs = envs
+        self._name = name
+        self._timeout_s = timeout_s
+        self._num_steps = 0
+        self._actions: Any = None
+        self.num_envs: int = envs.num_envs
+        self.single_observation_space = self._envs.single_observation_space
+        self.single_action_space = self._envs.single_action_space
+        self.metadata = self._envs.metadata
+
+    def reset(self, *, seed: list[int] | None = None) -> Any:
+        try:
+            self._envs.reset_async(seed=seed)
+            return self._envs.reset_wait(timeout=self._timeout_s)
+        except BaseException as error:
+            self._fail(error, "reset()")
+
+    def step(self, actions: Any) -> Any:
+        self._num_steps += 1
+        self._actions = actions
+        try:
+            self._envs.step_async(actions)
+            return self._envs.step_wait(timeout=self._timeout_s)
+        except BaseException as error:
+            self._fail(error, "step()")
+
+    def episode_states(self) -> list[dict[str, Any]]:
+        return self._call("episode_state", self._timeout_s)
+
+    def restore(
+        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
+    ) -> list[tuple[Any, str]]:
+        """As `SyncLoop.restore`."""
+        longest = max(map(len, actions))
+        return self._call("restore", self._timeout_s * (1 + longest), states, actions, obs)
+
+    def _call(self, name: str, timeout_s: float, *arguments: Any) -> list[Any]:
+        try:
+            self._envs.call_async(name, *arguments)
+            return list(self._envs.call_wait(timeout=timeout_s))
+        except BaseException as error:
+            self._fail(error, name)
+
+    def close(self) -> None:
+        if not self._envs.closed:
+            self._envs.close(timeout=5)
+            self._release()
+
+    def _release(self) -> None:
+        """The descriptors that gymnasium leaves to the garbage collector."""
+        for pipe in self._envs.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        errors = self._envs.error_queue
+        errors.close()
+        for end in (errors._reader, errors._writer):  # close() ends only its thread
+            end.close()
+        for process in self._envs.processes:
+            process.close()
+
+    def _fail(self, error: BaseException, call: str) -> NoReturn:
+        waiting = [
+            i for i, pipe in enumerate(self._envs.parent_pipes) if pipe is not None and not _has_answer(pipe)
+        ]
+        lost = isinstance(error, EOFError | ConnectionError)
+        if lost:
+            for process in self._envs.processes:
+                process.join(timeout=0.2)
+        exit_codes = {i: process.exitcode for i, process in enumerate(self._envs.processes)}
+        for process in self._envs.processes:
+            process.kill()
+            process.join()
+        with suppress(Exception):  # its pipes may be broken in any way by now
+            self._envs.close(terminate=True)
+        self._envs.closed = True
+        self._release()
+        if isinstance(error, ProcessTimeout):
+            raise EnvError(
+                f"{self._places(waiting)}: {call} took longer than step_timeout_s={self._timeout_s:g}; fix the "
+                "environment or raise the limit"
+            ) from None
+        if lost:
+            dead = [i for i, code in exit_codes.items() if code is not None]
+            how = ", ".join(_how(exit_codes[i]) for i in dead) or "closed its pipe"
+            raise EnvError(
+                f"{self._places(dead)}: the environment's process died in {call} ({how})"
+            ) from None
+        raise error
+
+    def _places(self, indices: list[int]) -> str:
+        which = ", ".join(map(str, indices)) or "?"
+        action = (
+            ""
+            if self._actions is None or not indices
+            else f", action {brief(action_row(self._actions, indices[0]))}"
+        )
+        return f"{self._name} (environment {which} of 0..{self.num_envs - 1}), step {self._num_steps}{action}"
+
+
+def process_makers(make_guard: Callable[[int], GuardedEnv], num_envs: int) -> list[Callable[[], Any]]:
+    """One function per environment; what it makes in a child process dies with the process that called this."""
+    parent = os.getpid()
+
+    def maker(index: int) -> Callable[[], GuardedEnv]:
+        def make() -> GuardedEnv:
+            if os.getpid() != parent:
+                _die_with(parent)
+            return make_guard(index)
+
+        return make
+
+    return [maker(index) for index in range(num_envs)]
+
+
+def _has_answer(pipe: Any) -> bool:
+    try:
+        return bool(pipe.poll(0))
+    except (OSError, EOFError):
+        return True
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return signal.Signals(-exit_code).name
+    return f"exit code {exit_code}"
+
+
+def _die_with(parent: int) -> None:
+    """A killed rollout worker takes its environments with it: siblings hold each other's pipes open, so that the end of
+    file by which they would notice never comes."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

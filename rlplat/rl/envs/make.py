@@ -1,0 +1,253 @@
+"""Environments by name, many side by side.
+
+env = make_vector_env("Pong", 8, seed=1, num_threads=2)
+obs = env.reset()
+step = env.step(actions)            # interfaces.Step
+episodes = env.pop_episodes()       # raw returns and lengths of those that finished since the last call
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from rlplat.errors import EnvError, RlplatError, UsageError
+from rlplat.rl.envs.atari import ale_arguments, atari_settings
+from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own, where
+from rlplat.rl.envs.gym_spaces import space_spec
+from rlplat.rl.envs.loops import AsyncLoop, SyncLoop, process_makers
+from rlplat.rl.envs.names import EnvSource, resolve_env
+from rlplat.rl.envs.state import is_native_saved
+from rlplat.rl.envs.vector_env import VectorEnv
+
+__all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
+
+Vectorization = Literal["auto", "native", "sync", "async"]
+
+
+def make_vector_env(
+    env: Any,
+    num_envs: int,
+    *,
+    seed: int | np.random.SeedSequence = 0,
+    env_kwargs: dict[str, Any] | None = None,
+    num_threads: int = 1,
+    vectorization: Vectorization = "auto",
+    step_timeout_s: float = 60.0,
+    keep_state: bool = False,
+) -> VectorEnv:
+    """env: a name, or a class, function or environment (env_objects.py).
+
+    `seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari).
+
+    `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
+    `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what can be saved.
+    """
+    if num_envs < 1:
+        raise UsageError(f"num_envs is {num_envs}; at least one environment is needed")
+    source = resolve_env(env)
+    kwargs = dict(env_kwargs or {})
+    facts: dict[str, Any] = {"env": source.name, "num_envs": num_envs, "env_kwargs": kwargs}
+    if source.kind == "atari":
+        if vectorization not in ("auto", "native"):
+            raise UsageError(
+                f"{source.name} steps in C++ only: leave vectorization at 'auto', not '{vectorization}'"
+            )
+        settings = atari_settings(source, kwargs)
+        raw = _make_atari(source, num_envs, ale_arguments(settings), num_threads)
+        facts |= {"vectorization": "native", **settings}
+        return VectorEnv(
+            raw,
+            source.name,
+            seed=seed,
+            step_timeout_s=step_timeout_s,
+            facts=facts,
+            ends_at_lost_life=settings["episodic_life"],
+            fire=_fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
+            keeps_state=keep_state,
+        )
+    if source.kind == "registered":
+        import gymnasium
+
+        spec = gymnasium.spec(source.env_id)
+        facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
+        if vectorization == "auto" and keep_state and not is_native_saved(spec.vector_entry_point):
+            vectorization = "sync"
+        if _use_native(source, spec, kwargs, vectorization):
+            raw = _make_native(source, spec, num_envs, kwargs)
+            facts["vectorization"] = "native"
+            return VectorEnv(
+                raw,
+                source.name,
+                seed=seed,
+                step_timeout_s=step_timeout_s,
+                facts=facts,
+                keeps_state=keep_state,
+            )
+    elif vectorization == "native":
+        raise UsageError(
+            f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
+        )
+
+    with_info_mask: bool | None = None
+
+    def make_guard(index: int) -> GuardedEnv:
+        nonlocal with_info_mask
+        single = make_single_env(source, kwargs)
+        spec = space_spec(
+            single.observation_space, single.action_space
+        )  # refuses what could not even be stacked
+        if with_info_mask is None:
+            with_info_mask = spec.action.mask_size > 0 and has_info_mask(single)
+        return GuardedEnv(
+            single, source.name, index, num_envs, has_info_mask=with_info_mask, keeps_state=keep_state
+        )
+
+    if vectorization == "async":
+        facts["vectorization"] = "async"
+        make_guard(0).close()  # for `with_info_mask`, before the processes are forked
+        raw = _make_async(source, make_guard, num_envs, step_timeout_s)
+        return VectorEnv(
+            raw, source.name, seed=seed, step_timeout_s=math.inf, facts=facts, keeps_state=keep_state
+        )
+    facts["vectorization"] = "sync"
+    raw = SyncLoop([make_guard(index) for index in range(num_envs)])
+    return VectorEnv(
+        raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts, keeps_state=keep_state
+    )
+
+
+def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
+    """One gymnasium environment with its time limit, without gymnasium's own checker (`GuardedEnv` does its work).
+
+    Raises EnvError where the constructor raises, UsageError where a package is missing that no extra of ours brings.
+    """
+    import gymnasium
+
+    try:
+        if source.kind == "registered":
+            _log_mujoco_warnings(source)
+            env = gymnasium.make(source.env_id, disable_env_checker=True, **env_kwargs)
+        else:
+            assert source.factory is not None
+            env = source.factory(**env_kwargs)
+    except RlplatError:
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
+    except BaseException as error:
+        if not is_environments_own(error):
+            raise
+        given = f"env_kwargs={env_kwargs}" if env_kwargs else "no env_kwargs"
+        raise EnvError(
+            f"{source.name}: making the environment (with {given}) raised {type(error).__name__}: "
+            f"{error}{where(error)}"
+        ) from error
+    for attribute in ("reset", "step", "observation_space", "action_space"):
+        if not hasattr(env, attribute):
+            raise EnvError(
+                f"{source.name} made a {type(env).__name__}, which has no {attribute}; an environment is a "
+                "gymnasium.Env (https://gymnasium.farama.org/api/env)"
+            )
+    return env
+
+
+def _log_mujoco_warnings(source: EnvSource) -> None:
+    """MuJoCo prints its warnings (deprecated model attributes, every time) and leaves MUJOCO_LOG.TXT wherever it runs;
+    they go to the logger `rlplat.mujoco` instead, at level INFO."""
+    import gymnasium
+
+    if str(gymnasium.spec(source.env_id).entry_point).startswith("gymnasium.envs.mujoco"):
+        import mujoco
+
+        mujoco.set_mju_user_warning(lambda message: logging.getLogger("rlplat.mujoco").info("%s", message))
+
+
+def _make_atari(source: EnvSource, num_envs: int, arguments: dict[str, Any], num_threads: int) -> Any:
+    """`num_threads` threads of C++ step the games."""
+    import ale_py
+    import gymnasium
+    from ale_py.vector_env import AtariVectorEnv
+
+    gymnasium.register_envs(ale_py)
+    return AtariVectorEnv(
+        source.rom,
+        num_envs,
+        num_threads=num_threads,
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        **arguments,
+    )
+
+
+def _fire_action(rom: str, settings: dict[str, Any]) -> int | None:
+    """The index of FIRE among the game's actions; None where it has no such action."""
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    path = ale_py.roms.get_rom_path(rom)
+    assert path is not None, rom
+    ale.loadROM(path)
+    actions = ale.getLegalActionSet() if settings["full_action_space"] else ale.getMinimalActionSet()
+    return actions.index(ale_py.Action.FIRE) if ale_py.Action.FIRE in actions else None
+
+
+def _make_async(
+    source: EnvSource, make_guard: Callable[[int], GuardedEnv], num_envs: int, timeout_s: float
+) -> AsyncLoop:
+    import gymnasium
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+    # It prints the traceback of every environment that fails; ours travels in the EnvError.
+    gymnasium.logger.min_level = 50
+    # fork: this process's threads do not matter to an environment, and nothing needs importing again.
+    envs = AsyncVectorEnv(
+        process_makers(make_guard, num_envs),
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        context="fork" if sys.platform == "linux" else None,
+    )
+    return AsyncLoop(envs, source.name, timeout_s)
+
+
+def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorization: Vectorization) -> bool:
+    exists = spec.vector_entry_point is not None and not spec.additional_wrappers
+    if vectorization == "native":
+        if not exists:
+            raise UsageError(
+                f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
+            )
+        return True
+    return vectorization == "auto" and exists and set(kwargs) <= _parameters(spec.vector_entry_point)
+
+
+def _parameters(entry_point: Any) -> set[str]:
+    """Names that a vector implementation's constructor takes; none where it cannot be imported."""
+    from gymnasium.envs.registration import load_env_creator
+
+    try:
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        return set(inspect.signature(creator).parameters)
+    except Exception:
+        return set()
+
+
+def _make_native(source: EnvSource, spec: Any, num_envs: int, kwargs: dict[str, Any]) -> Any:
+    import gymnasium
+
+    if "autoreset_mode" in _parameters(spec.vector_entry_point):
+        kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, **kwargs}
+    try:
+        return gymnasium.make_vec(source.env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        given = f"env_kwargs={kwargs}" if kwargs else "no env_kwargs"
+        raise EnvError(
+            f"{source.name}: making {num_envs} environments (with {given}) raised {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,265 @@
+"""From an environment's name to the thing that makes it.
+
+    Pong  pong  Pong-v5  ALE/Pong-v5  PongNoFrameskip-v4    one and the same Atari game, with rlplat's preprocessing
+    CartPole-v1                                             an id that gymnasium has registered
+    pkg.mod:MakeEnv                                         a class or function that returns an environment
+    ./my_env.py:MakeEnv                                     the same, from a file
+    pkg.mod:MyEnv-v0                                        import the module, then look the id up
+
+From Python, a class, a function or an environment will do as well (env_objects.py).
+
+Nothing here makes an environment; importing this file loads neither gymnasium nor ale_py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from rlplat.config import closest
+from rlplat.errors import EnvError, EnvNotFound, MissingExtra
+from rlplat.rl.env_objects import EnvObject, env_name, is_marker
+
+ATARI_ROMS = (
+    "adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist basic_math "
+    "battle_zone beam_rider berzerk blackjack bowling boxing breakout carnival casino centipede chopper_command "
+    "crazy_climber crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld elevator_action "
+    "enduro entombed et fishing_derby flag_capture freeway frogger frostbite galaxian gopher gravitar hangman "
+    "haunted_house hero human_cannonball ice_hockey jamesbond journey_escape kaboom kangaroo keystone_kapers king_kong "
+    "klax koolaid krull kung_fu_master laser_gates lost_luggage mario_bros miniature_golf montezuma_revenge mr_do "
+    "ms_pacman name_this_game othello pacman phoenix pitfall pitfall2 pong pooyan private_eye qbert riverraid "
+    "road_runner robotank seaquest sir_lancelot skiing solaris space_invaders space_war star_gunner superman surround "
+    "tennis tetris tic_tac_toe_3d time_pilot trondead turmoil tutankham up_n_down venture video_checkers video_chess "
+    "video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon"
+).split()
+"""Single-player games of ale-py, by ROM name. Kept here so that `Pong` can ask for the missing extra by name."""
+
+_ROM_BY_KEY = {rom.replace("_", ""): rom for rom in ATARI_ROMS}
+_ATARI_NAME = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9_]+?)(?:NoFrameskip|Deterministic)?(?:-v[045])?")
+_REGISTERED_ID = re.compile(r"[\w/.-]+-v\d+")
+
+_FAMILY_BY_ENTRY_POINT = {
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.classic_control": "classic",
+    "gymnasium.envs.box2d.car_racing": "",
+    "gymnasium.envs.box2d": "classic",
+}
+"""Entry-point prefix -> family; the first that fits."""
+
+_EXTRA_BY_ENTRY_POINT = {
+    "gymnasium.envs.box2d": [("Box2D", "box2d", "box2d")],
+    "gymnasium.envs.mujoco": [("mujoco", "mujoco", "mujoco"), ("imageio", "imageio", "mujoco")],
+}
+"""Entry-point prefix -> (module to look for, package, rlplat extra). Gymnasium's mujoco environments import imageio."""
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Where an environment comes from; exactly one of `rom`, `env_id`, `factory` is set, as `kind` says."""
+
+    name: str
+    """Canonical: two names of the same environment resolve to equal ones."""
+    kind: Literal["atari", "registered", "factory"]
+    rom: str = ""
+    env_id: str = ""
+    factory: Callable[..., Any] | None = None
+
+
+def resolve_env(env: Any) -> EnvSource:
+    """env: a name, or what `env_name` takes. Raises EnvNotFound with a suggestion, MissingExtra, or EnvError where the
+    module of the environment raises."""
+    given = env_name(env)
+    if isinstance(given, EnvObject) and not given.is_registered:
+        return EnvSource(str(given), "factory", factory=given.target)
+    name = given.strip()
+    if is_marker(name):
+        raise EnvNotFound(
+            f"the environment {name} was a Python object of the program that trained, which has no name to find it by: "
+            "pass env=... again, in Python: rlplat.load(RUN, env=MyEnv), rlplat.train(resume=RUN, env=MyEnv)"
+        )
+    if ":" in name:
+        return _resolve_import(name)
+    import gymnasium
+
+    if isinstance(given, EnvObject):
+        gymnasium.registry.setdefault(name, given.target)  # as in the process that registered it
+
+    spec = gymnasium.registry.get(name)
+    if spec is None or str(spec.entry_point).startswith("ale_py"):
+        rom = atari_rom(name)
+        if rom is not None:
+            return _atari_source(name, rom)
+    if spec is None:
+        if name.endswith(".py"):
+            raise EnvNotFound(_without_class(name))
+        raise EnvNotFound(_not_found(name, list(gymnasium.registry)))
+    _require_extras(name, str(spec.entry_point))
+    return EnvSource(name, "registered", env_id=name)
+
+
+def atari_rom(name: str) -> str | None:
+    """`Pong`, `ms_pacman`, `ALE/MsPacman-v5`, `PongNoFrameskip-v4` -> the ROM's name, or None."""
+    match = _ATARI_NAME.fullmatch(name)
+    return _ROM_BY_KEY.get(match["game"].replace("_", "").lower()) if match else None
+
+
+def env_family(name: str) -> str | None:
+    """`atari`, `mujoco` or `classic` (classic control and Box2D, without CarRacing's images); "" for an environment of
+    no family, None where no environment has that name."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(name)
+    entry_point = "" if spec is None else str(spec.entry_point)
+    if (spec is None or entry_point.startswith("ale_py")) and atari_rom(name) is not None:
+        return "atari"
+    for prefix, family in _FAMILY_BY_ENTRY_POINT.items():
+        if entry_point.startswith(prefix):
+            return family
+    return "" if spec is not None or ":" in name else None
+
+
+def atari_game(rom: str) -> str:
+    """`ms_pacman` -> `MsPacman`, as in ale-py's ids."""
+    return rom.title().replace("_", "")
+
+
+def _atari_source(name: str, rom: str) -> EnvSource:
+    if importlib.util.find_spec("ale_py") is None:
+        raise MissingExtra("ale-py", "atari", name)
+    return EnvSource(f"ALE/{atari_game(rom)}-v5", "atari", rom=rom)
+
+
+def _require_extras(name: str, entry_point: str) -> None:
+    for prefix, requirements in _EXTRA_BY_ENTRY_POINT.items():
+        if entry_point.startswith(prefix):
+            for module, package, extra in requirements:
+                if importlib.util.find_spec(module) is None:
+                    raise MissingExtra(package, extra, name)
+
+
+def _without_class(name: str) -> str:
+    """For a file whose class was forgotten: the environments that are defined in it."""
+    import gymnasium
+
+    module = _import_file(name, name)
+    names = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, gymnasium.Env)
+        and value.__module__ == module.__name__
+    ]
+    listed = ", ".join(f"{name}:{key}" for key in names)
+    hint = (
+        f"its environments: {listed}"
+        if names
+        else f"it defines no gymnasium.Env; a function: {name}:make_env"
+    )
+    return f"'{name}' is a file: write the class as well; {hint}"
+
+
+def _not_found(name: str, registered: list[str]) -> str:
+    if name.startswith("pettingzoo."):
+        return f"'{name}' has several agents, and only ppo and dqn know of such: --algo ppo (docs/multi-agent.md)"
+    games = [atari_game(rom) for rom in ATARI_ROMS]
+    bases = {
+        env_id.rsplit("-v", 1)[0]: env_id for env_id in registered
+    }  # the last registered version of each
+    stem = name.rsplit("-v", 1)[0]
+    hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games])
+    return (
+        f"no environment is called '{name}'{hint or ';'} a name is an id that gymnasium has registered "
+        "(CartPole-v1), an Atari game (Pong), pkg.mod:MakeEnv, or ./file.py:MakeEnv; for an id that a module of yours "
+        f"registers, name the module too: my_module:{name if _REGISTERED_ID.fullmatch(name) else 'MyEnv-v0'}"
+    )
+
+
+def _resolve_import(name: str) -> EnvSource:
+    module_name, _, attribute = name.rpartition(":")
+    is_file = module_name.endswith(".py") or os.sep in module_name
+    module = _import_file(name, module_name) if is_file else _import_module(name, module_name)
+    if _REGISTERED_ID.fullmatch(attribute):
+        return resolve_env(attribute)
+    factory = module
+    for part in attribute.split("."):
+        factory = getattr(factory, part, None)  # type: ignore[assignment]
+    if factory is None:
+        candidates = [
+            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+        ]
+        raise EnvNotFound(
+            f"{module_name} has no '{attribute}'{closest(attribute, candidates)} (environment '{name}')"
+        )
+    if not callable(factory):
+        raise EnvNotFound(
+            f"'{name}' is a {type(factory).__name__}; give a class, or a function that returns an environment"
+        )
+    canonical = f"{Path(module_name).resolve()}:{attribute}" if is_file else name
+    return EnvSource(canonical, "factory", factory=factory)
+
+
+_MOVED = {
+    "rlplat.rl.diagnostic_envs": "rlplat.rl.envs.diagnostic",
+    "rlplat.rl.diagnostic_multi_agent_envs": "rlplat.rl.envs.diagnostic_multi_agent",
+}
+"""Modules of environments that runs were started with under another name: their run directories have that one."""
+
+
+def _import_module(name: str, module_name: str) -> ModuleType:
+    module_name = _MOVED.get(module_name, module_name)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # the `rlplat` command, unlike `python -m`, does not look there
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise EnvNotFound(
+                f"no module '{error.name}' (environment '{name}'); the current directory and the installed packages "
+                f"were searched, or name a file: ./{module_name.replace('.', '/')}.py:{name.rpartition(':')[2]}"
+            ) from None
+        raise _import_failed(name, error) from error
+    except Exception as error:
+        raise _import_failed(name, error) from error
+
+
+def _import_file(name: str, path_text: str) -> ModuleType:
+    path = Path(path_text).expanduser().resolve()
+    if not path.is_file():
+        near = (
+            closest(path.name, [other.name for other in path.parent.glob("*.py")])
+            if path.parent.is_dir()
+            else ""
+        )
+        raise EnvNotFound(f"no file {path}{near} (environment '{name}')")
+    # One module per file: a second resolve gives the same classes, and pickles of them find their module.
+    module_name = f"rlplat_env_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise EnvNotFound(f"{path} is not a Python file (environment '{name}'); its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # what lies beside it can be imported, as with `python file.py`
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise _import_failed(name, error) from error
+    return module
+
+
+def _import_failed(name: str, error: Exception) -> EnvError:
+    return EnvError(
+        f"environment '{name}': importing it raised {type(error).__name__}: {error}; fix the module"
+    )

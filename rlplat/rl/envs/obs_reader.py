@@ -1,0 +1,301 @@
+"""`ObsReader`: whatever an environment observes, as one array or one flat dict of arrays (`interfaces.Obs`).
+
+reader = ObsReader(env.observation_space, env.action_space, adds_mask=True)
+row = reader.read(obs, info["action_mask"])             # {"obs": float32[4], "action_mask": bool[3]}
+rows = reader.read_batch(vector_obs, num_envs)          # {"camera": uint8[B, 84, 84, 3], "robot/joints": float32[B, 7]}
+
+Both raise `ObsMismatch` with the path, what the space says, what came and the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlplat.rl.envs.gym_spaces import ObsPart, obs_parts, space_spec
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.spaces import MASK, ObsSpec, obs_leaves
+
+
+class ObsMismatch(Exception):
+    """An observation that is not what its space says."""
+
+
+class ObsReader:
+    def __init__(self, observation_space: Any, action_space: Any, *, adds_mask: bool = False) -> None:
+        """Supported spaces only. `adds_mask`: a mask is given beside the observations."""
+        self.spec = space_spec(observation_space, action_space, adds_mask=adds_mask)
+        self._space = observation_space
+        self._adds_mask = adds_mask
+        self._mask_size = self.spec.action.mask_size
+        self._parts = obs_parts(observation_space)
+        paths = [part.path or ("obs" if adds_mask else "") for part in self._parts]
+        self._readers = [
+            (path, part.keys, self._row_reader(part)) for path, part in zip(paths, self._parts, strict=True)
+        ]
+        self._is_dict = isinstance(self.spec.obs, dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether observations are arrays already, with nothing to convert."""
+        [*others, part] = self._parts
+        is_box = part.spec.kind in ("vector", "image") and part.spec.shape == part.space.shape
+        return not self._is_dict and not others and is_box
+
+    def read(self, obs: Any, mask: Any = None) -> Any:
+        """One environment's observation (and the mask beside it) without batch axes; Discrete leaves are ints."""
+        leaves: dict[str, Any] = {}
+        try:
+            for path, keys, read_row in self._readers:
+                leaf = obs
+                for key in keys:
+                    leaf = leaf[key]
+                leaves[path] = read_row(leaf)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ObsMismatch(self._explain(obs)) from None
+        if self._adds_mask:
+            leaves[MASK] = self._mask_row(mask)
+        return leaves if self._is_dict else leaves[""]
+
+    def read_batch(self, obs: Any, num_envs: int) -> Obs:
+        """A vector environment's observations, in its structure of arrays [B, ...]."""
+        leaves = {part.path: self._leaf_batch(obs, part, num_envs) for part in self._parts}
+        return leaves if self._is_dict else leaves[""]
+
+    def empty(self, num_envs: int) -> Obs:
+        """Zeros [B, ...], to be filled with `put_row`."""
+        leaves = {
+            path: np.zeros((num_envs, *leaf.shape), leaf.dtype)
+            for path, leaf in obs_leaves(self.spec.obs).items()
+        }
+        return leaves if self._is_dict else leaves[""]
+
+    def _row_reader(self, part: ObsPart) -> Callable[[Any], Any]:
+        spec, space, start = part.spec, part.space, part.start
+        if spec.kind == "mask":
+            return self._mask_row
+        if spec.kind == "discrete":
+            n = spec.nvec[0]
+
+            def read_discrete(value: Any) -> int:
+                if not isinstance(value, int | np.integer) and not _is_whole(value, ()):
+                    raise TypeError
+                index = int(value) - start
+                if not 0 <= index < n:
+                    raise ValueError
+                return index
+
+            return read_discrete
+        if spec.kind == "multi_discrete":
+            nvec = np.array(spec.nvec)
+
+            def read_multi_discrete(value: Any) -> Array:
+                if not _is_whole(value, space.shape):
+                    raise TypeError
+                indices = np.asarray(value, np.int64).ravel() - start
+                if ((indices < 0) | (indices >= nvec)).any():
+                    raise ValueError
+                return indices
+
+            return read_multi_discrete
+        if spec.kind == "multi_binary":
+
+            def read_bits(value: Any) -> Array:
+                if not _is_whole(value, space.shape):
+                    raise TypeError
+                return np.asarray(value, np.int8).ravel()
+
+            return read_bits
+        shape, dtype, flat_shape = space.shape, space.dtype, spec.shape
+
+        def read_box(value: Any) -> Array:
+            if value.__class__ is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                is_number = shape == () and isinstance(value, int | float | np.generic)
+                if not is_number and not isinstance(value, np.ndarray):
+                    raise TypeError
+                if np.shape(value) != shape or not (isinstance(value, int | float) or casts(value, dtype)):
+                    raise ValueError
+                value = np.asarray(value, dtype)
+            row: Array = value.reshape(flat_shape)
+            return row
+
+        return read_box
+
+    def _mask_row(self, mask: Any) -> Array:
+        """bool[L] of an array, or of a sequence of them, one per choice."""
+        try:
+            row = (
+                mask.ravel() if mask.__class__ is np.ndarray else np.concatenate([np.ravel(m) for m in mask])
+            )
+        except (TypeError, ValueError):
+            row = None
+        if row is None or row.dtype.kind not in "biuf":
+            raise ObsMismatch(
+                f"the action mask is {brief(mask)} ({type(mask).__name__}), but expected is an array of "
+                f"{self._mask_size} booleans, True for legal actions"
+            )
+        if row.shape != (self._mask_size,):
+            raise ObsMismatch(
+                f"the action mask has {row.size} entries ({brief(row)}), but actions {self.spec.action} have "
+                f"{self._mask_size} choices; give it one entry for each, True for legal actions"
+            )
+        return row.astype(np.bool_)
+
+    def _leaf_batch(self, obs: Any, part: ObsPart, num_envs: int) -> Array:
+        spec, name = part.spec, _name(part.keys)
+        for i, key in enumerate(part.keys):
+            try:
+                obs = obs[key]
+            except (KeyError, IndexError, TypeError):
+                raise ObsMismatch(
+                    f"{_name(part.keys[:i])} is a {type(obs).__name__} without {key!r}, which its space has; correct "
+                    "the vector environment or its spaces"
+                ) from None
+        leaf = np.asarray(obs)
+        shape = (num_envs, *part.space.shape)
+        if leaf.shape != shape or not _fits(leaf, spec, part.space):
+            raise ObsMismatch(
+                f"{name}: batch of shape {leaf.shape} {leaf.dtype}, but its spaces say {shape} {part.space.dtype}; "
+                "correct the vector environment or its spaces"
+            )
+        leaf = leaf.reshape((num_envs, *spec.shape)).astype(spec.dtype, copy=False)
+        if not spec.nvec:
+            return leaf
+        leaf = leaf - part.start
+        if ((leaf < 0) | (leaf >= np.array(spec.nvec if spec.shape else spec.nvec[0]))).any():
+            raise ObsMismatch(
+                f"{name} is {brief(leaf + part.start)}, which is not in its space {part.space}; change one of them"
+            )
+        return leaf
+
+    def _explain(self, obs: Any) -> str:
+        problems = [
+            text for kind, text in observation_problems(obs, self._space) if kind not in ("bounds", "cast")
+        ]
+        return problems[0] if problems else f"observation {brief(obs)} is not in its space {self._space}"
+
+
+def put_row(rows: Obs, index: int, row: Any) -> None:
+    """Writes one environment's observation, as `ObsReader.read` gives it, into rows [B, ...]."""
+    if isinstance(rows, dict):
+        for path, leaf in row.items():
+            rows[path][index] = leaf
+    else:
+        rows[index] = row
+
+
+def observation_problems(obs: Any, space: Any, path: tuple[Any, ...] = ()) -> list[tuple[str, str]]:
+    """(kind, text) for each way in which `obs` is not in `space`; the text says which part of a nested one. Of kind
+    `bounds` and `cast` (a wider float) are those with which a run goes on."""
+    name = _name(path)
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, dict):
+        if not isinstance(obs, dict):
+            return [("type", f"{name} is a {type(obs).__name__}, but its space is a Dict; return a dict")]
+        missing, extra = sorted(set(parts) - set(obs), key=str), sorted(set(obs) - set(parts), key=str)
+        found = [("type", f"{name} lacks the key {key!r} that its space has; add it") for key in missing]
+        found += [
+            ("type", f"{name} has the key {key!r}, which its space lacks; add it there, or leave it out")
+            for key in extra
+        ]
+        return found + [
+            one
+            for key in parts
+            if key in obs
+            for one in observation_problems(obs[key], parts[key], (*path, key))
+        ]
+    if parts is not None:
+        if not isinstance(obs, tuple | list) or len(obs) != len(parts):
+            size = f" of {len(obs)}" if isinstance(obs, tuple | list) else ""
+            return [
+                (
+                    "type",
+                    f"{name} is a {type(obs).__name__}{size}, but its space is a Tuple of {len(parts)}; return a tuple "
+                    "with an entry for each",
+                )
+            ]
+        return [one for i, part in enumerate(parts) for one in observation_problems(obs[i], part, (*path, i))]
+    if hasattr(space, "low"):
+        return _box_problems(obs, space, name)
+    if hasattr(space, "contains") and not space.contains(obs):
+        return [
+            (
+                "type",
+                f"{name} is {brief(obs)} ({type(obs).__name__}), which is not in its space {space}; {_fix(space)}",
+            )
+        ]
+    return []
+
+
+def _box_problems(obs: Any, space: Any, name: str) -> list[tuple[str, str]]:
+    shape, dtype = space.shape, space.dtype
+    if not isinstance(obs, np.ndarray | np.generic) and not (shape == () and isinstance(obs, int | float)):
+        expected = f"but expected is an array of shape {shape} {dtype}; return np.asarray(obs, np.{dtype})"
+        return [("type", f"{name} is {brief(obs)} ({type(obs).__name__}), {expected}")]
+    values = np.asarray(obs)
+    if values.shape != shape:
+        return [("shape", f"{name} has shape {values.shape}, but its space says {shape}; change one of them")]
+    if isinstance(obs, np.ndarray | np.generic) and not casts(obs, dtype):
+        fix = f"return obs.astype(np.{dtype}), or change the space's dtype"
+        return [("dtype", f"{name} has dtype {values.dtype}, but its space says {dtype}; {fix}")]
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
+        fix = "find where it divides by zero or overflows"
+        return [("finite", f"{name}{_index(index)} is {values[index]}; {fix}")]
+    found: list[tuple[str, str]] = []
+    if isinstance(obs, np.ndarray | np.generic) and not np.can_cast(values.dtype, dtype, "safe"):
+        text = f"{name} has dtype {values.dtype}, and its space says {dtype}: every step casts it"
+        found.append(("cast", f"{text}; return obs.astype(np.{dtype})"))
+    outside = (values < space.low) | (values > space.high)
+    if outside.any():
+        index = tuple(map(int, np.argwhere(outside)[0]))
+        bounds = f"[{space.low[index]:g}, {space.high[index]:g}]"
+        fix = "widen the bounds (they may be infinite) or clip the observation"
+        found.append(
+            ("bounds", f"{name}{_index(index)} is {values[index]:g}, outside its space's {bounds}; {fix}")
+        )
+    return found
+
+
+def brief(value: Any) -> str:
+    """A value for a message: short, on one line."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    text = np.array2string(value, threshold=8, precision=6) if isinstance(value, np.ndarray) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _fix(space: Any) -> str:
+    if hasattr(space, "nvec"):
+        return f"return integers of shape {space.shape}, each at least its start and below start + nvec"
+    if hasattr(space, "n") and not space.shape:
+        return f"return an int from {space.start} to {space.start + space.n - 1}, or change the space"
+    if hasattr(space, "n"):
+        return f"return np.int8 zeros and ones of shape {space.shape}"
+    return "change one of them"
+
+
+def _name(keys: tuple[Any, ...]) -> str:
+    return "observation" + "".join(f"[{key!r}]" for key in keys)
+
+
+def _index(index: tuple[int, ...]) -> str:
+    return str(list(index)) if index else ""
+
+
+def _is_whole(value: Any, shape: tuple[int, ...]) -> bool:
+    return np.shape(value) == shape and np.asarray(value).dtype.kind in "biu"
+
+
+def casts(value: Any, dtype: Any) -> bool:
+    """Floats of any width are: home-made environments often compute in float64."""
+    return np.can_cast(value.dtype, dtype, "safe") or value.dtype.kind == np.dtype(dtype).kind == "f"
+
+
+def _fits(leaf: Array, spec: ObsSpec, space: Any) -> bool:
+    if spec.nvec or spec.kind in ("multi_binary", "mask"):
+        return leaf.dtype.kind in "biu" or spec.kind == "mask"
+    return casts(leaf, space.dtype)

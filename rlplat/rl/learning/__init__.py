@@ -1,0 +1,1 @@
+"""Learners and the weights that leave them: groups, parameter servers, optimizers, reductions."""

@@ -1,0 +1,1 @@
+"""Policies without a framework: what they are (specs), who makes them, how they explore, and those in plain numpy."""

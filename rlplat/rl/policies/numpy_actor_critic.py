@@ -1,0 +1,139 @@
+"""`NumpyActorCritic`: the actor-critic MLP of rl/torch/networks.py in plain numpy, for acting.
+
+A forward pass over a handful of observations is all overhead: numpy needs a fifth of torch's time for it, and a rollout
+worker that never imports torch starts a second sooner. tests/rl/torch/test_policy.py holds both against each other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.policies.spec import PolicySpec
+
+Layer = tuple[Array, Array]
+"""Weight float32[in, out] and bias float32[out]."""
+
+
+class NumpyActorCritic:
+    """Acts with the weights of a torch `ActorCritic` built from the same spec (encoder: mlp)."""
+
+    def __init__(self, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
+        assert spec.is_plain_mlp, f"NumpyActorCritic acts for plain MLPs, not for {spec}"
+        self.spec = spec
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._normalize = ObsNormalizer()
+        self._tanh = spec.activation == "tanh"
+        self._actor: list[Layer] = []
+        self._critic: list[Layer] = []
+        self._actor_head: Layer
+        self._critic_head: Layer
+        self._is_categorical = spec.heads[0].kind == "categorical"
+        self._log_std = np.zeros(spec.num_gaussian, np.float32)
+        self._rescale: Layer | None = None
+        """(low, half the width) of the bounds that are -1 and 1 to the policy."""
+        if spec.heads[0].is_gaussian and spec.heads[0].low:
+            low, high = np.array(spec.heads[0].low, np.float32), np.array(spec.heads[0].high, np.float32)
+            self._rescale = (low, (high - low) / np.float32(2.0))
+        self.core_state = np.zeros((0, 0), np.float32)
+
+    def set_weights(self, weights: Weights) -> None:
+        self._actor = _layers(weights, "actor_encoder", len(self.spec.hidden_sizes))
+        if not self.spec.share_encoder:
+            self._critic = _layers(weights, "critic_encoder", len(self.spec.hidden_sizes))
+        self._actor_head = _layer(weights, "actor_head")
+        self._critic_head = _layer(weights, "critic_head")
+        if not self._is_categorical:
+            self._log_std = np.array(weights["log_std"], np.float32)
+        self._normalize.set_weights(weights)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """obs: [B, ...] -> actions int64[B] or float32[B, A], log_probs float32[B], values float32[B]."""
+        params, values = self._forward(obs)
+        if self._is_categorical:
+            actions, log_probs = self._categorical(params, deterministic)
+        else:
+            actions, log_probs = self._gaussian(params, deterministic)
+        return PolicyOutput(actions, log_probs, values)
+
+    def values(self, obs: Obs) -> Array:
+        """obs: [B, ...] -> float32[B]."""
+        return self._forward(obs)[1]
+
+    def reset_core(self, ended: Array) -> None:
+        """Nothing is carried from step to step."""
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+    def _forward(self, obs: Obs) -> tuple[Array, Array]:
+        """(logits or means float32[B, A], values float32[B])"""
+        normalized = self._normalize(obs)
+        assert not isinstance(normalized, dict), "nested observations are for TorchActorCritic"
+        inputs = normalized.astype(np.float32, copy=False)
+        if inputs.ndim != 2:
+            inputs = inputs.reshape(len(inputs), -1)
+        features = self._encode(inputs, self._actor)
+        critic_features = features if self.spec.share_encoder else self._encode(inputs, self._critic)
+        weight, bias = self._actor_head
+        params = features @ weight
+        params += bias
+        weight, bias = self._critic_head
+        values = critic_features @ weight
+        values += bias
+        return params, values[:, 0]
+
+    def _encode(self, features: Array, layers: list[Layer]) -> Array:
+        for weight, bias in layers:
+            features = features @ weight
+            features += bias
+            if self._tanh:
+                np.tanh(features, out=features)
+            else:
+                np.maximum(features, 0.0, out=features)
+        return features
+
+    def _categorical(self, logits: Array, deterministic: bool) -> tuple[Array, Array]:
+        if deterministic:
+            actions = logits.argmax(axis=1)
+        else:
+            # Gumbel-max: argmax(logits + G) is a draw from softmax(logits), and -log(Exponential) is such a G.
+            actions = (logits - np.log(self._rng.standard_exponential(logits.shape))).argmax(axis=1)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_normalizers = np.log(np.exp(shifted).sum(axis=1))
+        return actions, shifted[np.arange(len(actions)), actions] - log_normalizers
+
+    def _gaussian(self, means: Array, deterministic: bool) -> tuple[Array, Array]:
+        if deterministic:
+            noise = np.zeros_like(means)
+        else:
+            noise = self._rng.standard_normal(means.shape, dtype=np.float32)
+        actions = means + noise * np.exp(self._log_std)
+        constant = self._log_std.sum() + 0.5 * math.log(2.0 * math.pi) * self.spec.num_gaussian
+        if self._rescale is not None:
+            low, half = self._rescale
+            actions = low + half * (actions + np.float32(1.0))
+            constant += np.log(half).sum()
+        log_probs = -0.5 * np.square(noise).sum(axis=1) - constant
+        return actions, log_probs.astype(np.float32, copy=False)
+
+
+def _layers(weights: Weights, name: str, num_layers: int) -> list[Layer]:
+    return [_layer(weights, f"{name}.layers.{index}") for index in range(num_layers)]
+
+
+def _layer(weights: Weights, name: str) -> Layer:
+    # torch keeps [out, in]; copies also let go of the shared memory that weights came through.
+    return np.array(weights[f"{name}.weight"].T, np.float32, order="C"), np.array(
+        weights[f"{name}.bias"], np.float32
+    )

@@ -1,0 +1,205 @@
+"""Many perturbations of one MLP at once, in plain numpy: what evolution strategies act with.
+
+    shape = MLPShape(spaces, hidden_sizes=(16,), activation="tanh")
+    mlps = PerturbedMLPs(shape, num_slots=32, noise=table)
+    mlps.set_weights(weights)
+    mlps.load(slot=3, index=1_234_567, scale=-0.05)             # slot 3 acts with theta - 0.05 * noise from there on
+    actions = mlps.act(obs, rng)                                # row b of obs through network b
+
+`MLPPolicy` is the same network unperturbed, one for all rows, as an `interfaces.Policy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlplat.errors import ConfigError
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.policies.noise_table import NoiseTable
+from rlplat.rl.spaces import ObsSpec, SpaceSpec
+
+Layers = list[tuple[Array, Array]]
+"""(weight [..., out, in], bias [..., out]) of every layer."""
+
+
+class MLPShape:
+    """Layers of an MLP for a vector and Discrete or Box actions, and where each lies in theta: float32[num_params].
+
+    Layers are called and laid out as the actor's in an actor-critic network of this form (torch's [out, in]).
+    """
+
+    def __init__(self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: str = "tanh") -> None:
+        assert isinstance(spaces.obs, ObsSpec) and spaces.action.kind in ("discrete", "box"), spaces
+        self.obs_shape = spaces.obs.shape
+        self.is_discrete = spaces.action.kind == "discrete"
+        self.is_tanh = activation == "tanh"
+        num_outputs = spaces.action.n if self.is_discrete else spaces.action.flat_size
+        sizes = [spaces.obs.flat_size, *hidden_sizes, num_outputs]
+        names = [f"actor_encoder.layers.{index}" for index in range(len(hidden_sizes))] + ["actor_head"]
+        self.places: dict[str, tuple[tuple[int, ...], slice]] = {}
+        """Shape, and slice of theta, by parameter name."""
+        start = 0
+        for name, num_in, num_out in zip(names, sizes, sizes[1:], strict=False):
+            for part, shape in ((f"{name}.weight", (num_out, num_in)), (f"{name}.bias", (num_out,))):
+                stop = start + math.prod(shape)
+                self.places[part] = (shape, slice(start, stop))
+                start = stop
+        self.num_params = start
+
+    def initial(self, seed: np.random.SeedSequence) -> Array:
+        """Rows of length 1, those of the head 0.01 (normc, as in the code of Salimans et al. 2017); biases are 0, and
+        so is everything where there is no hidden layer (Mania et al. 2018)."""
+        rng = np.random.Generator(np.random.PCG64(seed))
+        theta = np.zeros(self.num_params, np.float32)
+        has_hidden = len(self.places) > 2
+        for name, (shape, place) in self.places.items():
+            if name.endswith("weight") and has_hidden:
+                rows = rng.standard_normal(shape)
+                rows /= np.sqrt(np.square(rows).sum(axis=1, keepdims=True))
+                theta[place] = (rows * (0.01 if name.startswith("actor_head") else 1.0)).reshape(-1)
+        return theta
+
+    def split(self, theta: Array) -> Layers:
+        """theta: [..., num_params] -> its layers, views."""
+        views = [
+            theta[..., place].reshape(*theta.shape[:-1], *shape) for shape, place in self.places.values()
+        ]
+        return list(zip(views[::2], views[1::2], strict=True))
+
+    def named(self, theta: Array) -> Weights:
+        """theta: [num_params] by parameter name, copies."""
+        return {name: theta[place].reshape(shape).copy() for name, (shape, place) in self.places.items()}
+
+    def flat(self, weights: Mapping[str, Array]) -> Array:
+        """What `named` took apart; other entries are left alone."""
+        for name, (shape, _) in self.places.items():
+            there = weights[name].shape if name in weights else "missing"
+            if there != shape:
+                raise ConfigError(
+                    f"weights of another network: {name} is {there} there, and {shape} in this policy"
+                )
+        return np.concatenate([weights[name].reshape(-1) for name in self.places]).astype(np.float32)
+
+
+class PerturbedMLPs:
+    """B networks side by side, network b for row b: matrices [B, out, in] times observations [B, in]."""
+
+    def __init__(
+        self,
+        shape: MLPShape,
+        num_slots: int,
+        noise: NoiseTable,
+        *,
+        sample_actions: bool = False,
+        action_noise: float = 0.0,
+    ) -> None:
+        self._shape, self._noise = shape, noise
+        self._theta = np.zeros(shape.num_params, np.float32)
+        self._params = np.zeros((num_slots, shape.num_params), np.float32)
+        self._layers = shape.split(self._params)
+        self._sample_actions, self._action_noise = sample_actions, action_noise
+        self._normalize = ObsNormalizer()
+
+    def set_weights(self, weights: Weights) -> None:
+        """What `load` perturbs from now on, and how observations are normalised."""
+        self._theta = self._shape.flat(weights)
+        self._normalize.set_weights(weights)
+
+    def load(self, slot: int, index: int, scale: float) -> None:
+        """From now on `slot` acts with theta + scale * (the noise at `index`)."""
+        row = self._params[slot]
+        np.multiply(self._noise.slice(index, self._shape.num_params), np.float32(scale), out=row)
+        row += self._theta
+
+    def act(self, obs: Array, rng: np.random.Generator) -> Array:
+        """obs: [B, ...] -> int64[B] or float32[B, A]."""
+        x = _features(self._normalize, obs)
+        for index, (weight, bias) in enumerate(self._layers):
+            if index:
+                x = np.tanh(x, out=x) if self._shape.is_tanh else np.maximum(x, 0.0, out=x)
+            x = (weight @ x[:, :, None])[:, :, 0]
+            x += bias
+        if self._shape.is_discrete:
+            return choose(x, rng if self._sample_actions else None)
+        return add_noise(x, rng, self._action_noise)
+
+
+class MLPPolicy:
+    """One network for all rows: evaluates and plays. There is no critic: log_probs and values are zeros."""
+
+    def __init__(
+        self,
+        shape: MLPShape,
+        seed: np.random.SeedSequence,
+        *,
+        sample_actions: bool = False,
+        action_noise: float = 0.0,
+    ) -> None:
+        self.shape = shape
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._layers: Layers = []
+        self._sample_actions, self._action_noise = sample_actions, action_noise
+        self._normalize = ObsNormalizer()
+        self.core_state = np.zeros((0, 0), np.float32)
+
+    def set_weights(self, weights: Weights) -> None:
+        self._layers = self.shape.split(self.shape.flat(weights))
+        self._normalize.set_weights(weights)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """`deterministic`: the largest output, no noise on it."""
+        assert isinstance(obs, np.ndarray)
+        x = _features(self._normalize, obs)
+        for index, (weight, bias) in enumerate(self._layers):
+            if index:
+                x = np.tanh(x) if self.shape.is_tanh else np.maximum(x, 0.0)
+            x = x @ weight.T + bias
+        if self.shape.is_discrete:
+            actions = choose(x, self._rng if self._sample_actions and not deterministic else None)
+        else:
+            actions = add_noise(x, self._rng, 0.0 if deterministic else self._action_noise)
+        zeros = np.zeros(len(obs), np.float32)
+        return PolicyOutput(actions, zeros, zeros)
+
+    def values(self, obs: Obs) -> Array:
+        """obs: [B, ...] -> zeros float32[B]."""
+        assert isinstance(obs, np.ndarray)
+        return np.zeros(len(obs), np.float32)
+
+    def reset_core(self, ended: Array) -> None:
+        """Nothing is carried from step to step."""
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+
+def _features(normalize: ObsNormalizer, obs: Array) -> Array:
+    """float32[B, inputs]"""
+    features = np.asarray(normalize(obs), np.float32)
+    return features.reshape(len(obs), -1)
+
+
+def choose(outputs: Array, rng: np.random.Generator | None) -> Array:
+    """outputs: float32[B, n] -> int64[B]: drawn from softmax(outputs), or without a generator the largest."""
+    if rng is not None:
+        # Gumbel-max: argmax(outputs + G) is a draw from softmax(outputs), and -log(Exponential) is such a G.
+        outputs = outputs - np.log(rng.standard_exponential(outputs.shape))
+    return outputs.argmax(axis=1)
+
+
+def add_noise(outputs: Array, rng: np.random.Generator, deviation: float) -> Array:
+    """outputs: float32[B, A] -> the same with Gaussian noise (themselves where it is 0)."""
+    if deviation == 0.0:
+        return outputs
+    return outputs + np.float32(deviation) * rng.standard_normal(outputs.shape, dtype=np.float32)

@@ -1,0 +1,1 @@
+"""What was seen before, drawn again: buffers, their storage, and shards of them."""

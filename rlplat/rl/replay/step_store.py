@@ -1,0 +1,285 @@
+"""`StepStore`: the steps that a replay remembers, every observation once, and what n steps from each of them came to.
+
+Every environment has a lane, a ring of rows in order of time. Beside the steps a lane holds the last observation of
+every episode that was cut off, and a gap where a worker was replaced:
+
+    step step step(terminated) step step(truncated) FINAL step step GAP step ...
+
+so that what an n-step window needs is always ahead in the same lane. When a window is complete, its return, discount
+and bootstrap row are computed, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_tree import concat_obs, map_obs, take_obs
+from rlplat.rl.replay.frame_storage import make_storage
+from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.spaces import ObsSpec, obs_leaves
+
+GOES_ON, TERMINATED, TRUNCATED, FINAL, GAP = range(5)
+"""Kinds of rows; up to TRUNCATED they are decisions of the agent."""
+
+
+class Written(NamedTuple):
+    """What `add` changed."""
+
+    completed: Array
+    """int64[N]: rows whose windows are complete now."""
+    dropped: Array
+    """int64[N]: rows that were, and are gone."""
+
+
+class StepStore:
+    """`num_lanes` rings of `lane_capacity` rows; row = lane * lane_capacity + place.
+
+    returns[row]     float32: R = r_t + ... + discount^(m-1) r_(t+m-1), m = n_step or fewer where the episode ends
+    discounts[row]   float32: discount^m, 0 where it terminated
+    num_steps[row]   m: the bootstrap row is m ahead: the final observation where the episode was cut off
+    """
+
+    def __init__(
+        self,
+        obs: ObsSpec | dict[str, ObsSpec],
+        *,
+        num_lanes: int,
+        lane_capacity: int,
+        n_step: int,
+        discount: float,
+        clip_rewards: bool = False,
+        frame_stacks: bool = True,
+    ) -> None:
+        """clip_rewards: learn from their sign; frame_stacks: keep each frame of an image stack once."""
+        assert lane_capacity > n_step + 1, f"a lane of {lane_capacity} rows has no room for {n_step} steps"
+        self.num_lanes, self.lane_capacity, self.n_step = num_lanes, lane_capacity, n_step
+        num_rows = num_lanes * lane_capacity
+        self.is_tree = isinstance(obs, dict)
+        self._storages = {
+            path: make_storage(leaf, num_lanes, lane_capacity, frame_stacks=frame_stacks)
+            for path, leaf in obs_leaves(obs).items()
+        }
+        self._clip_rewards = clip_rewards
+        self._powers = discount ** np.arange(n_step + 1)
+        self.heads = np.zeros(num_lanes, np.int64)
+        """int64[lanes]: rows ever written."""
+        self.tails = np.zeros(num_lanes, np.int64)
+        """int64[lanes]: the oldest that is still there."""
+        self.stamps = np.full(num_rows, -1, np.int64)
+        """int64[rows]: the number of the row in its lane; another one says that the row was overwritten."""
+        self.kinds = np.full(num_rows, GAP, np.int8)
+        self.is_start = np.zeros(num_rows, np.bool_)
+        self.actions = np.zeros(num_rows, np.int64)
+        self.rewards = np.zeros(num_rows, np.float32)
+        self.q_taken = np.zeros(num_rows, np.float32)
+        self.q_max = np.zeros(num_rows, np.float32)
+        self.is_complete = np.zeros(num_rows, np.bool_)
+        self.returns = np.zeros(num_rows, np.float32)
+        self.discounts = np.zeros(num_rows, np.float32)
+        self.num_steps = np.zeros(num_rows, np.int16)
+
+    def add(self, batch: TransitionBatch, first_lane: int) -> Written:
+        """The batch's environments are the lanes from `first_lane` on."""
+        T, B = batch.shape
+        lanes = np.arange(first_lane, first_lane + B)
+        old_tails = self.tails[lanes]
+        before_gaps = self.heads[lanes]
+        gaps = [] if batch.continues else [self._add_gap(int(lane)) for lane in lanes]
+        old_heads = self.heads[lanes]
+
+        # Lane by lane, in order of time; the final observation right after the step that was cut off.
+        env, t = np.nonzero(batch.valid.T)
+        source = t * B + env
+        num_real = len(source)
+        if len(batch.cut_rows):
+            cut_env, cut_t = batch.cut_rows % B, batch.cut_rows // B
+            order = np.argsort(
+                np.concatenate([2 * (env * T + t), 2 * (cut_env * T + cut_t) + 1]), kind="stable"
+            )
+            env = np.concatenate([env, cut_env])[order]
+            is_real = order < num_real
+            source = np.concatenate([source, batch.cut_rows])[order]
+        else:
+            order, is_real = np.arange(num_real), np.ones(num_real, np.bool_)
+        counts = np.bincount(env, minlength=B)
+        num_new = old_heads - before_gaps + counts
+        assert (num_new <= self.lane_capacity).all(), (
+            f"{num_new.max()} rows at once do not fit a lane of {self.lane_capacity}"
+        )
+        within = np.arange(len(env)) - np.repeat(counts.cumsum() - counts, counts)
+        stamps = old_heads[env] + within
+        row_lanes = lanes[env]
+        rows = row_lanes * self.lane_capacity + stamps % self.lane_capacity
+
+        dropped = rows[self.is_complete[rows]]
+        kinds = self._kinds(batch, source, is_real)
+        previous = np.empty_like(kinds)
+        previous[1:] = kinds[:-1]
+        firsts = within == 0
+        before = row_lanes * self.lane_capacity + (stamps - 1) % self.lane_capacity
+        previous[firsts] = np.where(stamps[firsts] > 0, self.kinds[before[firsts]], GAP)
+
+        def put(column: Array, values: Array) -> None:
+            column[rows] = values.reshape(-1)[source]
+
+        put(self.actions, batch.actions)
+        put(self.rewards, np.sign(batch.rewards) if self._clip_rewards else batch.rewards)
+        put(self.q_taken, batch.q_taken)
+        put(self.q_max, batch.q_max)
+        self.kinds[rows], self.stamps[rows] = kinds, stamps
+        self.is_start[rows] = is_real & np.isin(previous, (TERMINATED, FINAL, GAP))
+        self.is_complete[rows] = False
+        obs: Obs = map_obs(lambda leaf: leaf.reshape(T * B, *leaf.shape[2:]), batch.obs)
+        obs = take_obs(obs, source[is_real])
+        if len(batch.cut_rows):
+            obs = take_obs(concat_obs([obs, batch.final_obs]), order)
+        for path, storage in self._storages.items():
+            storage.put(rows, row_lanes, obs[path] if isinstance(obs, dict) else obs)
+        self.heads[lanes] += counts
+        dropped = np.concatenate([dropped, self._drop_lost(lanes), *gaps])
+
+        starts = np.maximum(old_heads - self.n_step, np.maximum(old_tails, self.tails[lanes]))
+        return Written(self._complete(lanes, starts), dropped)
+
+    def get_obs(self, rows: Array) -> Obs:
+        """rows: int64[...] -> [..., *shape] or a dict of such."""
+        if self.is_tree:
+            return {path: storage.get(rows) for path, storage in self._storages.items()}
+        return self._storages[""].get(rows)
+
+    def bootstrap_rows(self, rows: Array) -> Array:
+        """The rows at the ends of these rows' windows."""
+        return self.ahead(rows, self.num_steps[rows])
+
+    def ahead(self, rows: Array, num_rows: Any) -> Array:
+        """The rows that come `num_rows` later in the same lanes."""
+        places = rows % self.lane_capacity
+        return rows - places + (places + num_rows) % self.lane_capacity
+
+    def rows_in_use(self) -> Array:
+        """int64[N], lane by lane, oldest first."""
+        parts = [
+            lane * self.lane_capacity + np.arange(self.tails[lane], self.heads[lane]) % self.lane_capacity
+            for lane in range(self.num_lanes)
+        ]
+        return np.concatenate(parts)
+
+    def get_state(self) -> dict[str, Any]:
+        """The filled part only."""
+        rows = self.rows_in_use()
+        return {
+            "shape": [self.num_lanes, self.lane_capacity, self.n_step],
+            "heads": self.heads.copy(),
+            "tails": self.tails.copy(),
+            "columns": {name: getattr(self, name)[rows] for name in _COLUMNS},
+            "obs": {path or "obs": storage.get_state(rows) for path, storage in self._storages.items()},
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Into a store of the same shape that nothing has been added to."""
+        shape = [self.num_lanes, self.lane_capacity, self.n_step]
+        assert list(state["shape"]) == shape, (
+            f"a replay of shape {state['shape']} cannot go into one of {shape}"
+        )
+        self.heads[:], self.tails[:] = state["heads"], state["tails"]
+        rows = self.rows_in_use()
+        for name in _COLUMNS:
+            getattr(self, name)[rows] = state["columns"][name]
+        for path, storage in self._storages.items():
+            storage.set_state(rows, state["obs"][path or "obs"])
+
+    def _kinds(self, batch: TransitionBatch, source: Array, is_real: Array) -> Array:
+        terminated, truncated = batch.terminated.reshape(-1)[source], batch.truncated.reshape(-1)[source]
+        kinds = np.where(terminated, TERMINATED, np.where(truncated, TRUNCATED, GOES_ON))
+        return np.where(is_real, kinds, FINAL).astype(np.int8)
+
+    def _add_gap(self, lane: int) -> Array:
+        """Nothing that waits for what comes next will get it -> the row that made room, where it was complete."""
+        stamp = int(self.heads[lane])
+        row = lane * self.lane_capacity + stamp % self.lane_capacity
+        before = lane * self.lane_capacity + (stamp - 1) % self.lane_capacity
+        if stamp == 0 or self.kinds[before] in (TERMINATED, FINAL):
+            return np.empty(0, np.int64)
+        dropped = np.full(int(self.is_complete[row]), row, np.int64)
+        self.is_complete[row] = False
+        self.kinds[row], self.stamps[row], self.is_start[row] = GAP, stamp, False
+        self.rewards[row] = 0.0
+        for storage in self._storages.values():
+            storage.put_gap(row, lane)
+        self.heads[lane] += 1
+        return dropped
+
+    def _drop_lost(self, lanes: Array) -> Array:
+        """Move the tails on to where rows are still there -> rows that had been complete and are not any more."""
+        capacity = self.lane_capacity
+        dropped: list[int] = []
+        tails = np.maximum(self.tails[lanes], self.heads[lanes] - capacity)
+        for lane, tail in zip(lanes.tolist(), tails.tolist(), strict=True):
+            for storage in self._storages.values():
+                while storage.is_lost(lane * capacity + tail % capacity, lane):
+                    dropped.append(lane * capacity + tail % capacity)
+                    tail += 1
+            self.tails[lane] = tail
+        rows = np.array(dropped, np.int64)
+        rows = rows[self.is_complete[rows]]
+        self.is_complete[rows] = False
+        return rows
+
+    def _complete(self, lanes: Array, starts: Array) -> Array:
+        """Compute the windows that became complete, of rows from `starts` (stamps, one per lane) on."""
+        n, heads = self.n_step, self.heads[lanes]
+        counts = heads - starts
+        each = np.repeat(np.arange(len(lanes)), counts)
+        stamps = np.arange(counts.sum()) + np.repeat(starts - (counts.cumsum() - counts), counts)
+        lane_heads = heads[each]
+        base = lanes[each] * self.lane_capacity
+        rows = base + stamps % self.lane_capacity
+
+        ahead = stamps[:, None] + np.arange(n)
+        is_there = ahead < lane_heads[:, None]
+        window = base[:, None] + ahead % self.lane_capacity
+        kinds = self.kinds[window]
+        is_end = (kinds == TERMINATED) | (kinds == TRUNCATED)
+        is_used = np.ones(window.shape, np.bool_)
+        if n > 1:
+            is_used[:, 1:] = ~np.logical_or.accumulate(is_end[:, :-1], axis=1)
+        num_steps = is_used.sum(axis=1)
+        terminated = kinds[np.arange(len(rows)), num_steps - 1] == TERMINATED
+        bootstrap = base + (stamps + num_steps) % self.lane_capacity
+        has_bootstrap = (stamps + num_steps < lane_heads) & (self.kinds[bootstrap] != GAP)
+        is_sound = ((is_there & (kinds <= TRUNCATED)) | ~is_used).all(axis=1)
+        is_now = is_sound & (terminated | has_bootstrap) & ~self.is_complete[rows]
+
+        rows, num_steps = rows[is_now], num_steps[is_now]
+        rewards = self.rewards[window[is_now]] * is_used[is_now]
+        self.returns[rows] = rewards @ self._powers[:n]
+        self.discounts[rows] = self._powers[num_steps] * ~terminated[is_now]
+        self.num_steps[rows] = num_steps
+        self.is_complete[rows] = True
+        return rows
+
+    def check_valid(self) -> None:
+        """What must hold between columns; for tests."""
+        for lane in range(self.num_lanes):
+            tail, head = int(self.tails[lane]), int(self.heads[lane])
+            assert 0 <= head - tail <= self.lane_capacity, (tail, head)
+            stamps = np.arange(tail, head)
+            rows = lane * self.lane_capacity + stamps % self.lane_capacity
+            np.testing.assert_array_equal(self.stamps[rows], stamps)
+        outside = np.ones(len(self.stamps), np.bool_)
+        outside[self.rows_in_use()] = False
+        assert not self.is_complete[outside].any(), "a row that is gone counts as complete"
+        complete = np.flatnonzero(self.is_complete)
+        assert (self.kinds[complete] <= TRUNCATED).all()
+        boots = self.discounts[complete] > 0
+        rows = self.bootstrap_rows(complete)[boots]
+        assert (self.stamps[rows] == (self.stamps[complete] + self.num_steps[complete])[boots]).all()
+
+
+_COLUMNS = (
+    "stamps", "kinds", "is_start", "actions", "rewards", "q_taken", "q_max", "is_complete", "returns", "discounts",
+    "num_steps",
+)  # fmt: skip

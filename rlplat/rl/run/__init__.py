@@ -1,0 +1,1 @@
+"""A run: its algorithm found, its settings, the loop, its directory, evaluation, and the agent that it trained."""

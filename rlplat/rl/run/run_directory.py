@@ -1,0 +1,280 @@
+"""The directory of a run: what is in it, who may write to it, how a run is found again.
+
+    runs/NAME/  config.yaml (complete, resolved)  metrics.jsonl  progress.csv  tensorboard/  log.txt
+                checkpoints/step_<env_steps>/  checkpoints/latest  checkpoints/best/  videos/
+
+The process that trains holds a lock on log.txt, so that nobody resumes a run that is still going.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from rlplat.checkpoints import CheckpointInfo, load_best, save, save_best
+from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
+from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
+from rlplat.rl.interfaces import Result, Weights
+from rlplat.rl.run.progress import Progress
+from rlplat.tensorboard_events import TensorboardWriter
+
+
+def refuse_existing(path: Path) -> None:
+    """A new run needs a directory of its own: one that is not there yet, or an empty one."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.is_dir() and (path / "config.yaml").exists():
+        raise ConfigError(
+            f"a run is already in {path}; to resume it: --resume {path}; or choose another place: --out DIRECTORY"
+        )
+    if path.exists():
+        what = "is a file" if path.is_file() else "already exists and holds something else than a run"
+        raise ConfigError(f"{path} {what}; choose another place: --out DIRECTORY")
+
+
+def not_a_run(path: Path) -> str:
+    """Why there is no run to open in this directory, and what to open instead."""
+    if (path / "experiment.yaml").exists():
+        trials = sorted(trial for trial in (path / "trials").glob("*") if (trial / "config.yaml").exists())
+        if trials:
+            return f"{path} is an experiment, whose trials are runs: {trials[0]}, ... (rlplat runs {path} lists them)"
+        return f"{path} is an experiment, and none of its trials is a run; rlplat tune show {path}"
+    return f"no run in {path}: it has no config.yaml; `rlplat runs` lists the runs"
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process is training in this run directory now."""
+    try:
+        with open(path / "log.txt") as log:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+class RunDirectory:
+    """An open run directory. `RunDirectory(path, ...)` makes it, or opens it where `resumed` is the last result."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config_yaml: str,
+        info: Callable[[Any, int], CheckpointInfo],
+        progress: Progress,
+        resumed_wall_s: float | None = None,
+        last: Result | None = None,
+    ) -> None:
+        """config_yaml: the text of config.yaml; info: (algorithm, env_steps) -> what the manifest says;
+        resumed_wall_s: seconds trained so far where the run goes on, None where it begins."""
+        self.path = path
+        self.progress = progress
+        self.last = last
+        """The last result, also that of the checkpoint from which the run goes on."""
+        self.last_record: dict[str, Any] = {}
+        """The newest line of metrics.jsonl that this process has written."""
+        self.wall_s = resumed_wall_s or 0.0
+        self._info = info
+        self._tried_env_steps = last.env_steps if last else 0
+        self._tried_s = monotonic()
+        self.saved_env_steps: int | None = None
+        """Env steps of the newest checkpoint."""
+        resumed = resumed_wall_s is not None
+        if not resumed:
+            refuse_existing(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._log = open(path / "log.txt", "a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the run directory {path}: {error.strerror or error}"
+            ) from None
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_whole(path / "config.yaml", config_yaml)
+            (path / "checkpoints").mkdir(exist_ok=True)
+            self._remove_unfinished_videos()
+            env_steps = last.env_steps if last else 0
+            if resumed:
+                forget_after(path, env_steps)
+                self.saved_env_steps = env_steps
+            writers: list[MetricsWriter] = [
+                JsonlWriter(path / "metrics.jsonl"),
+                CsvWriter(path / "progress.csv"),
+                TensorboardWriter(path / "tensorboard", resumed_at=env_steps if resumed else None),
+            ]
+        except BlockingIOError:
+            self._log.close()
+            raise ConfigError(
+                f"the run in {path} is still going: another process is training in it"
+            ) from None
+        except OSError as error:
+            self._log.close()
+            raise ConfigError(
+                f"cannot write to the run directory {path}: {error.strerror or error}"
+            ) from None
+        self._metrics = MetricsLog(writers, warn=self.say)
+
+    def say(self, text: str) -> None:
+        """To the user and to log.txt."""
+        self.progress.say(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        try:
+            self._log.write(f"{datetime.now().isoformat(' ', 'seconds')}  {text}\n")
+            self._log.flush()
+        except (OSError, ValueError):
+            pass  # a full disk must not end the training; the metrics' counter tells about it
+
+    def record(self, result: Result, wall_s: float, env_steps_per_s: float) -> None:
+        """One line of metrics; `result.metrics` carries the grouped names."""
+        self.last, self.wall_s = result, wall_s
+        self.last_record = {
+            "iteration": result.iteration,
+            "env_steps": result.env_steps,
+            "wall_s": round(wall_s, 4),
+            "env_steps_per_s": round(env_steps_per_s, 2),
+            "episodes": result.episodes,
+            "episode_return_mean": result.episode_return_mean,
+            "episode_length_mean": result.episode_length_mean,
+            **result.metrics,
+        }
+        self._metrics.write(self.last_record)
+        self.progress.show(result, env_steps_per_s)
+
+    def is_checkpoint_due(self, period: int, env_steps: int, period_s: float = 0.0) -> bool:
+        """period: env steps between checkpoints, period_s: seconds between them; 0: not for that reason."""
+        if 0 < period_s <= monotonic() - self._tried_s:
+            return True
+        return period > 0 and env_steps // period > self._tried_env_steps // period
+
+    def save_checkpoint(
+        self, algorithm: Any, evaluations: dict[str, Any], *, after_failure: bool = False
+    ) -> None:
+        """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be.
+
+        evaluations: the state of the run's `Evaluations`; after_failure: a step has been begun and not finished.
+        """
+        env_steps = self.last.env_steps if self.last else 0
+        if env_steps == self.saved_env_steps:
+            return
+        self.save_to(self.path / "checkpoints", algorithm, evaluations, after_failure=after_failure)
+        self.saved_env_steps = env_steps
+        self.log(f"checkpoint step_{env_steps}")
+
+    def save_to(
+        self,
+        directory: Path,
+        algorithm: Any,
+        evaluations: dict[str, Any],
+        *,
+        keep: int = 3,
+        after_failure: bool = False,
+    ) -> Path:
+        """A checkpoint `step_<env_steps>` in any directory, of which the newest `keep` stay there.
+
+        after_failure: CheckpointError where the weights hold NaN or infinity, which would be resumed from."""
+        env_steps = self.last.env_steps if self.last else 0
+        learnt = algorithm.get_state()
+        info = self._info(algorithm, env_steps)
+        if after_failure:
+            _require_finite(algorithm, learnt)
+            begun = "the step that failed: what it had done so far is in, or is lost"
+            info = replace(info, not_saved=[*info.not_saved, begun])
+        state = {
+            "algorithm": learnt,
+            "training": {
+                "wall_s": self.wall_s,
+                "last": asdict(self.last) if self.last else None,
+                "evaluations": evaluations,
+            },
+        }
+        return save(directory, state, info, keep=keep)
+
+    def try_save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
+        """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a
+        period later, as on a full disk every try costs time."""
+        self._tried_env_steps = self.last.env_steps if self.last else 0
+        try:
+            self.save_checkpoint(algorithm, evaluations)
+        except (OSError, CheckpointError, RuntimeFault) as error:
+            if isinstance(error, EnvError | NonFiniteError):
+                raise  # of a step that was still going on: it ends the run
+            self.say(
+                f"warning: no checkpoint at {self._tried_env_steps:,} env steps: {error}; "
+                "the training goes on, the older checkpoints stay"
+            )
+        finally:
+            self._tried_s = monotonic()
+
+    def best_evaluation(self) -> dict[str, float]:
+        """The figures of the weights in checkpoints/best; empty where there are none (or damaged ones)."""
+        try:
+            best = load_best(self.path)
+        except CheckpointError as error:
+            self.say(f"warning: {error}; the next evaluation replaces it")
+            return {}
+        return best.info.evaluation if best else {}
+
+    def save_best(
+        self, algorithm: Any, weights: Weights, env_steps: int, evaluation: dict[str, float]
+    ) -> None:
+        """Acting weights into checkpoints/best; a full disk is a warning, and the older best stays."""
+        info = replace(self._info(algorithm, env_steps), not_saved=[], evaluation=evaluation)
+        try:
+            save_best(self.path / "checkpoints", weights, info)
+        except (OSError, CheckpointError) as error:
+            self.say(f"warning: checkpoints/best was not written at {env_steps:,} env steps: {error}")
+        else:
+            self.log(f"best so far: evaluation {evaluation['eval/return_mean']:g} at {env_steps:,} env steps")
+
+    def discard(self) -> None:
+        """Remove what this object has written, and the directory if nothing else is in it; after `close`."""
+        for name in ("config.yaml", "metrics.jsonl", "progress.csv", "log.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("tensorboard", "checkpoints", "videos"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def close(self) -> None:
+        self._metrics.close()
+        self.progress.close()
+        self._remove_unfinished_videos()
+        try:
+            self._log.close()
+        except OSError:
+            pass  # what was buffered does not fit on the disk
+
+    def _remove_unfinished_videos(self) -> None:
+        """What an evaluation leaves that was ended while it filmed."""
+        for unfinished in (self.path / "videos").glob(".*.new"):
+            unfinished.unlink(missing_ok=True)
+
+
+def _require_finite(algorithm: Any, state: dict[str, Any]) -> None:
+    """Where the algorithm can say what it acts with."""
+    if not hasattr(algorithm, "policy_weights"):
+        return
+    for name, array in algorithm.policy_weights(state).items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(f"the weights hold NaN or infinity ({name})")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,48 @@
+"""`RunTally`: what the driver counts of a run, and the `Result` of every step made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rlplat.rl.interfaces import Episode, Result
+from rlplat.rl.sampling.episode_window import EpisodeWindow
+
+
+class RunTally:
+    """tally.count(report.env_steps, report.episodes)
+    return tally.result(report.metrics | {"time/sample_s": sampled - started})
+    """
+
+    def __init__(self) -> None:
+        self.iteration = self.env_steps = 0
+        self._window = EpisodeWindow()
+
+    def count(self, env_steps: int, episodes: Iterable[Episode]) -> None:
+        """Agent decisions that were learnt from, and episodes that finished meanwhile."""
+        self.env_steps += env_steps
+        self._window.extend(episodes)
+
+    def result(self, metrics: dict[str, float]) -> Result:
+        """One more iteration."""
+        self.iteration += 1
+        return Result(
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            episodes=self._window.episodes,
+            episode_return_mean=self._window.return_mean,
+            episode_length_mean=self._window.length_mean,
+            metrics=metrics,
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "episode_window": self._window.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """state: may hold more than `get_state` gave."""
+        self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
+        self._window.set_state(state["episode_window"])

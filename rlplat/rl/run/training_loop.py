@@ -1,0 +1,442 @@
+"""The loop that turns an algorithm until it should stop, and `train`, which does all that the command does.
+
+with PPO(PPOConfig(env="CartPole-v1")) as ppo:
+    for result in rlplat.training_loop(ppo, stop={"episode_return_mean": 475}):
+        print(result.env_steps, result.episode_return_mean)
+
+rlplat.train("ppo", env="CartPole-v1", out="runs/demo", learning_rate=1e-3)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
+from rlplat.config import Layer, closest, layer_from_arguments, with_origins
+from rlplat.errors import CheckpointError, ConfigError, RlplatError
+from rlplat.rl.env_objects import is_same_env, what_it_takes
+from rlplat.rl.interfaces import Algorithm, Result
+from rlplat.rl.policies.spec import bounds_advice
+from rlplat.rl.run.bottleneck import add_seconds, bottleneck
+from rlplat.rl.run.evaluation_schedule import Evaluations
+from rlplat.rl.run.initial_weights import InitialWeights, find_initial
+from rlplat.rl.run.interruption import Interrupted, Interruption
+from rlplat.rl.run.progress import Progress, open_progress, showing_log
+from rlplat.rl.run.run_directory import RunDirectory, not_a_run, refuse_existing
+from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
+from rlplat.rl.schedules import with_horizon
+from rlplat.rl.spaces import SpaceSpec
+
+SAVE_ATTEMPTS = 3
+"""For the checkpoint at the end of a run, and the one after a failure."""
+SAVE_AFTER_FAILURE_S = 120.0
+
+EPISODES_FOR_STOP = 100
+"""A stop on the return waits for this many finished episodes: the mean is over the last 100."""
+
+_STOP_KEYS = ("env_steps", "episode_return_mean", "wall_s")
+_STOP_ALIASES = {"episode_return": "episode_return_mean"}
+
+
+def training_loop(
+    algorithm: Algorithm,
+    stop: Mapping[str, float | None] | None = None,
+    run: RunDirectory | None = None,
+    evaluations: Evaluations | None = None,
+    *,
+    saves_by_clock: bool = True,
+) -> Iterator[Result]:
+    """Step until the first stop rule holds; yields after every step.
+
+    stop: `env_steps`, `episode_return_mean` (alias `episode_return`; over the last 100 episodes, and only once 100
+    have finished), `wall_s` (training time, earlier parts of a resumed run included). The rules of the algorithm's
+    config hold beside them; a key given here replaces the config's, None takes it away.
+    run: where to write metrics and checkpoints; also continues that run's clock.
+    evaluations: those of the run, where they are to outlive the loop; else they end with it.
+    saves_by_clock: false where somebody else saves: `checkpoint_period_s` counts for nothing.
+    """
+    rules = stop_rules(algorithm.config, stop)
+    with contextlib.ExitStack() as stack:
+        if evaluations is None:
+            evaluations = stack.enter_context(Evaluations(algorithm, run=run))
+        checkpoint_period = getattr(algorithm.config, "checkpoint_period", 0)
+        checkpoint_period_s = getattr(algorithm.config, "checkpoint_period_s", 0.0) if saves_by_clock else 0.0
+        earlier_wall_s = run.wall_s if run else 0.0
+        previous_env_steps = run.last.env_steps if run and run.last else 0
+        if run and run.last and stop_reason(rules, run.last, earlier_wall_s):
+            return
+        started_s = before_s = time.monotonic()
+        evaluations.begin_again(previous_env_steps)
+        while True:
+            result = algorithm.step()
+            now_s = time.monotonic()
+            wall_s = earlier_wall_s + now_s - started_s
+            rate = (result.env_steps - previous_env_steps) / max(now_s - before_s, 1e-9)
+            result.metrics.update(evaluations.after_step(previous_env_steps, result))
+            if run:
+                run.record(result, wall_s, rate)
+                if run.is_checkpoint_due(checkpoint_period, result.env_steps, checkpoint_period_s):
+                    run.try_save_checkpoint(algorithm, evaluations.get_state())
+            previous_env_steps, before_s = result.env_steps, time.monotonic()
+            yield result
+            if stop_reason(rules, result, wall_s):
+                return
+
+
+def stop_reason(rules: Mapping[str, float], result: Result, wall_s: float) -> str:
+    """`env_steps 200,704 >= 200,000` for the first rule that holds, or the empty string."""
+    reached: dict[str, float | None] = {
+        "env_steps": result.env_steps,
+        "episode_return_mean": result.episode_return_mean if result.episodes >= EPISODES_FOR_STOP else None,
+        "wall_s": wall_s,
+    }
+    for key, limit in rules.items():
+        value = reached[key]
+        if value is not None and value >= limit:
+            return (
+                f"{key} {value:,.6g} >= {limit:,.6g}"
+                if key != "env_steps"
+                else f"{key} {value:,} >= {limit:,}"
+            )
+    return ""
+
+
+def stop_rules(config: Any, stop: Mapping[str, float | None] | None = None) -> dict[str, float]:
+    """Those of the config with those of `stop` over them, as `training_loop` says."""
+    rules: dict[str, float | None] = {key: getattr(config.stop, key, None) for key in _STOP_KEYS}
+    for key, value in (stop or {}).items():
+        name = _STOP_ALIASES.get(key, key)
+        if name not in rules:
+            raise ConfigError(f"unknown stop rule '{key}'{closest(key, rules)}; rules: {', '.join(rules)}")
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+        ):
+            raise ConfigError(f"stop rule '{key}' is a number or None, not {value!r}")
+        rules[name] = value
+    return {key: value for key, value in rules.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What `train` brought."""
+
+    directory: Path
+    result: Result | None
+    """The last one; None where the run stopped before its first step."""
+    num_iterations: int
+    """Steps of the algorithm in this call; 0 where a resumed run had already reached its stop."""
+    wall_s: float
+    evaluation: dict[str, float]
+    """`eval/...` of the greedy episodes at the end; empty where there was no evaluation."""
+    config: Any
+    hint: str = ""
+    """What took the time and what would help, where something stands out."""
+
+
+def train(
+    algo: str | None = None,
+    *,
+    env: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    init_from: str | os.PathLike[str] | None = None,
+    flags: Sequence[Layer] = (),
+    **overrides: Any,
+) -> TrainedRun:
+    """The same as the command `rlplat train`: settings, run directory, training, checkpoints, final evaluation.
+
+    algo: a name (`ppo`) or `pkg.mod:Class`; env: a name, a class, a function that makes an environment, or one that can
+    be copied (a run of those that no name leads to needs `env` again where it is resumed or loaded);
+    config: a YAML file (default: the tuned one of algo and env, if any); out: the run directory (default:
+    runs/<algo>-<env>-<time>); resume: a run directory to resume;
+    init_from: RUN, RUN:best or RUN:step_N, whose weights (and normaliser statistics) the run begins with;
+    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
+
+    Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
+    """
+    given = {"env": env, **overrides} if env is not None else overrides
+    layers = [*flags, layer_from_arguments(given)]
+    checkpoint: Checkpoint | None = None
+    initial: InitialWeights | None = None
+    if resume is not None:
+        if init_from is not None:
+            raise ConfigError(f"--resume {resume} goes on with the run's own weights; omit --init-from")
+        directory = Path(resume)
+        if out is not None and Path(out) != directory:
+            raise ConfigError(f"--resume {directory} goes on in that directory; leave --out away")
+        plan = _plan_of_run(directory, layers, algo, config)
+        checkpoint, refused = latest_valid(directory)
+        plan.notes += [f"warning: {line}" for line in refused]
+        if checkpoint is None:
+            raise CheckpointError("\n".join([*refused, f"no checkpoint in {directory} to resume from"]))
+        plan.notes.append(f"resuming {directory} at {checkpoint.info.env_steps:,} env steps")
+    else:
+        plan = plan_training(algo, config, layers)
+        directory = Path(out) if out is not None else default_directory(plan)
+        refuse_existing(directory)
+        if source := init_from or plan.init_from:
+            initial = find_initial(source)
+            plan.init_from = initial.path
+    plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
+    return _run(plan, directory, checkpoint, initial)
+
+
+def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
+    """The run's own config.yaml under the layers; what the weights depend on cannot change."""
+    if config is not None:
+        raise ConfigError("--resume takes the run's own config.yaml; leave the config file away")
+    saved = directory / "config.yaml"
+    if directory.name == BEST and directory.parent.name == "checkpoints":
+        raise ConfigError(
+            f"{directory} holds weights only, to act with (rlplat evaluate, rlplat play), nothing to train on with; "
+            f"resume the run from its newest checkpoint: --resume {directory.parent.parent}, or begin another one with "
+            f"these weights: --init-from {directory}"
+        )
+    if not saved.exists():
+        raise ConfigError(not_a_run(directory))
+    plan = plan_from_file(saved, layers, algo)
+    before = plan_from_file(saved, []).config
+    for key in ("env", "env_kwargs", "policy"):
+        was = getattr(before, key, None)
+        now = getattr(plan.config, key, None)
+        if now != was and not (key == "env" and is_same_env(str(now), str(was))):
+            raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
+    first_env_steps = getattr(before.stop, "env_steps", None)
+    if first_env_steps and first_env_steps != plan.config.stop.env_steps:
+        pinned = with_horizon(plan.config, first_env_steps)
+        if pinned is not plan.config:
+            plan.config = pinned
+            plan.notes.append(
+                f"schedules keep their horizon of {first_env_steps:,} env steps, and stay at their end beyond it (to "
+                'change one: --set "learning_rate={schedule: linear, start: A, end: B, horizon: N}")'
+            )
+    frameworks = [getattr(config, "framework", None) for config in (before, plan.config)]
+    if frameworks[0] != frameworks[1]:
+        plan.notes.append(
+            f"framework {frameworks[0]} -> {frameworks[1]}: weights, the optimizer's moments and counters go on "
+            "exactly; the sampling of actions begins anew"
+        )
+    return plan
+
+
+def _run(
+    plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None, initial: InitialWeights | None
+) -> TrainedRun:
+    progress = open_progress(getattr(plan.config.stop, "env_steps", None))
+    for note in plan.notes:
+        progress.say(note)
+    if num_workers := getattr(plan.config, "num_rollout_workers", 0):
+        progress.say(f"starting {num_workers:,} rollout worker{'s' if num_workers > 1 else ''}")
+    begun: RunDirectory | None = None
+    try:
+        with (
+            Interruption(progress.say) as interruption,
+            showing_log("rlplat.start", progress),
+            open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
+        ):
+            begun = run
+            try:
+                return _turn(plan, algorithm, run, evaluations, interruption)
+            except Interrupted as signal:
+                run.log(f"ended by {signal}")
+                if run.last:
+                    run.say(what_is_saved(run))
+                raise
+            except Exception as error:
+                run.log("failed:\n" + traceback.format_exc())
+                with interruption.deferred():
+                    _save_after_failure(algorithm, run, evaluations)
+                advice = what_is_saved(run)
+                error.add_note(advice)
+                error.__dict__["advice"] = [advice]  # for the command, which shows no other notes
+                raise
+    except Interrupted:
+        if checkpoint is not None and begun is None:
+            progress.say(f"interrupted before the first step; the run in {directory} is as it was")
+        elif begun is None or not begun.last:
+            if begun is not None:
+                begun.discard()
+            progress.say("interrupted before the first step was finished; nothing was saved")
+        raise
+    finally:
+        progress.close()
+
+
+@contextlib.contextmanager
+def open_run(
+    plan: TrainingPlan,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
+    *,
+    takes_over: bool = False,
+    initial: InitialWeights | None = None,
+) -> Iterator[tuple[Any, RunDirectory, Evaluations]]:
+    """The algorithm, its run directory and its evaluations; from a checkpoint, of this run or of another, they go on.
+
+    initial: without a checkpoint, the weights to begin with.
+    takes_over: without a checkpoint, begin in a directory where a run may be already, and forget what that one wrote.
+    """
+    nothing: dict[str, Any] = {"wall_s": 0.0 if takes_over else None, "last": None}
+    saved = checkpoint.state["training"] if checkpoint else nothing
+    try:
+        made = plan.algorithm_class(plan.config)
+    except ConfigError as error:
+        error.args = (with_origins(str(error), plan.origins),)
+        raise
+    with made as algorithm:
+        if checkpoint:
+            restore(algorithm, checkpoint)
+        told = initial.give_to(algorithm) if initial and not checkpoint else ""
+        run = RunDirectory(
+            directory,
+            config_yaml=plan.to_yaml(),
+            info=_checkpoint_info,
+            progress=progress,
+            resumed_wall_s=saved["wall_s"],
+            last=Result(**saved["last"]) if saved["last"] else None,
+        )
+        try:
+            for line in (told, "" if checkpoint else _about_actions(algorithm)):
+                if line:
+                    run.say(line)
+            with Evaluations(algorithm, run=run) as evaluations:
+                if saved.get("evaluations"):
+                    evaluations.set_state(saved["evaluations"])
+                yield algorithm, run, evaluations
+        finally:
+            run.close()
+
+
+def _turn(
+    plan: TrainingPlan,
+    algorithm: Any,
+    run: RunDirectory,
+    evaluations: Evaluations,
+    interruption: Interruption,
+) -> TrainedRun:
+    """Train, save, evaluate; in that order, so that nothing that was learnt can be lost any more."""
+    num_iterations = 0
+    seconds: dict[str, float] = {}
+    with interruption.deferred():
+        for result in training_loop(algorithm, run=run, evaluations=evaluations):
+            num_iterations += 1
+            add_seconds(seconds, result.metrics)
+            if interruption.signal_number:
+                break
+        _save_last_checkpoint(algorithm, run, evaluations)
+    if interruption.signal_number:
+        raise Interrupted(interruption.signal_number)
+    evaluation: dict[str, float] = {}
+    if run.last and num_iterations:
+        evaluation = evaluations.final(run.last)
+    if run.last and evaluation:
+        run.last.metrics.update(evaluation)
+        # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
+        run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
+        run.log(f"evaluation at the end: return {evaluation.get('eval/return_mean', math.nan):g}")
+    hint = bottleneck(seconds, plan.config, len(os.sched_getaffinity(0)))
+    if hint:
+        run.say(hint)
+    run.log("done")
+    return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
+
+
+def _save_last_checkpoint(algorithm: Any, run: RunDirectory, evaluations: Evaluations) -> None:
+    """Tried again while the actors live: the weights of the whole run are in them."""
+    for attempt in range(1, SAVE_ATTEMPTS + 1):
+        try:
+            return run.save_checkpoint(algorithm, evaluations.get_state())
+        except (OSError, RlplatError) as error:
+            if attempt < SAVE_ATTEMPTS:
+                run.say(f"warning: the last checkpoint failed: {error}; trying again")
+            elif isinstance(error, OSError):
+                text = f"the last checkpoint could not be written to {run.path}: {error}"
+                raise CheckpointError(text) from error
+            else:
+                raise
+
+
+def _save_after_failure(algorithm: Any, run: RunDirectory, evaluations: Evaluations) -> None:
+    """A checkpoint of what the learner has, whatever failed beside it; a warning where it cannot be had.
+
+    In a thread, because a learner that waits for a lost one might never answer.
+    """
+    if run.last is None:
+        return
+    failures: list[Exception] = []
+
+    def save() -> None:
+        while len(failures) < SAVE_ATTEMPTS:
+            try:
+                return run.save_checkpoint(algorithm, evaluations.get_state(), after_failure=True)
+            except Exception as error:  # what failed may show anywhere
+                failures.append(error)
+
+    thread = threading.Thread(target=save, name="save-after-failure", daemon=True)
+    thread.start()
+    thread.join(SAVE_AFTER_FAILURE_S)
+    if thread.is_alive():
+        run.say(f"warning: no checkpoint of the failed run: no answer within {SAVE_AFTER_FAILURE_S:g} s")
+    elif len(failures) == SAVE_ATTEMPTS:
+        first = str(failures[-1]).partition("\n")[0]
+        run.say(f"warning: no checkpoint of the failed run: {first}")
+
+
+def _about_actions(algorithm: Any) -> str:
+    """One line where Box actions have bounds that a policy does not learn well in as it is, or the empty string."""
+    spaces, config = getattr(algorithm, "spaces", None), algorithm.config
+    policy = getattr(config, "policy", None)
+    if not isinstance(spaces, SpaceSpec) or policy is None or policy.squash_actions or policy.rescale_actions:
+        return ""
+    return bounds_advice(spaces.action, "policy.rescale_actions" not in getattr(config, "unused", {}))
+
+
+def restore(algorithm: Any, checkpoint: Checkpoint) -> None:
+    """Give the algorithm the checkpoint's state; CheckpointError, naming both sides, when it belongs to another one."""
+    saved = checkpoint.info
+    for what, theirs, ours in (
+        ("algorithm", saved.algorithm, algorithm.name),
+        ("spaces", saved.spaces, str(getattr(algorithm, "spaces", ""))),
+    ):
+        if theirs != ours:
+            raise CheckpointError(
+                f"{checkpoint.path} cannot be loaded: its {what} is {theirs!r}, and now it is {ours!r} "
+                f"({algorithm.config.env})"
+            )
+    algorithm.set_state(checkpoint.state["algorithm"])
+
+
+def what_is_saved(run: RunDirectory) -> str:
+    """Where a run that has ended early stands: what is saved, what is lost, how to resume."""
+    env_steps = run.last.env_steps if run.last else 0
+    if run.saved_env_steps is None:
+        lost = f": {env_steps:,} env steps are lost" if env_steps else ""
+        return f"no checkpoint was saved{lost}; what was measured is in {run.path}"
+    resume = f"to resume: rlplat train --resume {run.path}"
+    if env_steps > run.saved_env_steps:
+        lost = (
+            f"{env_steps - run.saved_env_steps:,} env steps since the checkpoint at {run.saved_env_steps:,}"
+        )
+        return f"{lost} are lost; {resume}"
+    return f"checkpoint saved at {run.saved_env_steps:,} env steps; {resume}"
+
+
+def _checkpoint_info(algorithm: Any, env_steps: int) -> CheckpointInfo:
+    return CheckpointInfo(
+        algorithm=algorithm.name,
+        env=algorithm.config.env,
+        env_steps=env_steps,
+        spaces=str(getattr(algorithm, "spaces", "")),
+        not_saved=list(getattr(algorithm, "not_saved", [])),
+    )

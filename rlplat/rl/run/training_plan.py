@@ -1,0 +1,164 @@
+"""From what the user gave to what will be run: which algorithm, which settings, and what to tell about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlplat.config import Layer, dump, load_yaml, resolve
+from rlplat.config_sources import KeyPath, merge
+from rlplat.errors import ConfigError
+from rlplat.rl.run.registry import (
+    BaseConfig,
+    algorithm_homes,
+    base_config,
+    configs_directory,
+    load_algorithm,
+    require_config,
+    shown,
+)
+from rlplat.rl.unused_settings import announcement
+
+_BASE_COMMENT = "# complete settings of a run that was based on "
+
+
+@dataclass
+class TrainingPlan:
+    algo: str
+    """The name under which the algorithm can be loaded again."""
+    algorithm_class: type[Any]
+    config: Any
+    """An instance of the algorithm's config class, complete."""
+    notes: list[str] = field(default_factory=list)
+    """One line each: what was decided for the user."""
+    base: str = ""
+    """The file in configs/ that the settings were laid over, for people; empty where there is none."""
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+    """Where each key was written: a file and line, a flag."""
+    init_from: str = ""
+    """The checkpoint whose weights the run begins with; empty: the network's own."""
+
+    def to_yaml(self) -> str:
+        """What `config.yaml` of a run holds; `plan_from_file` reads it back."""
+        base = f"{_BASE_COMMENT}{self.base}\n" if self.base else ""
+        initial = f"init_from: {json.dumps(self.init_from)}\n" if self.init_from else ""
+        return f"algo: {self.algo}\n{base}{initial}{dump(self.config)}"
+
+
+def plan_training(
+    algo: str | None, config_file: str | os.PathLike[str] | None, layers: Sequence[Layer]
+) -> TrainingPlan:
+    """defaults < config file (given, or the tuned one of that algorithm and env, or its family's) < layers (flags,
+    arguments)."""
+    layers = list(layers)
+    if config_file is not None:
+        file = require_config(config_file)
+        plan = plan_from_file(file, layers, algo)
+        if file != Path(config_file):
+            plan.notes.append(f"using the shipped config {shown(file)}")
+        return _announced(plan)
+    if algo is not None and not isinstance(algo, str):
+        raise ConfigError(f"algo is the name of an algorithm, such as 'ppo', not {algo!r}{_named(algo)}")
+    if algo is None:
+        raise ConfigError(
+            "which algorithm? give --algo ppo (and --env NAME), or a config file: rlplat train CONFIG.yaml"
+        )
+    algorithm_class = load_algorithm(algo)
+    env = next((layer.values["env"] for layer in reversed(layers) if "env" in layer.values), None)
+    path, note = base_config(algo, env) if isinstance(env, str) else BaseConfig(None, "")
+    if path is None:
+        plan = TrainingPlan(
+            algo,
+            algorithm_class,
+            resolve(algorithm_class.config_class, layers),
+            origins=merge(layers).origins,
+        )
+    else:
+        is_tuned = not path.stem.startswith("_")
+        plan = plan_from_file(path, [_without_env(layer) for layer in layers] if is_tuned else layers, algo)
+    plan.notes += [note] if note else []
+    return _announced(plan)
+
+
+def _announced(plan: TrainingPlan) -> TrainingPlan:
+    if text := announcement(plan.config, plan.algo):
+        plan.notes.append(text)
+    return plan
+
+
+def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None) -> TrainingPlan:
+    """A config file says its algorithm (`algo: ppo`); in `configs/ppo/` the directory does."""
+    layer = load_yaml(path)
+    if "trainable" in layer.values or isinstance(layer.values.get("runs"), dict):
+        raise ConfigError(f"{path} is an experiment, which is many runs: rlplat tune {path}")
+    written = layer.values.pop("algo", None)
+    if written is not None and not isinstance(written, str):
+        raise ConfigError(f"{path}: 'algo' is the name of an algorithm, not {written!r}")
+    init_from = layer.values.pop("init_from", None) or ""
+    if not isinstance(init_from, str):
+        raise ConfigError(f"{path}: 'init_from' is a run or a checkpoint of one, not {init_from!r}")
+    if written and algo and written.lower() != algo.lower():
+        raise ConfigError(f"--algo {algo} does not fit {path}, which is for '{written}'")
+    name = algo or written or _algo_by_directory(path)
+    if name is None:
+        raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
+    algorithm_class = load_algorithm(name)
+    config = resolve(algorithm_class.config_class, [layer, *layers])
+    origins = merge([layer, *layers]).origins
+    return TrainingPlan(name, algorithm_class, config, base=_base(path), origins=origins, init_from=init_from)
+
+
+def algorithm_of_file(path: Path) -> str | None:
+    """The name that a config file gives its algorithm, or its directory does."""
+    written = load_yaml(path).values.get("algo")
+    return written if isinstance(written, str) else _algo_by_directory(path)
+
+
+def _named(algo: Any) -> str:
+    """`: write 'ppo'` for the class or an object of an algorithm."""
+    wanted = algo if isinstance(algo, type) else type(algo)
+    home = f"{wanted.__module__}:{wanted.__qualname__}"
+    if not hasattr(wanted, "config_class"):
+        return ""
+    names = [name for name, value in algorithm_homes().items() if value == home]
+    return f": write '{names[0] if names else home}'"
+
+
+def default_directory(plan: TrainingPlan) -> Path:
+    """runs/<algo>-<env>-<date>-<time>, with a number where that is taken."""
+    algo = re.sub(r"[^\w.-]+", "-", plan.algo.rpartition(":")[2]).lower()
+    env = re.sub(r"[^\w.-]+", "-", Path(plan.config.env).name).strip("-.")
+    stem = f"{algo}-{env}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory, number = Path("runs") / stem, 1
+    while directory.exists():
+        number += 1
+        directory = Path("runs") / f"{stem}-{number}"
+    return directory
+
+
+def _algo_by_directory(path: Path) -> str | None:
+    root = configs_directory()
+    parent = path.resolve().parent
+    return parent.name if root is not None and parent.parent == root.resolve() else None
+
+
+def _without_env(layer: Layer) -> Layer:
+    """The tuned config was found by the env's name and spells it properly."""
+    return Layer({key: value for key, value in layer.values.items() if key != "env"}, layer.origins)
+
+
+def _base(path: Path) -> str:
+    """The file itself where it is one of configs/; of a run's config.yaml, what that says: a resumed run keeps it."""
+    root = configs_directory()
+    if root is not None and path.resolve().is_relative_to(root.resolve()):
+        return shown(path.resolve())
+    for line in path.read_text().splitlines()[:2]:
+        if line.startswith(_BASE_COMMENT):
+            return line.removeprefix(_BASE_COMMENT)
+    return ""

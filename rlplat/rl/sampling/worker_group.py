@@ -1,0 +1,198 @@
+"""`RolloutWorkers`: the rollout workers of one run as a group; one that dies is replaced, its fragment sampled anew."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import rlplat
+from rlplat.errors import ActorDied, EnvError, RlplatError, UsageError, WorkerCrashed
+from rlplat.rl.sampling.worker_start import check_num_workers, wait_for_first
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef
+
+RESTART_WINDOW_S = 60.0
+
+
+class RestartLimit:
+    """At most `max_restarts` within `window_s`: what dies that often dies for a reason that a restart does not cure.
+
+    The time of what was lost does not count: an environment that hangs in every episode takes a minute each time, and
+    would never be caught."""
+
+    def __init__(self, max_restarts: int, window_s: float = RESTART_WINDOW_S) -> None:
+        self.max_restarts, self.window_s = max_restarts, window_s
+        self._times: deque[float] = deque()
+
+    def allows(self, now: float, lost_s: float = 0.0) -> bool:
+        """Whether one more restart is within the limit at time `now` (seconds); counts it if so.
+
+        lost_s: the time before now in which the worker brought nothing."""
+        self._times = deque(time + lost_s for time in self._times)
+        while self._times and now - self._times[0] >= self.window_s:
+            self._times.popleft()
+        if len(self._times) >= self.max_restarts:
+            return False
+        self._times.append(now)
+        return True
+
+
+class RolloutWorkers:
+    """Slots 0..n-1, each with a rollout worker in some incarnation.
+
+    workers = RolloutWorkers(make_worker, num_workers=2)
+    batches = workers.sample()                                  # refs, one per slot
+    try:
+        report = get(learner.update.remote(*batches))
+    except RlplatError as error:
+        batches = workers.replace_lost(batches, error)          # raises `error` when no fragment was lost
+    """
+
+    def __init__(
+        self,
+        make_worker: Callable[[int, int], ActorHandle],
+        num_workers: int,
+        *,
+        max_restarts: int = 3,
+        restart_on_env_error: bool = False,
+        num_batches: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """make_worker(worker_index, incarnation) starts an actor with `sample()`; num_batches: how many that returns
+        (one per trained policy). Where there are several, a fragment is a list of their refs."""
+        self._make_worker = make_worker
+        self._incarnations = [0] * num_workers
+        self._limits = [RestartLimit(max_restarts) for _ in range(num_workers)]
+        self._restart_on_env_error = restart_on_env_error
+        self._num_batches = num_batches
+        self._clock = clock
+        self._asked_s: list[float | None] = [None] * num_workers
+        self._is_starting = True
+        self.restarts = 0
+        check_num_workers(num_workers)
+        self.handles = [make_worker(index, 0) for index in range(num_workers)]
+
+    def sample(self) -> list[Any]:
+        """One fragment from every worker; returns when all are there (or lost)."""
+        fragments = self.start_sampling()
+        self.wait_for(fragments)
+        return fragments
+
+    def start_sampling(self) -> list[Any]:
+        """One fragment from every worker; returns at once."""
+        return [self.start_fragment(slot) for slot in range(len(self.handles))]
+
+    def start_fragment(self, slot: int) -> Any:
+        """One fragment from one worker: a ref, or a list of them; returns at once."""
+        self.asked(slot)
+        return self.handles[slot].sample.options(num_returns=self._num_batches).remote()
+
+    def replace_lost(self, refs: Sequence[Any], error: RlplatError) -> list[Any]:
+        """Called when the use of `refs` raised: replace the workers whose fragments were lost, and sample these again.
+
+        Nothing of a lost fragment is used. Raises `error` when none was lost, and when a worker dies too often.
+        """
+        completed = list(refs)
+        lost = []
+        for slot, ref in enumerate(refs):
+            try:
+                rlplat.get(ref)
+            except (ActorDied, WorkerCrashed, EnvError) as loss:
+                if isinstance(loss, EnvError) and not self._restart_on_env_error:
+                    raise
+                lost.append(slot)
+                self.replace(slot, loss)
+        if not lost:
+            raise error
+        for slot in lost:
+            completed[slot] = self.start_fragment(slot)
+        self.wait_for(completed)
+        return completed
+
+    def asked(self, slot: int) -> None:
+        """Told before every call that samples: should it be lost, its time does not count for the limit of restarts."""
+        self._asked_s[slot] = self._clock()
+
+    def wait_for(self, fragments: Sequence[Any]) -> None:
+        """Returns when all are there (or lost); the first time, says how many workers have started so far."""
+        lists: list[list[ObjectRef]] = [
+            fragment if isinstance(fragment, list) else [fragment] for fragment in fragments
+        ]
+        if self._is_starting:
+            self._is_starting = False
+            wait_for_first(lists)
+        refs = [ref for fragment in lists for ref in fragment]
+        rlplat.wait(refs, num_returns=len(refs))
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of a worker that has died is None: a new one begins in its place."""
+        asked = [handle.get_state.remote() for handle in self.handles]
+        return {"incarnations": list(self._incarnations), "workers": [_unless_dead(ref) for ref in asked]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Into a new group: a worker goes on as the saved one where its environments' states were saved, and starts as
+        the next incarnation, with random numbers of its own, where they were not."""
+        if len(state["incarnations"]) != len(self.handles):
+            return  # another number of workers than before: nothing to carry over
+        for slot, (incarnation, worker) in enumerate(
+            zip(state["incarnations"], state["workers"], strict=True)
+        ):
+            self.close_worker(slot)
+            self._incarnations[slot] = int(incarnation) + (worker is None or worker["env"] is None)
+            self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+        states = zip(self.handles, state["workers"], strict=True)
+        rlplat.get([handle.set_state.remote(own) for handle, own in states if own is not None])
+
+    def not_saved(self) -> tuple[str, ...]:
+        """What the workers' states leave out."""
+        said = [_unless_dead(ref) for ref in [handle.not_saved.remote() for handle in self.handles]]
+        lost = "the state of a rollout worker that was lost"
+        return tuple(sorted({lost if text is None else text for text in said} - {""}))
+
+    def close_worker(self, slot: int) -> None:
+        rlplat.kill(self.handles[slot])
+
+    def close(self) -> None:
+        for slot in range(len(self.handles)):
+            self.close_worker(slot)
+
+    def replace(self, slot: int, loss: RlplatError) -> None:
+        """The next incarnation takes the slot; raises when that happened too often, or would again."""
+        cause = loss.__cause__
+        if isinstance(cause, UsageError):
+            raise cause
+        if (
+            isinstance(loss, ActorDied)
+            and isinstance(cause, Exception)
+            and not isinstance(cause, RlplatError)
+        ):
+            # No process died: the constructor raised, and a new worker's would raise alike.
+            raise ActorDied(
+                f"rollout worker {slot} could not be made: {type(cause).__name__}: {cause} (--debug shows where)"
+            ) from loss
+        now, asked_s = self._clock(), self._asked_s[slot]
+        self._asked_s[slot] = None
+        if not self._limits[slot].allows(now, 0.0 if asked_s is None else now - asked_s):
+            limit = self._limits[slot]
+            kind = EnvError if isinstance(loss, EnvError) else ActorDied
+            raise kind(
+                f"rollout worker {slot} was lost more than {limit.max_restarts} times within {limit.window_s:.0f} s "
+                f"(the time of lost rollouts not counted); the last time: {loss} (a limit of its own: "
+                "--set max_worker_restarts=N)"
+            ) from loss
+        if isinstance(loss, EnvError):
+            self.close_worker(slot)
+        self.restarts += 1
+        self._incarnations[slot] += 1
+        self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+
+
+def _unless_dead(answer: ObjectRef) -> Any:
+    """The answer of an actor; None where it is dead."""
+    try:
+        return rlplat.get(answer)
+    except (ActorDied, WorkerCrashed):
+        return None
