@@ -42,6 +42,7 @@ from rlplat.errors import (
     WorkerCrashed,
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
+from rlplat.rl.class_path import load_class
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
@@ -49,10 +50,10 @@ from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.spec import PolicySpec, cpu_share, make_policy, policy_spec
+from rlplat.rl.policies.make import make_policy
+from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.run.tally import RunTally
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae

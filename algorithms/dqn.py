@@ -47,6 +47,7 @@ from rlplat.errors import (
     WorkerCrashed,
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig, settings_of
+from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.multi_agent.config import MultiAgentConfig
@@ -54,15 +55,16 @@ from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.q_spec import EPSILON, QSpec, lane_epsilons, make_q_policy, require_discrete
+from rlplat.rl.policies.make import make_q_policy
+from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
 from rlplat.rl.replay.ratio_limiter import RatioLimiter
 from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.run.initial_weights import network_weights, require_fitting
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.run.tally import RunTally
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.sampling.transition_worker import TransitionWorker

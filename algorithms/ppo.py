@@ -35,6 +35,7 @@ from pydantic import Field
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
 from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
+from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.multi_agent.config import MultiAgentConfig
@@ -43,10 +44,10 @@ from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_i
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
 from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.spec import PolicySpec, make_policy, policy_spec
+from rlplat.rl.policies.make import make_policy
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.run.tally import RunTally
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae

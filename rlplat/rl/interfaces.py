@@ -9,10 +9,13 @@ Shapes: T = time steps of a rollout fragment, B = environments side by side, N =
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from rlplat.rl.spaces import SpaceSpec
 
 Array = np.ndarray
 Obs = Array | dict[str, Array]
@@ -190,3 +193,10 @@ class Algorithm(Protocol):
     def __enter__(self) -> Algorithm: ...
 
     def __exit__(self, *exc_info: object) -> None: ...
+
+
+MakePolicy = Callable[[dict[str, Any], SpaceSpec, np.random.SeedSequence], Policy]
+"""(the config as a dict, spaces, seed) -> a policy that has no weights yet; `make_policy` of an algorithm class."""
+
+
+TELL_PERIOD_S = 10.0

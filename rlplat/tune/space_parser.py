@@ -165,7 +165,7 @@ class Parser:
                 place, f"sample_from takes ./file.py:function or pkg.module:function, not {inner!r}"
             )
             return Constant(None)
-        from rlplat.rl.run.registry import load_class
+        from rlplat.rl.class_path import load_class
 
         try:
             return self._domain(SampleFrom(load_class(inner)), f"sample_from {inner}", place)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlplat.errors import ConfigError
+from rlplat.rl.class_path import load_class
 
 _WHAT_IT_IS = (
     "a trainable is a function f(config) that returns a dict of metrics, a function f(config, report), a generator "
@@ -97,7 +98,7 @@ def settled(trainable: Any) -> tuple[Any, TrainableKind]:
         return trainable, _kind_of(trainable, (_algorithm_name if is_algorithm else _name_of)(trainable))
     from rlplat.rl.run import registry
 
-    found = registry.load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
+    found = load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
     return found, _kind_of(found, trainable)
 
 

@@ -19,7 +19,7 @@ from rlplat.algorithms.dqn import DQNConfig, DQNLearner, TorchDQN, q_spec, repla
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, Episode
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
 from rlplat.rl.sampling.transition_batch import TransitionBatch

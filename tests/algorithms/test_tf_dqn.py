@@ -16,7 +16,7 @@ from rlplat.algorithms.dqn import DQNConfig, TorchDQN, c51_projection, q_spec, q
 from rlplat.algorithms.dqn_tf import TfDQN, tf_c51_projection, tf_quantile_huber_losses  # noqa: E402
 from rlplat.rl.interfaces import Weights  # noqa: E402
 from rlplat.rl.obs_tree import map_obs  # noqa: E402
-from rlplat.rl.policies.q_spec import make_q_policy  # noqa: E402
+from rlplat.rl.policies.make import make_q_policy  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch  # noqa: E402
 from rlplat.rl.tf.q_network import NoisyLinear  # noqa: E402

@@ -245,8 +245,8 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     code = (
         "import sys, hashlib, numpy as np\n"
         "from rlplat.algorithms.ppo import PPOConfig, FRAMEWORKS\n"
-        "from rlplat.rl.run.registry import load_class\n"
-        "from rlplat.rl.policies.spec import make_policy\n"
+        "from rlplat.rl.class_path import load_class\n"
+        "from rlplat.rl.policies.make import make_policy\n"
         "from tests.rl.tf.twins import SPECS, random_batch\n"
         "spec = SPECS['nature']()\n"
         "config = PPOConfig(env='x', framework='tf', deterministic=True, learner={'device': 'cpu'})\n"

@@ -64,7 +64,7 @@ def test_the_pair_is_a_distribution(here: Path) -> None:
     """Its probabilities add up to one over all 12 pairs, its entropy is that of the table, its samples follow it."""
     import torch
 
-    from rlplat.rl.run.registry import load_class
+    from rlplat.rl.class_path import load_class
 
     logits = torch.randn(1, 3 + 12, generator=torch.Generator().manual_seed(0))
     pair = load_class("./my_policy.py:Pair")(logits[:, :3], logits[:, 3:].unflatten(1, (3, 4)))

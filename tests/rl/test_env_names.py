@@ -165,3 +165,16 @@ def test_a_missing_import_within_a_module_is_not_mistaken_for_a_missing_module(t
     (tmp_path / "wants_more.py").write_text("import no_such_dependency\n")
     with pytest.raises(EnvError, match=r"ModuleNotFoundError.*no_such_dependency"):
         resolve_env(f"{tmp_path}/wants_more.py:Env")
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ("rlplat.rl.diagnostic_envs:RememberCue", "rlplat.rl.envs.diagnostic:RememberCue"),
+        ("rlplat.rl.diagnostic_multi_agent_envs:Nim", "rlplat.rl.envs.diagnostic_multi_agent:Nim"),
+    ],
+)
+def test_environments_that_went_by_another_name_are_found_by_it(then: str, now: str) -> None:
+    """Run directories have it in their config.yaml."""
+    pytest.importorskip("pettingzoo")
+    assert resolve_env(then).factory is resolve_env(now).factory

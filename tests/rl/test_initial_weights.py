@@ -13,7 +13,7 @@ import rlplat
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.run.initial_weights import CARRIED_OBSERVATIONS, find_initial, network_weights, require_fitting
 from rlplat.rl.run.training_plan import plan_from_file
 from tests.rl.test_agent import NORMAL, SMALL, make, trained

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlplat.errors import ConfigError
+from rlplat.rl.class_path import load_class
 from rlplat.rl.run import registry
-from rlplat.rl.run.registry import load_class
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from rlplat.algorithms.dqn import DQNConfig, q_spec
 from rlplat.rl.interfaces import Weights
-from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.sampling.transition_worker import TransitionWorker
 
 ENV = "tests.rl.fixture_envs:ScriptedEnv"

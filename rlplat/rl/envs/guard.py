@@ -15,7 +15,7 @@ import numpy as np
 from rlplat.errors import EnvError
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
-from rlplat.rl.envs.state import generator_state, replay_episode
+from rlplat.rl.envs.state import generator_state, set_generator
 from rlplat.rl.interfaces import Array
 from rlplat.rl.spaces import MASK
 
@@ -306,3 +306,41 @@ def where(error: BaseException) -> str:
             place = f" (at {code.co_filename}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
     return place
+
+
+def replay_episode(
+    guard: GuardedEnv, start: dict[str, Any], actions: list[Any], expected: Any
+) -> tuple[Any, str]:
+    """-> (observation, ""), or the first observation of a new episode and why it had to begin."""
+    guard.num_steps = start["num_steps"] - len(actions)
+    try:
+        set_generator(guard.env, start["generator"])
+        obs, _ = guard.reset(seed=start["seed"])
+        for action in actions:
+            obs = guard.step(action)[0]
+        if not _same_obs(obs, expected):
+            problem = f"its episode of {len(actions)} steps, played again, leads to another observation"
+        elif not _same(generator_state(guard.env), start["generator_now"]):
+            problem = f"its episode of {len(actions)} steps, played again, draws other random numbers"
+        else:
+            return obs, ""
+    except EnvError as error:
+        problem = f"its episode could not be played again ({error})"
+    guard.num_steps = start["num_steps"]
+    set_generator(guard.env, start["generator_now"])
+    return guard.reset()[0], (
+        f"{guard.name} (environment {guard.index}): {problem}, so a new one begins; reset() must set everything that "
+        "step() changes, and random numbers must come from self.np_random"
+    )
+
+
+def _same_obs(obs: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return all(_same_obs(obs[path], leaf) for path, leaf in expected.items())
+    return bool(np.asarray(obs, expected.dtype).tobytes() == expected.tobytes())
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(np.array_equal(one, other))

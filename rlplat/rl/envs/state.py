@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplat.errors import EnvError
-
 if TYPE_CHECKING:
-    from rlplat.rl.envs.guard import GuardedEnv
+    pass
 
 NATIVE_FIELDS = {
     "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": ("state", "steps", "prev_done"),
@@ -28,32 +26,6 @@ def generator_state(env: Any) -> dict[str, Any] | None:
     """Of `np_random`, or None where the environment has none."""
     generator = _generator(env)
     return None if generator is None else dict(generator.bit_generator.state)
-
-
-def replay_episode(
-    guard: GuardedEnv, start: dict[str, Any], actions: list[Any], expected: Any
-) -> tuple[Any, str]:
-    """-> (observation, ""), or the first observation of a new episode and why it had to begin."""
-    guard.num_steps = start["num_steps"] - len(actions)
-    try:
-        _set_generator(guard.env, start["generator"])
-        obs, _ = guard.reset(seed=start["seed"])
-        for action in actions:
-            obs = guard.step(action)[0]
-        if not _same_obs(obs, expected):
-            problem = f"its episode of {len(actions)} steps, played again, leads to another observation"
-        elif not _same(generator_state(guard.env), start["generator_now"]):
-            problem = f"its episode of {len(actions)} steps, played again, draws other random numbers"
-        else:
-            return obs, ""
-    except EnvError as error:
-        problem = f"its episode could not be played again ({error})"
-    guard.num_steps = start["num_steps"]
-    _set_generator(guard.env, start["generator_now"])
-    return guard.reset()[0], (
-        f"{guard.name} (environment {guard.index}): {problem}, so a new one begins; reset() must set everything that "
-        "step() changes, and random numbers must come from self.np_random"
-    )
 
 
 def is_native_saved(entry_point: Any) -> bool:
@@ -70,7 +42,7 @@ def native_state(raw: Any) -> dict[str, Any]:
 def set_native_state(raw: Any, state: dict[str, Any]) -> None:
     for name, array in state["fields"].items():
         setattr(raw.unwrapped, name, np.array(array))
-    _set_generator(raw, state["generator"])
+    set_generator(raw, state["generator"])
 
 
 def why_not_saved(raw: Any, name: str, keeps_state: bool) -> str:
@@ -94,19 +66,7 @@ def _generator(env: Any) -> np.random.Generator | None:
     return generator if isinstance(generator, np.random.Generator) else None
 
 
-def _set_generator(env: Any, state: dict[str, Any] | None) -> None:
+def set_generator(env: Any, state: dict[str, Any] | None) -> None:
     generator = _generator(env)
     if generator is not None and state is not None:
         generator.bit_generator.state = state
-
-
-def _same_obs(obs: Any, expected: Any) -> bool:
-    if isinstance(expected, dict):
-        return all(_same_obs(obs[path], leaf) for path, leaf in expected.items())
-    return bool(np.asarray(obs, expected.dtype).tobytes() == expected.tobytes())
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return bool(np.array_equal(one, other))

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from rlplat.rl.interfaces import CutEpisode, Episode, Weights
+from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Weights
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
 from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.policy_rings import split_weights
 from rlplat.rl.multi_agent.vector_env import MultiAgentVectorEnv, make_multi_agent_vector_env
-from rlplat.rl.run.evaluation import TELL_PERIOD_S, MakePolicy, use_greedy_epsilon
+from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.sampling.rows import NoRows
 from rlplat.rl.seeding import seed_sequences
 

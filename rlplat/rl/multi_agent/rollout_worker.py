@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 import rlplat
-from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.interfaces import Array, MakePolicy, Weights
 from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.vector_env import make_multi_agent_vector_env
 from rlplat.rl.policies.spec import cpu_share
-from rlplat.rl.run.evaluation import MakePolicy
 from rlplat.rl.sampling.rows import NoRows, Rows, SampleRows, TransitionRows
 from rlplat.rl.seeding import seed_sequences
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
-from rlplat.rl.policies.q_spec import EPSILON, QSpec, choose_actions
+from rlplat.rl.policies.exploration import EPSILON, choose_actions
+from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 
 Layer = tuple[Array, Array]

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import ConfigError
-from rlplat.rl.interfaces import Policy
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 MIN_IMAGE_SIZE = 36
@@ -204,36 +203,6 @@ def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
 def is_large_image(leaf: ObsSpec, least: int = MIN_IMAGE_SIZE) -> bool:
     """Whether both sides of an image have `least` pixels."""
     return leaf.kind == "image" and sorted(leaf.shape)[1] >= least
-
-
-def make_policy(
-    spec: PolicySpec,
-    seed: np.random.SeedSequence,
-    *,
-    framework: str = "torch",
-    precision: str = "auto",
-    num_threads: int = 0,
-) -> Policy:
-    """A policy that acts: plain MLPs in numpy (no framework import, several times faster for few rows), others in the
-    framework.
-
-    `num_threads`: of the framework, 0 leaves its setting alone.
-    """
-    if spec.is_plain_mlp:
-        from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic
-
-        return NumpyActorCritic(spec, seed)
-    from rlplat.rl.run.registry import load_class
-
-    policy: Policy = load_class(POLICIES[framework])(spec, seed, precision=precision, num_threads=num_threads)
-    return policy
-
-
-POLICIES = {
-    "torch": "rlplat.rl.torch.policy:TorchActorCritic",
-    "tf": "rlplat.rl.tf.policy:TfActorCritic",
-}
-"""Who acts where numpy cannot, by framework."""
 
 
 def cpu_share(num_processes: int) -> int:

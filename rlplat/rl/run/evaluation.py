@@ -23,21 +23,16 @@ import rlplat
 from rlplat.errors import ActorDied, WorkerCrashed
 from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.envs.names import atari_rom
-from rlplat.rl.interfaces import CutEpisode, Episode, Obs, Policy, Weights
+from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
+from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import SpaceSpec
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
 
 MAX_FILM_STEPS = 5_000
 """Steps after which the film of an evaluation ends: games that go on for half an hour are not filmed to their end."""
-
-TELL_PERIOD_S = 10.0
-
-MakePolicy = Callable[[dict[str, Any], SpaceSpec, np.random.SeedSequence], Policy]
-"""(the config as a dict, spaces, seed) -> a policy that has no weights yet; `make_policy` of an algorithm class."""
 
 
 class Evaluated(NamedTuple):
@@ -279,13 +274,6 @@ def raw_env_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
     if atari_rom(settings["env"]) is None:
         return kwargs
     return {key: value for key, value in kwargs.items() if key not in ("episodic_life", "reward_clipping")}
-
-
-def use_greedy_epsilon(policy: Policy, settings: dict[str, Any]) -> None:
-    """`evaluation.epsilon`, where the algorithm has it (DQN), for a policy that acts by Q-values."""
-    epsilon = settings["evaluation"].get("epsilon", 0.0)
-    if epsilon and hasattr(policy, "greedy_epsilon"):
-        policy.greedy_epsilon = epsilon
 
 
 def _is_worker() -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.policies.q_spec import EPSILON
+from rlplat.rl.policies.exploration import EPSILON
 
 CARRIED_OBSERVATIONS = 100_000
 """As many observations do statistics count for that came with weights: enough to hold at first, few enough to move."""

@@ -10,17 +10,14 @@ Algorithms announce themselves in the entry-point group `rlplat.algorithms`, our
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
-import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import atari_rom, env_family
 
 GROUP = "rlplat.algorithms"
@@ -62,49 +59,6 @@ def load_algorithm(name: str) -> type[Any]:
             f"algorithm '{name}': {home} has no `config_class`, so it is not an algorithm class"
         )
     return found
-
-
-def load_class(path: str) -> Any:
-    """What "pkg.mod:Class" or "./file.py:Class" names; ConfigError where there is none.
-
-    Modules are also looked for in the current directory: worker processes have the driver's.
-    """
-    module_name, colon, attribute = path.rpartition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"'{path}' names no class: write pkg.module:Class or ./file.py:Class")
-    if module_name.endswith(".py"):
-        module = _module_from_file(Path(module_name))
-    else:
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and not module_name.startswith(error.name):
-                raise  # the module is there, something that it imports is not
-            raise ConfigError(f"'{path}': there is no module '{module_name}'") from None
-    if not hasattr(module, attribute):
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise ConfigError(f"'{path}': '{module_name}' has no '{attribute}'{closest(attribute, known)}")
-    return getattr(module, attribute)
-
-
-def _module_from_file(path: Path) -> Any:
-    """The module of a .py file, imported once per process."""
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path} (looked from {os.getcwd()})")
-    name = f"rlplat_file_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):x}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path.resolve())
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
 
 
 def configs_directory() -> Path | None:

@@ -11,7 +11,8 @@ import rlplat
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import concat_obs, take_obs
-from rlplat.rl.policies.spec import cpu_share, make_policy, policy_spec
+from rlplat.rl.policies.make import make_policy
+from rlplat.rl.policies.spec import cpu_share, policy_spec
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.sampling.worker_state import restore_worker, worker_not_saved, worker_state
 from rlplat.rl.seeding import seed_sequences

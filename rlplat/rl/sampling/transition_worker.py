@@ -11,7 +11,8 @@ import rlplat
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import concat_obs, copy_obs, map_obs, take_obs
-from rlplat.rl.policies.q_spec import QSpec, make_q_policy
+from rlplat.rl.policies.make import make_q_policy
+from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import cpu_share, policy_spec
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.sampling.worker_state import restore_worker, worker_not_saved, worker_state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.layers import Conv, Linear

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.action_distributions import ActionDistribution
 from rlplat.rl.tf.cores import make_core

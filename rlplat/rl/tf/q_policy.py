@@ -8,7 +8,8 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.obs_tree import obs_rows
-from rlplat.rl.policies.q_spec import EPSILON, QSpec, choose_actions
+from rlplat.rl.policies.exploration import EPSILON, choose_actions
+from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up

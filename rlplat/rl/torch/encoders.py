@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
+from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.spaces import ObsSpec
 
 TensorObs = Tensor | dict[str, Tensor]

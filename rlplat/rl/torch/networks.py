@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.torch.action_distributions import ActionDistribution
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder

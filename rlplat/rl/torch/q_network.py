@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.errors import UsageError
+from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.run.registry import load_class
 from rlplat.rl.spaces import obs_leaves
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder

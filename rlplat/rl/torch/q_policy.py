@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.obs_tree import map_obs, obs_rows
-from rlplat.rl.policies.q_spec import EPSILON, QSpec, choose_actions
+from rlplat.rl.policies.exploration import EPSILON, choose_actions
+from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.device import resolve_precision, use_threads
 from rlplat.rl.torch.encoders import TensorObs

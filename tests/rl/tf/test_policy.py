@@ -13,7 +13,7 @@ pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[t
 from rlplat.rl.interfaces import Weights  # noqa: E402
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR  # noqa: E402
 from rlplat.rl.obs_tree import take_obs  # noqa: E402
-from rlplat.rl.policies.spec import make_policy  # noqa: E402
+from rlplat.rl.policies.make import make_policy  # noqa: E402
 from rlplat.rl.tf import policy as tf_policy  # noqa: E402
 from rlplat.rl.tf.policy import TfActorCritic  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic  # noqa: E402

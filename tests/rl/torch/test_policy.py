@@ -13,8 +13,9 @@ from rlplat.errors import ConfigError  # noqa: E402
 from rlplat.rl.interfaces import Obs  # noqa: E402
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR  # noqa: E402
 from rlplat.rl.obs_tree import map_obs, take_obs  # noqa: E402
+from rlplat.rl.policies.make import make_policy  # noqa: E402
 from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic  # noqa: E402
-from rlplat.rl.policies.spec import PolicySpec, make_policy  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec, ObsSpec  # noqa: E402
 from rlplat.rl.torch.device import resolve_precision  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic  # noqa: E402

@@ -14,8 +14,10 @@ import torch
 
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.policies.exploration import EPSILON, choose_actions, lane_epsilons
+from rlplat.rl.policies.make import make_q_policy
 from rlplat.rl.policies.numpy_q import NumpyQPolicy
-from rlplat.rl.policies.q_spec import EPSILON, QSpec, choose_actions, lane_epsilons, make_q_policy
+from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from rlplat.rl.torch.q_network import NoisyLinear, QNetwork, check_q_network, make_q_network
