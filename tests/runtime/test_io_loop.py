@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlplat.errors import RuntimeFault
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.link.loop import IoLoop
 
@@ -62,7 +63,7 @@ def wait_in_thread(loop: IoLoop, heard: list[str]) -> threading.Thread:
 
 def test_who_drains_for_the_leader_wakes_it(loop: IoLoop) -> None:
     heard: list[str] = []
-    loop.handlers[News] = lambda sender, _: heard.append(sender)
+    loop.handlers |= {News: lambda sender, _: heard.append(sender)}
     thread = wait_in_thread(loop, heard)
     with loop.lock:
         loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
@@ -73,7 +74,7 @@ def test_who_drains_for_the_leader_wakes_it(loop: IoLoop) -> None:
 
 def test_a_second_waiter_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> None:
     heard: list[str] = []
-    loop.handlers[News] = lambda sender, _: heard.append(sender)
+    loop.handlers |= {News: lambda sender, _: heard.append(sender)}
     first = wait_in_thread(loop, heard)
     with loop.lock:
         loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
@@ -84,7 +85,7 @@ def test_a_second_waiter_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> 
 
 def test_the_background_thread_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> None:
     heard: list[str] = []
-    loop.handlers[News] = lambda sender, _: heard.append(sender)
+    loop.handlers |= {News: lambda sender, _: heard.append(sender)}
     ticked = threading.Event()
 
     def on_tick() -> None:
@@ -114,3 +115,9 @@ def test_a_sleeper_that_is_woken_looks_at_the_clock_again(loop: IoLoop) -> None:
         loop.wake()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_message_has_one_handler(loop: IoLoop) -> None:
+    loop.handlers |= {News: lambda sender, _: None}
+    with pytest.raises(RuntimeFault, match="two parts of this process want News"):
+        loop.handlers |= {News: lambda sender, _: None}

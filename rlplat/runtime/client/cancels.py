@@ -37,7 +37,9 @@ class Cancels:
         self._client = client
         self._pending = Pending()
         self._killed: set[str] = set()
-        client._loop.handlers[messages.CancelObject] = lambda _, m: self._cancel(m.id, m.force, m.recursive)
+        client._loop.handlers |= {
+            messages.CancelObject: lambda _, m: self._cancel(m.id, m.force, m.recursive)
+        }
 
     # ---------------------------------------------------------------- what users do
 

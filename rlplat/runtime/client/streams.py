@@ -29,7 +29,7 @@ class Streams:
         self._open: dict[int, Stream] = {}
         self._dropped: deque[int] = deque()
         self.drop = self._dropped.append
-        client._loop.handlers[messages.Item] = self._on_item
+        client._loop.handlers |= {messages.Item: self._on_item}
 
     def open(self, record: TaskRecord, ref: ObjectRef, num_returns: int, window: int) -> Any:
         """The call is in the books: what its caller gets (`ref` is that of its end)."""

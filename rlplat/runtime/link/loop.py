@@ -16,9 +16,9 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from rlplat.errors import GetTimeout
+from rlplat.errors import GetTimeout, RuntimeFault
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.process import signals
 from rlplat.runtime.process.spans import Spans
@@ -41,6 +41,16 @@ class Patience(Protocol):
     def finish(self) -> None: ...
 
 
+class _Handlers(dict[type, Callable[[str, Any], object]]):
+    """By kind of message. Parts add theirs with `|=`, which refuses a kind that another part hears already."""
+
+    def __ior__(self, others: Any) -> Self:  # type: ignore[misc, override]
+        if taken := self.keys() & others:
+            raise RuntimeFault(f"two parts of this process want {', '.join(kind.__name__ for kind in taken)}")
+        self.update(others)
+        return self
+
+
 class IoLoop:
     """`handlers[type(message)](sender, message)` is called with the lock held, `after_frame()` once per frame.
 
@@ -52,7 +62,7 @@ class IoLoop:
         self.transport = transport
         self.lock = signals.LoopLock()
         self.lock.on_put_off = self.wake
-        self.handlers: dict[type, Callable[[str, Any], object]] = {}
+        self.handlers = _Handlers()
         self.after_frame: Callable[[], None] = lambda: None
         self.on_tick: Callable[[], None] = lambda: None
         self.idle_tick_s: Callable[[], float | None] = lambda: None
