@@ -23,7 +23,7 @@ from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import Value
 from tests.patience import soon
 
-KINDS = get_args(messages.AnyMessage)
+KINDS = messages.KINDS
 _INTS = (0, 1, -1, 2, 3, 7, 2**31, 2**40, -(2**63), 2**63 - 1)
 _FLOATS = (0.0, 1.0, -1.0, 0.5, 1e300, float("nan"), float("inf"))
 _NAMES = ("driver", "node", "w1", "w2", "w3", "w90001", "cli-1-1")

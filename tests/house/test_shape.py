@@ -13,9 +13,9 @@ LONGER = {
     "algorithms/es.py": 760,  # the same
     "algorithms/ppo.py": 725,  # the same
     "rlplat/runtime/client/objects.py": 535,  # values in and out, and the loans of the dead
-    "rlplat/runtime/core/scheduler/scheduler.py": 532,  # one `handle` for every event
+    "rlplat/runtime/core/scheduler/scheduler.py": 530,  # one `handle` for every event
     "rlplat/runtime/inproc/backend.py": 573,  # a second client, written for one process
-    "rlplat/runtime/wire/messages.py": 564,  # every message, one after the other
+    "rlplat/runtime/wire/messages.py": 552,  # every message, one after the other
     "rlplat/runtime/worker/worker.py": 822,  # a client and what executes calls, in one class
     "rlplat/tune/experiment.py": 527,  # trials and checkpoints in one judgement
 }

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+import msgspec
 
 from rlplat.runtime.core.scheduler.events import (
     ActorRequested,
     Demand,
     Event,
-    GrantLease,
     GroupRequested,
     LeasesRequested,
     NodeJoined,
     NodeLost,
     StartWorker,
     StopWorker,
-    TellPlaced,
+    Tell,
     Tick,
     WakeAt,
     Warn,
@@ -23,6 +25,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerReady,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import Granted, Message, Placed
 from rlplat.runtime.wire.values import ActorInfo, Shape
 
 INFO = ActorInfo("Class", {})
@@ -102,14 +105,14 @@ class Cluster:
     def lease(self, client: str = "driver", what: Shape = CPU, count: int = 1) -> list[str]:
         """The workers that were granted to that client."""
         actions = self.tell(LeasesRequested(client, what, count))
-        return [a.worker for a in actions if isinstance(a, GrantLease) and a.client == client]
+        return [granted.worker for granted in of(Granted, actions) if granted.client == client]
 
     def actor(self, id: str, client: str = "driver", what: Shape = NOTHING, **options: Any) -> list[Any]:
         return self.tell(ActorRequested(client, id, INFO, what, **options))
 
     def placed(self, id: str, **options: Any) -> str:
         """The worker of a new actor."""
-        return of(TellPlaced, self.actor(id, **options))[-1].worker
+        return of(Placed, self.actor(id, **options))[-1].worker
 
     def group(
         self, id: str, *bundles: Demand, strategy: str = "PACK", client: str = "driver", **more: Any
@@ -125,5 +128,14 @@ class Cluster:
         return {name: amount for name, amount in state.available.items() if state.total[name]}
 
 
+def kinds(actions: list[Any]) -> list[type]:
+    """Those of the messages where something is told."""
+    return [type(action.message) if isinstance(action, Tell) else type(action) for action in actions]
+
+
 def of(kind: type, actions: list[Any]) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
+    """The actions of this kind; or the messages, each with the `client` that is to be told."""
+    found = [action for action, found in zip(actions, kinds(actions), strict=True) if found is kind]
+    if not issubclass(kind, Message):
+        return found
+    return [SimpleNamespace(client=each.client, **msgspec.structs.asdict(each.message)) for each in found]

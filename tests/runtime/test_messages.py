@@ -7,7 +7,7 @@ import pickle
 import random
 import struct
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ from rlplat.runtime.wire.values import (
     Value,
 )
 
-KINDS = get_args(messages.AnyMessage)
+KINDS = messages.KINDS
 DROPPED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What the transport expects of a bad frame (and drops it)."""
 _SAMPLES: dict[Any, Any] = {

@@ -11,15 +11,13 @@ from rlplat.runtime.core.scheduler.events import (
     ActorEnded,
     ActorRequested,
     ActorSought,
-    GrantLease,
     LeaseReturned,
     LeasesRequested,
     NodeJoined,
     StartWorker,
     StopWorker,
+    Tell,
     TellDied,
-    TellGone,
-    TellPlaced,
     WakeAt,
     WorkerBlocked,
     WorkerLost,
@@ -27,7 +25,9 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerUnblocked,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import ActorGone, Granted, Placed
 from rlplat.runtime.wire.values import ActorInfo, Shape
+from tests.runtime.scheduler_house import kinds, of
 
 
 def shape(**demand: float) -> Shape:
@@ -70,9 +70,7 @@ class House:
 
     def lease(self, client: str = "driver", demand: Shape = CPU, count: int = 1) -> list[str]:
         actions = self.tell(LeasesRequested(client, demand, count))
-        return [
-            action.worker for action in actions if isinstance(action, GrantLease) and action.client == client
-        ]
+        return [granted.worker for granted in of(Granted, actions) if granted.client == client]
 
     def actor(self, id: str, client: str = "driver", demand: Shape = NOTHING, name: str = "") -> list[Any]:
         return self.tell(ActorRequested(client, id, ActorInfo("Class", {}), demand, name))
@@ -84,10 +82,8 @@ def test_the_first_spares_are_started_ahead_of_any_demand() -> None:
 
 def test_a_demand_waits_for_a_worker_to_be_ready() -> None:
     scheduler, _ = machine({"CPU": 1.0}, 1)
-    assert not any(
-        isinstance(a, GrantLease) for a in scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0)
-    )
-    assert GrantLease("driver", CPU, "w1") in scheduler.handle(WorkerReady("w1"), 0.0)
+    assert not of(Granted, scheduler.handle(LeasesRequested("driver", CPU, 1), 0.0))
+    assert Tell("driver", Granted(CPU, "w1")) in scheduler.handle(WorkerReady("w1"), 0.0)
 
 
 def test_demands_beyond_the_total_wait_and_are_granted_in_order() -> None:
@@ -97,7 +93,7 @@ def test_demands_beyond_the_total_wait_and_are_granted_in_order() -> None:
     assert house.lease("b") == []
     assert house.lease("c") == []
     granted = house.tell(LeaseReturned("a", first[0]))
-    assert [a.client for a in granted if isinstance(a, GrantLease)] == ["b"]
+    assert [each.client for each in of(Granted, granted)] == ["b"]
 
 
 def test_a_demand_that_does_not_fit_lets_smaller_ones_pass() -> None:
@@ -122,7 +118,7 @@ def test_a_blocked_worker_lends_its_cpu_and_may_overdraw_on_return() -> None:
     house.tell(LeasesRequested(parent, CPU, 1))
     assert house.scheduler.available["CPU"] == 0
     granted = house.tell(WorkerBlocked(parent))
-    assert [a.client for a in granted if isinstance(a, GrantLease)] == [parent]
+    assert [each.client for each in of(Granted, granted)] == [parent]
     house.tell(WorkerBlocked(parent))  # told twice: lent once
     house.tell(WorkerUnblocked(parent))
     assert house.scheduler.available["CPU"] == -1
@@ -146,7 +142,7 @@ def test_every_gpu_goes_to_one_worker_and_comes_back() -> None:
     out = house.tell(LeaseReturned("a", one[0]))
     # CUDA_VISIBLE_DEVICES cannot change in a process, so the worker goes.
     assert [a.worker for a in out if isinstance(a, StopWorker)] == one
-    (granted,) = [a for a in out if isinstance(a, GrantLease)]
+    (granted,) = of(Granted, out)
     assert house.gpus[granted.worker] == house.gpus[one[0]]
 
 
@@ -159,33 +155,31 @@ def test_fractions_fill_one_gpu_before_the_next() -> None:
 
 def test_an_actor_is_placed_and_whoever_seeks_it_is_told() -> None:
     house = House()
-    (placed,) = house.actor("driver:1")
-    assert isinstance(placed, TellPlaced)
-    assert house.tell(ActorSought("w9", "driver:1")) == [TellPlaced("w9", "driver:1", placed.worker)]
+    (placed,) = of(Placed, house.actor("driver:1"))
+    assert house.tell(ActorSought("w9", "driver:1")) == [Tell("w9", Placed("driver:1", placed.worker))]
 
 
 def test_an_actor_of_another_time_is_gone_for_whoever_seeks_it() -> None:
-    (gone,) = House().tell(ActorSought("driver", "w77:1"))
-    assert isinstance(gone, TellGone)
+    (gone,) = of(ActorGone, House().tell(ActorSought("driver", "w77:1")))
     assert gone.error.kind == "ActorDied"
 
 
 def test_a_name_is_taken_until_its_actor_is_gone() -> None:
     house = House()
-    (placed,) = house.actor("driver:1", name="n")
-    (refused,) = house.actor("driver:2", name="n")
+    (placed,) = of(Placed, house.actor("driver:1", name="n"))
+    (refused,) = of(ActorGone, house.actor("driver:2", name="n"))
     assert refused.error.kind == "OptionError"
     assert house.scheduler.actor_by_name == {("", "n"): "driver:1"}
     out = house.tell(WorkerLost(placed.worker, "SIGKILL"))
-    assert [type(action) for action in out] == [TellGone, TellDied]
-    assert "SIGKILL" in out[0].error.message
+    assert kinds(out) == [ActorGone, TellDied]
+    assert "SIGKILL" in out[0].message.error.message
     assert house.scheduler.actor_by_name == {}
 
 
 def test_an_actor_ends_at_once_or_closes_itself() -> None:
     house = House()
     for at_once in (True, False):
-        (placed,) = house.actor(f"driver:{at_once}")
+        (placed,) = of(Placed, house.actor(f"driver:{at_once}"))
         assert house.tell(ActorEnded(f"driver:{at_once}", "why", at_once)) == [
             StopWorker(placed.worker, at_once)
         ]
@@ -195,7 +189,7 @@ def test_an_actor_that_never_had_a_worker_can_end() -> None:
     house = House(num_cpus=1)
     house.lease()
     assert house.actor("driver:1", demand=CPU) == []
-    (gone,) = house.tell(ActorEnded("driver:1", "it was killed", True))
+    (gone,) = of(ActorGone, house.tell(ActorEnded("driver:1", "it was killed", True)))
     assert "before it had a worker" in gone.error.message
     assert house.tell(ActorEnded("driver:1", "again", True)) == []
 
@@ -204,7 +198,7 @@ def test_the_death_of_a_client_ends_what_it_leased_created_and_asked_for() -> No
     house = House(num_cpus=4)
     (client,) = house.lease("driver")
     (leased,) = house.lease(client)
-    (placed,) = house.actor(f"{client}:1", client)
+    (placed,) = of(Placed, house.actor(f"{client}:1", client))
     house.tell(LeasesRequested(client, shape(CPU=4.0), 3))
     out = house.tell(WorkerLost(client, "SIGSEGV"))
     assert StopWorker(leased, False, is_surplus=True) in out  # it may own what others need
@@ -213,7 +207,7 @@ def test_the_death_of_a_client_ends_what_it_leased_created_and_asked_for() -> No
     house.tell(WorkerLost(leased, "killed"))
     house.tell(WorkerLost(placed.worker, "killed"))
     assert house.scheduler.available["CPU"] == 4
-    assert not any(isinstance(a, GrantLease) for a in house.tell(WorkerReady("w999")))
+    assert not of(Granted, house.tell(WorkerReady("w999")))
 
 
 def test_a_worker_that_dies_while_starting_for_a_demand_is_replaced() -> None:
@@ -243,7 +237,7 @@ def test_a_gpu_worker_that_starts_for_a_dead_client_gives_all_back() -> None:
     (start,) = [a for a in scheduler.handle(LeasesRequested("w1", GPU, 1), 0.0) if isinstance(a, StartWorker)]
     scheduler.handle(WorkerLost("w1", "SIGKILL"), 0.0)
     out = scheduler.handle(WorkerReady(start.worker), 0.0)
-    assert not any(isinstance(a, GrantLease) for a in out)
+    assert not of(Granted, out)
     scheduler.handle(WorkerLost(start.worker, "stopped"), 0.0)
     scheduler.check_valid()
     assert scheduler.available == {"CPU": 1.0, "GPU": 1.0}
@@ -274,11 +268,11 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
                 case StartWorker(worker):
                     assert worker not in alive
                     alive[worker] = "starting"
-                case GrantLease(client, _, worker):
+                case Tell(client, Granted(_, worker)):
                     assert alive[worker] == "ready"
                     assert worker not in leases and worker not in placed.values()
                     leases[worker] = client
-                case TellPlaced(_, actor, worker, _):
+                case Tell(_, Placed(actor, worker, _)):
                     # A seeker hears of one that is to stop, too.
                     assert alive[worker] == "ready" or actor in placed
                     assert placed.get(actor, worker) == worker

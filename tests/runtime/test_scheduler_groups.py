@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from rlplat.runtime.core.scheduler.events import (
-    GrantLease,
     GroupRemoved,
     GroupSought,
     LeaseReturned,
     LeasesRequested,
     NodeJoined,
-    RefuseLeases,
     StopWorker,
-    TellGone,
-    TellGroup,
-    TellPlaced,
-    TellRestarting,
+    Tell,
     WorkerBlocked,
     WorkerUnblocked,
 )
-from tests.runtime.scheduler_house import CPU, Cluster, bundle, of, shape
+from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, Granted, GroupNews, LeasesRefused, Placed
+from tests.runtime.scheduler_house import CPU, Cluster, bundle, kinds, of, shape
 
 ONE, TWO = bundle(CPU=1.0), bundle(CPU=2.0)
 
 
 def test_strict_pack_takes_one_node_for_all() -> None:
     house = Cluster(2, 4, 2)
-    assert house.group("g", ONE, TWO, strategy="STRICT_PACK") == [TellGroup("driver", "g")]
+    assert house.group("g", ONE, TWO, strategy="STRICT_PACK") == [Tell("driver", GroupNews("g"))]
     assert house.nodes_of("g") == ["n1", "n1"]
     assert house.free("n1") == {"CPU": 1.0}
 
@@ -43,7 +39,7 @@ def test_strict_spread_never_takes_a_node_twice() -> None:
     house = Cluster(4, 4, 4)
     house.group("g", ONE, ONE, ONE, strategy="STRICT_SPREAD")
     assert sorted(house.nodes_of("g")) == ["n0", "n1", "n2"]
-    (news,) = house.group("h", ONE, ONE, ONE, ONE, strategy="STRICT_SPREAD")
+    (news,) = of(GroupNews, house.group("h", ONE, ONE, ONE, ONE, strategy="STRICT_SPREAD"))
     assert "4 bundles need as many nodes, and there are 3" in news.error.message
 
 
@@ -59,7 +55,7 @@ def test_a_group_is_reserved_all_or_not_at_all() -> None:
     assert house.group("g", TWO, TWO, strategy="SPREAD") == []
     assert house.nodes_of("g") == ["", ""]
     assert house.scheduler.available["CPU"] == 3
-    assert house.tell(LeaseReturned("driver", worker)) == [TellGroup("driver", "g")]
+    assert house.tell(LeaseReturned("driver", worker)) == [Tell("driver", GroupNews("g"))]
     assert sorted(house.nodes_of("g")) == ["n0", "n1"]
 
 
@@ -69,9 +65,9 @@ def test_waiting_groups_come_in_order_but_a_large_one_lets_others_pass() -> None
     for name, what in (("large", bundle(CPU=3.0)), ("first", ONE), ("second", ONE)):
         assert house.group(name, what) == []
     told = [house.tell(LeaseReturned("driver", worker)) for worker in workers]
-    assert [[action.group for action in of(TellGroup, out)] for out in told] == [["first"], ["second"], []]
+    assert [[action.group for action in of(GroupNews, out)] for out in told] == [["first"], ["second"], []]
     house.tell(GroupRemoved("first"))
-    assert of(TellGroup, house.tell(GroupRemoved("second"))) == [TellGroup("driver", "large")]
+    assert Tell("driver", GroupNews("large")) in house.tell(GroupRemoved("second"))
 
 
 def test_groups_that_can_never_be_are_refused_with_the_reason() -> None:
@@ -83,17 +79,17 @@ def test_groups_that_can_never_be_are_refused_with_the_reason() -> None:
         ("SIDEWAYS", (ONE,), "no strategy 'SIDEWAYS'"),
         ("PACK", (), "no bundles"),
     ):
-        (news,) = house.group(f"{strategy}{bundles}", *bundles, strategy=strategy)
+        (news,) = of(GroupNews, house.group(f"{strategy}{bundles}", *bundles, strategy=strategy))
         assert news.error.kind == "InfeasibleResources"
         assert why in news.error.message
-        assert house.tell(GroupSought("driver", f"{strategy}{bundles}")) == [news]
+        assert of(GroupNews, house.tell(GroupSought("driver", f"{strategy}{bundles}"))) == [news]
 
 
 def test_tasks_and_actors_draw_from_their_bundle() -> None:
     house = Cluster(4)
     house.group("g", ONE, TWO)
     assert len(house.lease(what=shape("g", 0, CPU=1.0), count=2)) == 1
-    assert of(TellPlaced, house.actor("driver:1", what=shape("g", 1, CPU=2.0)))
+    assert of(Placed, house.actor("driver:1", what=shape("g", 1, CPU=2.0)))
     assert house.actor("driver:2", what=shape("g", 1, CPU=1.0)) == []
     assert house.scheduler.available["CPU"] == 1  # outside of the group
 
@@ -104,7 +100,7 @@ def test_any_bundle_with_room_will_do_when_none_is_named() -> None:
     workers = house.lease(what=shape("g", CPU=1.0), count=4)
     assert len(workers) == 3
     assert sorted(house.scheduler.place_of(worker).bundle for worker in workers) == [0, 1, 1]
-    assert len(of(GrantLease, house.tell(LeaseReturned("driver", workers[0])))) == 1
+    assert len(of(Granted, house.tell(LeaseReturned("driver", workers[0])))) == 1
 
 
 def test_what_belongs_to_a_group_that_waits_waits_with_it() -> None:
@@ -114,16 +110,16 @@ def test_what_belongs_to_a_group_that_waits_waits_with_it() -> None:
     assert house.lease("a", shape("g", CPU=1.0), count=2) == []
     house.tell(LeaseReturned("driver", workers[0]))
     out = house.tell(LeaseReturned("driver", workers[1]))
-    assert [type(action) for action in out] == [TellGroup, GrantLease, GrantLease]
+    assert kinds(out) == [GroupNews, Granted, Granted]
 
 
 def test_what_no_bundle_could_hold_is_refused() -> None:
     house = Cluster(4)
     house.group("g", ONE, TWO)
     for what in (shape("g", 0, CPU=2.0), shape("g", CPU=3.0), shape("g", 7, CPU=1.0), shape("g", GPU=1.0)):
-        (refused,) = house.tell(LeasesRequested("driver", what, 1))
+        (refused,) = of(LeasesRefused, house.tell(LeasesRequested("driver", what, 1)))
         assert refused.error.kind == "InfeasibleResources"
-    (refused,) = house.tell(LeasesRequested("driver", shape("other", CPU=1.0), 1))
+    (refused,) = of(LeasesRefused, house.tell(LeasesRequested("driver", shape("other", CPU=1.0), 1)))
     assert refused.error.kind == "PlacementGroupRemoved"
 
 
@@ -131,18 +127,18 @@ def test_removal_kills_what_runs_in_it_fails_what_waits_and_frees_all() -> None:
     house = Cluster(4)
     house.group("g", ONE, TWO)
     (leased,) = house.lease("a", shape("g", 0, CPU=1.0), count=3)
-    (placed,) = of(TellPlaced, house.actor("driver:1", what=shape("g", 1, CPU=2.0), max_restarts=-1))
+    (placed,) = of(Placed, house.actor("driver:1", what=shape("g", 1, CPU=2.0), max_restarts=-1))
     house.actor("driver:2", what=shape("g", 1, CPU=2.0))
     out = house.tell(GroupRemoved("g"))
     assert {action.worker for action in of(StopWorker, out)} == {leased, placed.worker}
-    assert [(action.client, action.error.kind) for action in of(RefuseLeases, out)] == [
+    assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [
         ("a", "PlacementGroupRemoved")
     ]
-    assert {action.actor for action in of(TellGone, out)} == {"driver:1", "driver:2"}
-    assert not of(TellRestarting, out)
+    assert {action.actor for action in of(ActorGone, out)} == {"driver:1", "driver:2"}
+    assert not of(ActorRestarting, out)
     assert house.scheduler.available["CPU"] == 4
     assert house.tell(GroupRemoved("g")) == []
-    (news,) = house.tell(GroupSought("driver", "g"))
+    (news,) = of(GroupNews, house.tell(GroupSought("driver", "g")))
     assert "remove_placement_group" in news.error.message
 
 
@@ -152,7 +148,7 @@ def test_a_group_that_waits_can_be_removed() -> None:
     house.group("g", TWO)
     house.lease("a", shape("g", CPU=1.0))
     out = house.tell(GroupRemoved("g"))
-    assert [type(action) for action in out] == [TellGroup, RefuseLeases]
+    assert kinds(out) == [GroupNews, LeasesRefused]
 
 
 def test_the_resources_of_those_that_are_killed_come_when_they_are_gone() -> None:
@@ -202,7 +198,7 @@ def test_a_blocked_worker_lends_its_cpu_to_its_group_only() -> None:
     (worker,) = house.lease(what=shape("g", CPU=1.0))
     house.lease("other")
     assert house.lease(worker, shape("g", CPU=1.0)) == []
-    (granted,) = of(GrantLease, house.tell(WorkerBlocked(worker)))
+    (granted,) = of(Granted, house.tell(WorkerBlocked(worker)))
     assert granted.client == worker
 
 
@@ -210,14 +206,14 @@ def test_a_lost_node_takes_its_bundles_along_and_they_are_reserved_again() -> No
     house = Cluster(2, 2, 2)
     house.group("g", TWO, TWO, strategy="STRICT_SPREAD")
     first, second = house.nodes_of("g")
-    (placed,) = of(TellPlaced, house.actor("driver:1", what=shape("g", 0, CPU=1.0), max_restarts=1))
+    (placed,) = of(Placed, house.actor("driver:1", what=shape("g", 0, CPU=1.0), max_restarts=1))
     (kept,) = house.lease(what=shape("g", 1, CPU=1.0))
     assert house.node_of[placed.worker] == first
     out = house.lose_node(first)
     third = house.nodes_of("g")[0]
     assert house.nodes_of("g") == [third, second]
     assert third not in (first, second)
-    assert house.node_of[of(TellPlaced, out)[0].worker] == third
+    assert house.node_of[of(Placed, out)[0].worker] == third
     assert kept in house.node_of
     house.lose_node(third)
     assert house.nodes_of("g") == ["", second]
@@ -246,10 +242,10 @@ def test_seekers_hear_when_it_is_there() -> None:
     (worker,) = house.lease()
     house.group("g", ONE)
     assert house.tell(GroupSought("other", "g")) == []
-    told = of(TellGroup, house.tell(LeaseReturned("driver", worker)))
+    told = of(GroupNews, house.tell(LeaseReturned("driver", worker)))
     assert {action.client for action in told} == {"driver", "other"}
-    assert house.tell(GroupSought("third", "g")) == [TellGroup("third", "g")]
-    (unknown,) = house.tell(GroupSought("third", "h"))
+    assert house.tell(GroupSought("third", "g")) == [Tell("third", GroupNews("g"))]
+    (unknown,) = of(GroupNews, house.tell(GroupSought("third", "h")))
     assert unknown.error.kind == "PlacementGroupRemoved"
 
 

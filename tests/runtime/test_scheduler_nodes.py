@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from rlplat.runtime.core.scheduler.events import (
     EnvFailed,
-    GrantLease,
     LeaseReturned,
     LeasesRequested,
     NodeJoined,
-    RefuseLeases,
     StartWorker,
     TellDied,
-    TellGone,
-    TellPlaced,
     Tick,
     WakeAt,
     Warn,
@@ -21,6 +17,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerReady,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import ActorGone, Granted, LeasesRefused, Placed
 from rlplat.runtime.wire.values import ErrorInfo
 from tests.runtime.scheduler_house import CPU, GPU, Cluster, of, shape
 
@@ -57,10 +54,10 @@ def test_a_node_can_be_demanded() -> None:
     assert house.lease("other", hard) == []  # n0 has room, but it is not n1
     (elsewhere,) = house.lease(what=soft)
     assert house.node_of[elsewhere] == "n0"
-    (granted,) = of(GrantLease, house.tell(LeaseReturned("driver", worker)))
+    (granted,) = of(Granted, house.tell(LeaseReturned("driver", worker)))
     assert (granted.client, house.node_of[granted.worker]) == ("other", "n1")
     (refused,) = of(
-        RefuseLeases, house.tell(LeasesRequested("driver", shape(strategy="node:n7", CPU=1.0), 1))
+        LeasesRefused, house.tell(LeasesRequested("driver", shape(strategy="node:n7", CPU=1.0), 1))
     )
     assert "n7" in refused.error.message
 
@@ -70,15 +67,15 @@ def test_a_demand_waits_for_whichever_node_has_room_first() -> None:
     workers = house.lease("a", count=3)
     assert house.lease("b", shape(CPU=2.0)) == []
     on_n1 = [worker for worker in workers if house.node_of[worker] == "n1"]
-    assert of(GrantLease, house.tell(LeaseReturned("a", on_n1[0]))) == []
-    (granted,) = of(GrantLease, house.tell(LeaseReturned("a", on_n1[1])))
+    assert of(Granted, house.tell(LeaseReturned("a", on_n1[0]))) == []
+    (granted,) = of(Granted, house.tell(LeaseReturned("a", on_n1[1])))
     assert (granted.client, house.node_of[granted.worker]) == ("b", "n1")
 
 
 def test_a_node_that_joins_is_used_at_once() -> None:
     house = Cluster(1)
     house.lease(count=3)
-    granted = of(GrantLease, house.tell(NodeJoined("n9", {"CPU": 8.0}, 0)))
+    granted = of(Granted, house.tell(NodeJoined("n9", {"CPU": 8.0}, 0)))
     assert len(granted) == 2
     assert {house.node_of[action.worker] for action in granted} == {"n9"}
     assert house.tell(NodeJoined("n9", {"CPU": 100.0}, 0)) == []  # told twice
@@ -102,16 +99,16 @@ def test_what_only_a_lost_node_could_hold_waits_for_it() -> None:
     big = shape(CPU=4.0)
     house.lose_node("n1")
     assert house.tell(LeasesRequested("driver", big, 1)) == []
-    assert len(of(GrantLease, house.tell(NodeJoined("n1", {"CPU": 4.0}, 0)))) == 1
+    assert len(of(Granted, house.tell(NodeJoined("n1", {"CPU": 4.0}, 0)))) == 1
 
 
 def test_what_no_node_could_ever_hold_is_refused_although_all_together_could() -> None:
     house = Cluster(2, 2)
-    (refused,) = house.tell(LeasesRequested("driver", shape(CPU=3.0), 2))
+    (refused,) = of(LeasesRefused, house.tell(LeasesRequested("driver", shape(CPU=3.0), 2)))
     assert refused.error.kind == "InfeasibleResources"
     assert "n0 has" in refused.error.message
-    (gone,) = house.actor("driver:1", what=shape(CPU=3.0))
-    assert (type(gone), gone.error.kind) == (TellGone, "InfeasibleResources")
+    (gone,) = of(ActorGone, house.actor("driver:1", what=shape(CPU=3.0)))
+    assert gone.error.kind == "InfeasibleResources"
 
 
 def test_in_a_cluster_that_may_grow_it_waits_and_is_explained() -> None:
@@ -120,7 +117,7 @@ def test_in_a_cluster_that_may_grow_it_waits_and_is_explained() -> None:
     house.pass_time(60)
     (warning,) = house.warnings  # once
     assert "no node has room for {'CPU': 3.0}" in warning
-    assert len(of(GrantLease, house.tell(NodeJoined("n1", {"CPU": 6.0}, 0)))) == 2
+    assert len(of(Granted, house.tell(NodeJoined("n1", {"CPU": 6.0}, 0)))) == 2
 
 
 def test_what_waits_for_long_is_explained_once_with_who_holds_it() -> None:
@@ -141,7 +138,7 @@ def test_a_queue_that_moves_is_not_complained_about() -> None:
     (worker,) = house.lease("a", count=20)
     for _ in range(10):
         house.pass_time(5)
-        (granted,) = of(GrantLease, house.tell(LeaseReturned("a", worker)))
+        (granted,) = of(Granted, house.tell(LeaseReturned("a", worker)))
         worker = granted.worker
     assert house.warnings == []
 
@@ -191,7 +188,7 @@ def test_an_environment_that_cannot_be_made_fails_what_waits_for_it() -> None:
     broken = shape(env="e1", CPU=1.0)
     scheduler.handle(LeasesRequested("a", broken, 5), 0.0)
     out = scheduler.handle(EnvFailed("e1", ErrorInfo("RuntimeEnvFailed", "no such package")), 0.0)
-    assert [(action.client, action.error.kind) for action in of(RefuseLeases, out)] == [
+    assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [
         ("a", "RuntimeEnvFailed")
     ]
     scheduler.check_valid()
@@ -225,7 +222,7 @@ def test_workers_that_die_before_they_are_ready_are_started_ever_more_slowly() -
     assert warnings == 1
     (last,) = of(StartWorker, out)
     scheduler.handle(WorkerReady(last.worker), now)
-    assert of(GrantLease, scheduler.handle(LeasesRequested("a", CPU, 1), now))
+    assert of(Granted, scheduler.handle(LeasesRequested("a", CPU, 1), now))
 
 
 def test_gpus_that_are_free_in_bits_are_not_a_free_gpu() -> None:
@@ -234,7 +231,7 @@ def test_gpus_that_are_free_in_bits_are_not_a_free_gpu() -> None:
     assert house.scheduler.available["GPU"] > 1
     assert house.lease("b", GPU) == []
     assert house.lease("c", shape(GPU=0.5)) == []
-    granted = of(GrantLease, house.tell(LeaseReturned("a", bits[1])))
+    granted = of(Granted, house.tell(LeaseReturned("a", bits[1])))
     assert [(action.client, house.gpus[action.worker]) for action in granted] == [("b", house.gpus[bits[1]])]
 
 
@@ -242,7 +239,7 @@ def test_a_blocked_worker_of_another_node_lends_its_cpu_there() -> None:
     house = Cluster(1, 1)
     workers = {house.node_of[worker]: worker for worker in house.lease(count=2)}
     house.lease("b")
-    (granted,) = of(GrantLease, house.tell(WorkerBlocked(workers["n1"])))
+    (granted,) = of(Granted, house.tell(WorkerBlocked(workers["n1"])))
     assert house.node_of[granted.worker] == "n1"
 
 
@@ -253,12 +250,12 @@ def test_a_thousand_waiting_clients_are_served_in_order_and_the_dead_are_skipped
     house.tell(LeasesRequested(client, CPU, 700))
     for number in range(1, 1000):
         house.scheduler.handle(LeasesRequested(f"d{number}", CPU, 1), 0.0)
-    granted = of(GrantLease, house.lose(client))
+    granted = of(Granted, house.lose(client))
     served = []
     while granted:
         served += [action.client for action in granted]
         returned = LeaseReturned(granted[-1].client, granted[-1].worker)
-        granted = of(GrantLease, house.scheduler.handle(returned, 0.0))
+        granted = of(Granted, house.scheduler.handle(returned, 0.0))
     assert served == [f"d{number}" for number in range(1000)]
     house.scheduler.check_valid()
 
@@ -268,5 +265,5 @@ def test_a_seeker_on_any_node_hears_where_an_actor_is() -> None:
     worker = house.placed("driver:1", what=CPU)
     assert house.scheduler.place_of(worker).actor == "driver:1"
     assert house.scheduler.place_of("driver").node == "n0"
-    assert len(of(TellPlaced, house.actor("driver:2", what=CPU))) == 1
+    assert len(of(Placed, house.actor("driver:2", what=CPU))) == 1
     assert house.scheduler.view()["actors"][1]["state"] == "alive"

@@ -14,7 +14,6 @@ from rlplat.runtime.core.scheduler.events import (
     ActorRequested,
     ActorSought,
     Event,
-    GrantLease,
     GroupRemoved,
     GroupRequested,
     LeaseReturned,
@@ -23,10 +22,8 @@ from rlplat.runtime.core.scheduler.events import (
     NodeLost,
     StartWorker,
     StopWorker,
+    Tell,
     TellDied,
-    TellGone,
-    TellPlaced,
-    TellRestarting,
     Tick,
     WorkerBlocked,
     WorkerLost,
@@ -34,6 +31,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerUnblocked,
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, Granted, Placed
 from tests.runtime.scheduler_house import INFO, bundle, shape
 
 TOTAL = {"CPU": 3.0, "GPU": 2.0}
@@ -85,18 +83,18 @@ class World:
             case StartWorker(worker, _, node):
                 assert worker not in self.node_of and node in self.nodes
                 self.state[worker], self.node_of[worker] = "starting", node
-            case GrantLease(client, _, worker):
+            case Tell(client, Granted(_, worker)):
                 assert self.state[worker] == "ready" and worker not in self.leases
                 self.leases[worker] = client
-            case TellPlaced(_, actor, worker, incarnation):
+            case Tell(_, Placed(actor, worker, incarnation)):
                 assert actor not in self.gone, "an actor that is gone is placed"
                 assert worker in self.state and worker not in self.leases
                 assert incarnation >= self.last.get(actor, 1), "incarnations go back"
                 self.active[actor], self.last[actor] = (worker, incarnation), incarnation
-            case TellRestarting(_, actor, _) | TellGone(_, actor, _):
+            case Tell(_, ActorRestarting(actor, _)) | Tell(_, ActorGone(actor, _)):
                 assert actor not in self.active or self.active[actor][0] not in self.state
                 self.active.pop(actor, None)
-                if isinstance(action, TellGone):
+                if isinstance(action.message, ActorGone):
                     self.gone.add(actor)
             case StopWorker(worker):
                 assert worker in self.state, "a dead worker is stopped"

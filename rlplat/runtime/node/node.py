@@ -252,19 +252,10 @@ class Node:
                     self._processes.start(worker, gpu_ids, env)
                 case events.StopWorker(worker, at_once, is_surplus, reason):
                     self._processes.stop(worker, at_once, is_surplus, reason)
-                case events.GrantLease(client, shape, worker):
-                    self._post(client, messages.Granted(shape, worker))
-                case events.RefuseLeases(client, shape, error):
-                    self._post(client, messages.LeasesRefused(shape, error))
-                case events.TellPlaced(client, actor, worker, incarnation):
-                    self._post(client, messages.Placed(actor, worker, incarnation))
-                case events.TellRestarting(client, actor, reason):
-                    self._post(client, messages.ActorRestarting(actor, reason))
-                case events.TellGone(client, actor, error):
-                    self._creations.pop(actor, None)
-                    self._post(client, messages.ActorGone(actor, error))
-                case events.TellNameTaken(client, actor, existing, info, is_detached):
-                    self._post(client, messages.NameTaken(actor, existing, info, is_detached))
+                case events.Tell(client, message):
+                    if type(message) is messages.ActorGone:
+                        self._creations.pop(message.actor, None)
+                    self._post(client, message)
                 case events.CreateDetached(_, actor):
                     self._create(actor)
                 case events.TellDied(worker, reason, kind):
@@ -273,8 +264,6 @@ class Node:
                     for client in self._clients:
                         self._post(client, messages.WorkerDied(worker, reason, kind))
                     self._tell_settled(self._settling.died(worker, self._clients))
-                case events.TellGroup(client, group, error):
-                    self._post(client, messages.GroupNews(group, error))
                 case events.WakeAt(at):
                     self._wake_at = at
                 case events.Warn(text):

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from rlplat.runtime.wire.messages import (
+    ActorGone,
+    ActorRestarting,
+    Granted,
+    GroupNews,
+    LeasesRefused,
+    NameTaken,
+    Placed,
+)
 from rlplat.runtime.wire.values import ActorInfo, ErrorInfo, Shape
 
 Demand = tuple[tuple[str, float], ...]
@@ -91,8 +100,8 @@ class LeaseReturned(Event, frozen=True):
 
 
 class ActorRequested(Event, frozen=True):
-    """`client` creates it. A taken name is refused (`TellGone` with a ConfigError) or, with `get_if_exists`, answered
-    with `TellNameTaken`."""
+    """`client` creates it. A taken name is refused (`ActorGone` with an OptionError) or, with `get_if_exists`, answered
+    with `NameTaken`."""
 
     client: str
     actor: str
@@ -173,51 +182,11 @@ class StopWorker(Action, frozen=True):
     """For its `WorkerLost`, when it is killed for a reason that the scheduler alone knows."""
 
 
-class GrantLease(Action, frozen=True):
-    client: str
-    shape: Shape
-    worker: str
-
-
-class RefuseLeases(Action, frozen=True):
-    """None of the leases of this shape that the client has asked for and not got will ever come."""
+class Tell(Action, frozen=True):
+    """A message that says it all: the node passes it on."""
 
     client: str
-    shape: Shape
-    error: ErrorInfo
-
-
-class TellPlaced(Action, frozen=True):
-    client: str
-    actor: str
-    worker: str
-    incarnation: int = 1
-
-
-class TellRestarting(Action, frozen=True):
-    """The actor's process is gone; it will have another."""
-
-    client: str
-    actor: str
-    reason: str
-
-
-class TellGone(Action, frozen=True):
-    """The actor is gone for good."""
-
-    client: str
-    actor: str
-    error: ErrorInfo
-
-
-class TellNameTaken(Action, frozen=True):
-    """Instead of the `actor` that the client asked for there is this one of the same name."""
-
-    client: str
-    actor: str
-    existing: str
-    info: ActorInfo
-    is_detached: bool
+    message: Granted | LeasesRefused | Placed | ActorRestarting | ActorGone | NameTaken | GroupNews
 
 
 class CreateDetached(Action, frozen=True):
@@ -234,14 +203,6 @@ class TellDied(Action, frozen=True):
     worker: str
     reason: str
     kind: str = "WorkerCrashed"
-
-
-class TellGroup(Action, frozen=True):
-    """Its resources are reserved; or (`error`) they never will be, or it was removed."""
-
-    client: str
-    group: str
-    error: ErrorInfo | None = None
 
 
 class WakeAt(Action, frozen=True):

@@ -13,19 +13,17 @@ from rlplat.runtime.core.scheduler.actors import ActorEntry
 from rlplat.runtime.core.scheduler.events import (
     CreateDetached,
     Demand,
-    GrantLease,
     NodeJoined,
-    RefuseLeases,
     StartWorker,
     StopWorker,
-    TellGroup,
-    TellPlaced,
+    Tell,
     Warn,
 )
 from rlplat.runtime.core.scheduler.groups import Group, Groups
 from rlplat.runtime.core.scheduler.nodes import FitIndex, Node, Placement, Pool, Worker, could_ever_fit
 from rlplat.runtime.core.scheduler.queues import Queue, Request, first_that_fits
 from rlplat.runtime.core.scheduler.turns import Turn
+from rlplat.runtime.wire.messages import Granted, GroupNews, LeasesRefused, Placed
 from rlplat.runtime.wire.values import ErrorInfo, Shape
 
 _MAX_INDEXES = 32
@@ -210,7 +208,7 @@ class Placing:
             name = request.actor.info.class_name
             self._bury(request.actor, ErrorInfo(error.kind, f"actor {name}: {error.message}"))
         else:
-            self.turn.out.append(RefuseLeases(request.client, request.shape, error))
+            self.turn.out.append(Tell(request.client, LeasesRefused(request.shape, error)))
 
     # ---------------------------------------------------------------- resources
 
@@ -281,7 +279,7 @@ class Placing:
     def reserve_groups(self) -> None:
         for group in self.groups.reserve_pending():
             for client in sorted(group.seekers):
-                self.turn.out.append(TellGroup(client, group.id))
+                self.turn.out.append(Tell(client, GroupNews(group.id)))
             group.seekers.clear()
             for pool in group.pools:
                 if pool is not None and group.waiting:
@@ -370,14 +368,14 @@ class Placing:
         if actor is None:
             worker.state = "leased"
             self.leases.setdefault(placement.client, {})[worker] = None
-            out.append(GrantLease(placement.client, placement.shape, worker.id))
+            out.append(Tell(placement.client, Granted(placement.shape, worker.id)))
             return
         worker.state = "actor"
         actor.worker, actor.placement = worker.id, None
         if actor.is_detached:
             out.append(CreateDetached(worker.id, actor.id, actor.incarnation))
         for client in sorted(actor.seekers):
-            out.append(TellPlaced(client, actor.id, worker.id, actor.incarnation))
+            out.append(Tell(client, Placed(actor.id, worker.id, actor.incarnation)))
 
     def has_worker(self, placement: Placement) -> None:
         """It waits for a worker no more."""

@@ -44,14 +44,9 @@ from rlplat.runtime.core.scheduler.events import (
     LeasesRequested,
     NodeJoined,
     NodeLost,
-    RefuseLeases,
     StopWorker,
+    Tell,
     TellDied,
-    TellGone,
-    TellGroup,
-    TellNameTaken,
-    TellPlaced,
-    TellRestarting,
     Tick,
     Warn,
     WorkerBlocked,
@@ -65,6 +60,7 @@ from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.core.scheduler.queues import Queue, Request
 from rlplat.runtime.core.scheduler.turns import Turn
 from rlplat.runtime.core.scheduler.views import InUse
+from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import ErrorInfo, GroupState, NodeState, Place, Shape
 
 __all__ = ["InUse", "Intensity", "Scheduler"]
@@ -240,7 +236,7 @@ class Scheduler:
             self._end_actor(entry, why, at_once=True)
         for actor, early in self._actors.never_created(client).items():
             error = ErrorInfo("ActorDied", f"actor {actor} was never created: {why}")
-            self._turn.out.extend(TellGone(seeker, actor, error) for seeker in early.seekers)
+            self._turn.out.extend(Tell(seeker, messages.ActorGone(actor, error)) for seeker in early.seekers)
         if was_actor:  # groups of a task belong to the driver's job
             for group in list(self._groups.by_creator.get(client, ())):
                 self._remove_group(group, why)
@@ -280,11 +276,13 @@ class Scheduler:
         text = f"an actor named {event.name!r} exists already: use rlplat.get_actor({event.name!r})"
         error = ErrorInfo("OptionError", text)
         if event.get_if_exists:
-            taken = TellNameTaken(event.client, event.actor, holder.id, holder.info, holder.is_detached)
+            taken = Tell(
+                event.client, messages.NameTaken(event.actor, holder.id, holder.info, holder.is_detached)
+            )
             self._turn.out.append(taken)
         else:
-            self._turn.out.append(TellGone(event.client, event.actor, error))
-        self._turn.out.extend(TellGone(seeker, event.actor, error) for seeker in seekers)
+            self._turn.out.append(Tell(event.client, messages.ActorGone(event.actor, error)))
+        self._turn.out.extend(Tell(seeker, messages.ActorGone(event.actor, error)) for seeker in seekers)
 
     def _on_actor_sought(self, event: ActorSought) -> None:
         client, actor = event.client, event.actor
@@ -295,14 +293,14 @@ class Scheduler:
                 early.seekers[client] = None
                 return
             error = ErrorInfo("ActorDied", f"actor {actor} is not known here: it ended long ago")
-            self._turn.out.append(TellGone(client, actor, error))
+            self._turn.out.append(Tell(client, messages.ActorGone(actor, error)))
         elif entry.error is not None:
-            self._turn.out.append(TellGone(client, actor, entry.error))
+            self._turn.out.append(Tell(client, messages.ActorGone(actor, entry.error)))
         else:
             if self.placing.is_alive(client):
                 self._actors.seek(entry, client)
             if entry.worker:
-                self._turn.out.append(TellPlaced(client, actor, entry.worker, entry.incarnation))
+                self._turn.out.append(Tell(client, messages.Placed(actor, entry.worker, entry.incarnation)))
 
     def _may_come(self, actor: str) -> bool:
         return self.placing.is_alive(actor.rpartition(":")[0])
@@ -336,7 +334,7 @@ class Scheduler:
 
     def _bury(self, entry: ActorEntry, error: ErrorInfo) -> None:
         for client in self._actors.bury(entry, error):
-            self._turn.out.append(TellGone(client, entry.id, error))
+            self._turn.out.append(Tell(client, messages.ActorGone(entry.id, error)))
 
     def _lose_actor(self, entry: ActorEntry, what: str, is_crash: bool) -> float | None:
         """Its process is gone; seconds until its next, or None."""
@@ -350,7 +348,7 @@ class Scheduler:
         entry.num_restarts += 1
         entry.incarnation += 1
         for client in sorted(entry.seekers):
-            self._turn.out.append(TellRestarting(client, entry.id, reason))
+            self._turn.out.append(Tell(client, messages.ActorRestarting(entry.id, reason)))
         if verdict > 0:
             self._turn.wake_at(self._turn.now + verdict, self._restart, entry)
         return verdict
@@ -374,7 +372,7 @@ class Scheduler:
             text = f"placement group {event.name or event.group} ({event.strategy}) can never be reserved: {never}"
             error = ErrorInfo("InfeasibleResources", text)
             self._groups.refuse(group, error)
-            self._turn.out.append(TellGroup(event.client, event.group, error))
+            self._turn.out.append(Tell(event.client, messages.GroupNews(event.group, error)))
             return
         self._groups.add(group)
         self.placing.reserve_groups()
@@ -385,9 +383,9 @@ class Scheduler:
         group = self._groups.by_id.get(event.group)
         if group is None:
             error = ErrorInfo("PlacementGroupRemoved", f"placement group {event.group} is not known here")
-            self._turn.out.append(TellGroup(event.client, event.group, error))
+            self._turn.out.append(Tell(event.client, messages.GroupNews(event.group, error)))
         elif group.error is not None or group.state == "CREATED":
-            self._turn.out.append(TellGroup(event.client, event.group, group.error))
+            self._turn.out.append(Tell(event.client, messages.GroupNews(event.group, group.error)))
         else:
             group.seekers.add(event.client)
 
@@ -403,7 +401,7 @@ class Scheduler:
         requests = [request for queue in group.waiting for request in queue.requests]
         pools = self._groups.remove(group, error)
         for client in sorted(group.seekers):
-            self._turn.out.append(TellGroup(client, group.id, error))
+            self._turn.out.append(Tell(client, messages.GroupNews(group.id, error)))
         self._abandon(requests, users, error)
         for shape in [shape for shape in self.placing.queues if shape.group == group.id]:
             del self.placing.queues[shape]
@@ -431,7 +429,7 @@ class Scheduler:
             elif worker.state == "leased":
                 placing.kill(worker, error.message)
         for client, shape in refused:
-            self._turn.out.append(RefuseLeases(client, shape, error))
+            self._turn.out.append(Tell(client, messages.LeasesRefused(shape, error)))
 
     def _end_with(self, entry: ActorEntry, error: ErrorInfo) -> None:
         """Like `_end_actor`, and with just this error when it has no process."""
