@@ -16,8 +16,8 @@ from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
 
 if TYPE_CHECKING:
-    from rlplat.tune.analysis import Analysis
-    from rlplat.tune.spec import ExperimentSpec
+    from rlplat.tune.results.analysis import Analysis
+    from rlplat.tune.settings.spec import ExperimentSpec
 
 _EPILOG = """\
 An experiment file says what is tried (docs/tuning.md). --set changes its keys; a key that an experiment does not have
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
 
         return tune_show.run(arguments[1:])
     options = build_parser().parse_args(arguments)
-    from rlplat.tune.directory import can_resume, refuse_existing
+    from rlplat.tune.results.directory import can_resume, refuse_existing
 
     specs = [spec.checked() for spec in planned(options)]
     if options.join:
@@ -137,7 +137,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
     """The experiments of the command line, not checked yet."""
     from rlplat.cli.train import settings_layer
     from rlplat.rl.run.registry import require_config
-    from rlplat.tune.experiment_file import SAVED_AS, load_experiments
+    from rlplat.tune.settings.experiment_file import SAVED_AS, load_experiments
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
     flags = layer_from_flags([(name, text) for name, text in given if text is not None])
@@ -171,7 +171,7 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
     """--algo and --env; the tuned config of that environment, where there is one, is what the settings change."""
     from rlplat.config import load_yaml
     from rlplat.rl.run.registry import algorithm_homes, base_config
-    from rlplat.tune.experiment_file import aimed, experiment_of, overlay
+    from rlplat.tune.settings.experiment_file import aimed, experiment_of, overlay
 
     if options.algo is None:
         raise ConfigError(
@@ -236,7 +236,7 @@ def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
 
 def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     """Lines for people: the best trial (or trials), where everything is, what to do next."""
-    from rlplat.tune.trainables import check_trainable
+    from rlplat.tune.trials.trainables import check_trainable
 
     states = [str(trial.state) for trial in analysis.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -274,7 +274,7 @@ def _has_option(words: Sequence[str], name: str) -> bool:
 
 
 def _last_error(analysis: Analysis) -> str:
-    from rlplat.tune.error_text import first_line
+    from rlplat.tune.core.error_text import first_line
 
     for trial in reversed(analysis.trials):
         if said := first_line(trial.error):

@@ -13,8 +13,8 @@ from rlplat.cli.cluster_view import print_table
 from rlplat.durations import duration_text
 
 if TYPE_CHECKING:
-    from rlplat.tune.analysis import Analysis
-    from rlplat.tune.trial import Trial
+    from rlplat.tune.core.trial import Trial
+    from rlplat.tune.results.analysis import Analysis
 
 _EPILOG = """\
 examples:
@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     from rlplat.errors import ConfigError
     from rlplat.rl.run.run_directory import is_running
-    from rlplat.tune.analysis import load
+    from rlplat.tune.results.analysis import load
 
     if options.html and options.no_pictures:
         raise ConfigError("--html is a page with the pictures: leave --no-pictures away")
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
 
 def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dict[str, Any]:
     """What --json prints."""
-    from rlplat.tune.results import as_json
+    from rlplat.tune.results.lines import as_json
 
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
     return {
@@ -106,8 +106,8 @@ def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dic
 
 
 def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
-    from rlplat.tune.directory import config_text
-    from rlplat.tune.error_text import last_line
+    from rlplat.tune.core.error_text import last_line
+    from rlplat.tune.results.directory import config_text
 
     print(headline(analysis, goes_on))
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
@@ -155,7 +155,7 @@ def headline(analysis: Analysis, goes_on: bool) -> str:
 
 def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list[list[Any]]]:
     """Parameters that are the same in all of these trials are left out where there are more than eight."""
-    from rlplat.tune.table import short_names
+    from rlplat.tune.view.table import short_names
 
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     varying = [name for name in names if len({str(trial.params.get(name)) for trial in trials}) > 1]
@@ -177,7 +177,7 @@ def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list
 
 
 def importance_text(analysis: Analysis) -> str:
-    from rlplat.tune.importance import MIN_TRIALS
+    from rlplat.tune.results.importance import MIN_TRIALS
 
     if not analysis.axes:
         return "importance of the parameters: there are none"
@@ -192,7 +192,7 @@ def importance_text(analysis: Analysis) -> str:
 
 
 def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
-    from rlplat.tune.pictures import draw_all
+    from rlplat.tune.view.pictures import draw_all
 
     paths: dict[str, Path] = {}
     with warnings.catch_warnings():
@@ -207,7 +207,7 @@ def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
 
 def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
     from rlplat.cli.tune_page import page
-    from rlplat.tune.directory import config_text
+    from rlplat.tune.results.directory import config_text
 
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
     text = page(

@@ -18,8 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlplat.tune.analysis import Analysis, load
-    from rlplat.tune.program import TrialContext
+    from rlplat.tune.results.analysis import Analysis, load
     from rlplat.tune.run_experiment import run
     from rlplat.tune.schedulers.asha import ASHA
     from rlplat.tune.schedulers.fifo import FIFO
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from rlplat.tune.schedulers.median import MedianStopping
     from rlplat.tune.schedulers.pb2 import PB2
     from rlplat.tune.schedulers.pbt import PBT
-    from rlplat.tune.search import Searcher
-    from rlplat.tune.space import (
+    from rlplat.tune.search.search import Searcher
+    from rlplat.tune.space.space import (
         choice,
         grid,
         lograndint,
@@ -41,16 +40,18 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
-    from rlplat.tune.trial_thread import TrialStopped
+    from rlplat.tune.trials.program import TrialContext
+    from rlplat.tune.trials.thread import TrialStopped
 
 _HOMES = {
     "rlplat.tune.run_experiment": "run",
-    "rlplat.tune.analysis": "Analysis load",
-    "rlplat.tune.space": "choice grid lograndint loguniform normal qloguniform qnormal quniform randint sample_from "
-    "uniform",
-    "rlplat.tune.search": "Searcher",
-    "rlplat.tune.program": "TrialContext",
-    "rlplat.tune.trial_thread": "TrialStopped",
+    "rlplat.tune.results.analysis": "Analysis load",
+    "rlplat.tune.space.space": (
+        "choice grid lograndint loguniform normal qloguniform qnormal quniform randint sample_from uniform"
+    ),
+    "rlplat.tune.search.search": "Searcher",
+    "rlplat.tune.trials.program": "TrialContext",
+    "rlplat.tune.trials.thread": "TrialStopped",
     "rlplat.tune.schedulers.fifo": "FIFO",
     "rlplat.tune.schedulers.median": "MedianStopping",
     "rlplat.tune.schedulers.asha": "ASHA",

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.errors import ConfigError
-from rlplat.tune import events
+from rlplat.tune.core import events
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.storage_address import is_url
-from rlplat.tune.trainables import check_trainable
-from rlplat.tune.trial import Trial
-from rlplat.tune.trial_checkpoints import copy_checkpoint
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.storage.address import is_url
+from rlplat.tune.trials.checkpoints import copy_checkpoint
+from rlplat.tune.trials.trainables import check_trainable
 from rlplat.tune.tuner import Tuner
 
 if TYPE_CHECKING:
-    from rlplat.tune.shared_study import SharedStudy
+    from rlplat.tune.storage.shared_study import SharedStudy
 
 LEARN_S = 1.0
 """Between two looks at what the others have reported; there is one before each new trial, too."""

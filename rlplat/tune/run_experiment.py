@@ -12,22 +12,22 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ConfigError, UsageError
-from rlplat.tune.analysis import Analysis
-from rlplat.tune.directory import ExperimentDirectory, refuse_existing, take_back
-from rlplat.tune.experiment import Experiment
-from rlplat.tune.experiment_file import searcher_of
-from rlplat.tune.samplers import distributions
-from rlplat.tune.saved_experiment import refuse_changes, settings_of
+from rlplat.tune.core.experiment import Experiment
+from rlplat.tune.core.snapshot import View
+from rlplat.tune.results.analysis import Analysis
+from rlplat.tune.results.directory import ExperimentDirectory, refuse_existing, take_back
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.snapshot import View
-from rlplat.tune.space import Space
-from rlplat.tune.spec import ExperimentSpec, check_demand, check_silence
-from rlplat.tune.storage_address import shown
-from rlplat.tune.study import Study
-from rlplat.tune.table import open_view
-from rlplat.tune.trainables import TrainableKind, check_trainable
+from rlplat.tune.search.samplers import distributions
+from rlplat.tune.search.search import Searcher, make_searcher
+from rlplat.tune.settings.experiment_file import searcher_of
+from rlplat.tune.settings.saved_experiment import refuse_changes, settings_of
+from rlplat.tune.settings.spec import ExperimentSpec, check_demand, check_silence
+from rlplat.tune.space.space import Space
+from rlplat.tune.storage.address import shown
+from rlplat.tune.storage.study import Study
+from rlplat.tune.trials.trainables import TrainableKind, check_trainable
 from rlplat.tune.tuner import Tuner
+from rlplat.tune.view.table import open_view
 
 
 def run(
@@ -163,7 +163,7 @@ def _open_study(
     kind: type[Study] = Study
     storage = directory.storage
     if join:
-        from rlplat.tune.shared_study import SharedStudy
+        from rlplat.tune.storage.shared_study import SharedStudy
 
         kind = SharedStudy
     study = kind.open(storage, spec.name, list(spec.mode), resume=resume, say=view.say)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplat.cli import main
-from rlplat.tune.study import Study
+from rlplat.tune.storage.study import Study
 from tests.tune.experiments import write_experiment
 
 

@@ -18,10 +18,10 @@ import pytest
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
 from rlplat import tune
-from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.space import Space
-from rlplat.tune.study import Study
-from rlplat.tune.trial import TrialState
+from rlplat.tune.core.trial import TrialState
+from rlplat.tune.search.search import Searcher, make_searcher
+from rlplat.tune.space.space import Space
+from rlplat.tune.storage.study import Study
 from tests.faults.test_tuner_death import Life
 from tests.faults.tuner_program import HELD_AT, NUM_STEPS
 from tests.patience import soon

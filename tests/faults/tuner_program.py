@@ -75,7 +75,7 @@ def die() -> None:
 
 
 def die_at(place: str, count: int) -> None:
-    """At the count-th call of `module:Class.method`, before or after it: `after rlplat.tune.study:Study.sync`."""
+    """At the count-th call of `module:Class.method`, before or after it: `after rlplat.tune.tuner:Tuner.run`."""
     when, _, name = place.partition(" ")
     module, _, path = name.partition(":")
     owner: Any = __import__(module, fromlist=["_"])
@@ -122,7 +122,7 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
 
         Tuner.run = run_with_a_fuse  # type: ignore[method-assign]
     if "orphan_s" in orders:
-        from rlplat.tune import shared_study
+        from rlplat.tune.storage import shared_study
 
         shared_study.ORPHAN_S, shared_study.KEEPALIVE = orders["orphan_s"], (1, 1, 1)
     if "vanish" in orders:

@@ -11,7 +11,7 @@ from rlplat.config import layer_from_flags, load_yaml
 from rlplat.rl.envs.names import env_family
 from rlplat.rl.run.registry import algorithm_homes, base_config, configs_directory, load_algorithm
 from rlplat.rl.run.training_plan import TrainingPlan, plan_from_file, plan_training
-from rlplat.tune.rl_config import plan_trial
+from rlplat.tune.trials.rl_config import plan_trial
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = sorted((ROOT / "configs").glob("*/_*.yaml"))

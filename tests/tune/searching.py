@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlplat import tune
-from rlplat.tune.samplers import distributions
-from rlplat.tune.search import Searcher, Suggestion, Suggests, make_searcher
-from rlplat.tune.space import Space
-from rlplat.tune.study import Study
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.search.samplers import distributions
+from rlplat.tune.search.search import Searcher, Suggestion, Suggests, make_searcher
+from rlplat.tune.space.space import Space
+from rlplat.tune.storage.study import Study
 
 Objective = Callable[[dict[str, Any]], float | tuple[float, ...]]
 

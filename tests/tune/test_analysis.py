@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError
-from rlplat.tune.analysis import Analysis
-from rlplat.tune.directory import ExperimentDirectory
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.trial import CheckpointMark, Trial, TrialState
+from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
+from rlplat.tune.results.analysis import Analysis
+from rlplat.tune.results.directory import ExperimentDirectory
+from rlplat.tune.settings.spec import ExperimentSpec
 
 
 def a_trial(number: int, *values: float, state: TrialState = TrialState.COMPLETE, **params: Any) -> Trial:

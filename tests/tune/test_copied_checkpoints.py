@@ -16,11 +16,11 @@ pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
 import rlplat
 from rlplat.errors import ConfigError
-from rlplat.tune import trial_checkpoints
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers import Continue, Exploit, Stop, Verdict
 from rlplat.tune.schedulers.fifo import FIFO
-from rlplat.tune.trial import Trial
-from rlplat.tune.trial_checkpoints import copy_checkpoint
+from rlplat.tune.trials import checkpoints
+from rlplat.tune.trials.checkpoints import copy_checkpoint
 from tests.tune.running import run, states
 
 
@@ -38,7 +38,7 @@ def test_where_there_are_no_hard_links_it_is_copied(
     inside = tmp_path / "source" / "files"
     inside.mkdir(parents=True)
     (inside / "weights").write_bytes(b"1234")
-    monkeypatch.setattr(trial_checkpoints.os, "link", refusing(number))
+    monkeypatch.setattr(checkpoints.os, "link", refusing(number))
     copy_checkpoint(tmp_path / "source", tmp_path / "other" / "target")
     copied = tmp_path / "other" / "target" / "files" / "weights"
     assert copied.read_bytes() == b"1234" and copied.stat().st_ino != (inside / "weights").stat().st_ino
@@ -80,7 +80,7 @@ def refused(tmp_path: Path) -> Iterator[str]:
     """What is told of an experiment whose disk is full when a checkpoint is to be copied; it can be resumed."""
     rlplat.init(num_cpus=2, num_gpus=0, backend="inproc")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial_checkpoints.os, "link", refusing(errno.ENOSPC))
+        patch.setattr(checkpoints.os, "link", refusing(errno.ENOSPC))
         with pytest.raises(ConfigError) as raised:
             run(Walker, {"a": 1}, tmp_path, scheduler=CopiesOnce(), **SETTINGS)
     yield str(raised.value)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlplat.tune.study import Study
+from rlplat.tune.storage.study import Study
 from tests.patience import soon
 from tests.tune.experiments import write_experiment
 

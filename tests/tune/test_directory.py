@@ -17,14 +17,14 @@ import yaml
 from rlplat import metrics as metrics_module
 from rlplat.errors import ConfigError
 from rlplat.rl.run.run_directory import is_running
-from rlplat.tune import directory as directory_module
-from rlplat.tune.directory import ExperimentDirectory, take_back
-from rlplat.tune.journal import has_reports
-from rlplat.tune.results import holding, read_reports
-from rlplat.tune.space import uniform
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.study import Study
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.results import directory as directory_module
+from rlplat.tune.results.directory import ExperimentDirectory, take_back
+from rlplat.tune.results.lines import holding, read_reports
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.space.space import uniform
+from rlplat.tune.storage.journal import has_reports
+from rlplat.tune.storage.study import Study
 from tests.tune.studies import begin
 from tests.tune.studies import report as report_to
 

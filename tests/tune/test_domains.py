@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rlplat import tune
-from rlplat.tune.domains import Domain
-from rlplat.tune.ranges import Range
+from rlplat.tune.space.domains import Domain
+from rlplat.tune.space.ranges import Range
 
 SHARES = st.floats(0, 1, exclude_max=True)
 ENDS = st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.events import (
+from rlplat.tune.core.events import (
     Abort,
     Action,
     Advance,
@@ -32,13 +32,13 @@ from rlplat.tune.events import (
     Saved,
     Say,
 )
-from rlplat.tune.experiment import MAX_FREE_REPORTS, Experiment
+from rlplat.tune.core.experiment import MAX_FREE_REPORTS, Experiment
+from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
-from rlplat.tune.search import Suggestion
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.trial import CheckpointMark, Trial, TrialState
+from rlplat.tune.search.search import Suggestion
+from rlplat.tune.settings.spec import ExperimentSpec
 
 
 class Numbered:

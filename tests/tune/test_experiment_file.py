@@ -9,11 +9,12 @@ import pytest
 
 from rlplat.config import Layer, load_yaml, parse_yaml
 from rlplat.errors import ConfigError
-from rlplat.tune import experiment_file, space
-from rlplat.tune.experiment_file import experiment_of, load_experiments
-from rlplat.tune.saved_experiment import dump_experiment, refuse_changes
-from rlplat.tune.search import Searcher
-from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.search.search import Searcher
+from rlplat.tune.settings import experiment_file
+from rlplat.tune.settings.experiment_file import experiment_of, load_experiments
+from rlplat.tune.settings.saved_experiment import dump_experiment, refuse_changes
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.space import space
 
 FULL = """\
 trainable: ppo

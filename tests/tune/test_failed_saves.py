@@ -15,7 +15,7 @@ import pytest
 import rlplat
 from rlplat import cli, tune
 from rlplat.rl.run.run_directory import RunDirectory
-from rlplat.tune.events import (
+from rlplat.tune.core.events import (
     Advance,
     Begin,
     Interrupted,
@@ -27,13 +27,13 @@ from rlplat.tune.events import (
     Saved,
     Say,
 )
+from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.schedulers import Continue, Pause, Stop, Verdict
 from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.hyperband import HyperBand
 from rlplat.tune.schedulers.pbt import PBT
-from rlplat.tune.space import loguniform
-from rlplat.tune.trial import CheckpointMark, Trial, TrialState
+from rlplat.tune.space.space import loguniform
 from tests.tune.population import Killed, Population
 from tests.tune.running import lines, run, states
 from tests.tune.test_experiment import Scripted, begun, kinds, make, report

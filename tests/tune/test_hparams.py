@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rlplat.tune.directory import ExperimentDirectory
-from rlplat.tune.space import choice, grid, loguniform
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.results.directory import ExperimentDirectory
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.space.space import choice, grid, loguniform
 from tests.patience import soon
 
 sys.modules.setdefault(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.tune.importance import MIN_TRIALS, Axis, axis_of, importances
-from rlplat.tune.space import choice, loguniform, normal, randint, uniform
+from rlplat.tune.results.importance import MIN_TRIALS, Axis, axis_of, importances
+from rlplat.tune.space.space import choice, loguniform, normal, randint, uniform
 
 DOMAINS = {"much": uniform(-1, 1), "little": uniform(-1, 1), "nothing": uniform(-1, 1)}
 

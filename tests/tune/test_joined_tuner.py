@@ -14,17 +14,17 @@ import pytest
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
 import rlplat
-from rlplat.tune.directory import ExperimentDirectory
-from rlplat.tune.experiment import Experiment
+from rlplat.tune.core.experiment import Experiment
+from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.joined_tuner import JoinedTuner
+from rlplat.tune.results.directory import ExperimentDirectory
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.search import make_searcher
-from rlplat.tune.space import Space
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.study import Study
-from rlplat.tune.table import open_view
-from rlplat.tune.trainables import check_trainable
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.search.search import make_searcher
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.space.space import Space
+from rlplat.tune.storage.study import Study
+from rlplat.tune.trials.trainables import check_trainable
+from rlplat.tune.view.table import open_view
 
 
 class TakenStudy(Study):

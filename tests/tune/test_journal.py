@@ -21,7 +21,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from rlplat.errors import ConfigError
-from rlplat.tune.journal import Journal
+from rlplat.tune.storage.journal import Journal
 from tests.patience import soon
 
 
@@ -90,7 +90,7 @@ def test_a_disk_that_fails_later_is_told_by_the_next_sync(
 
 
 def test_a_second_writer_is_told_who_has_it(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplat.tune.journal._LOCK_GRACE_S", 0.1)
+    monkeypatch.setattr("rlplat.tune.storage.journal._LOCK_GRACE_S", 0.1)
     with pytest.raises(
         ConfigError, match=rf"experiment in {journal.path.parent} is still going \(pid {os.getpid()}\)"
     ):
@@ -100,7 +100,7 @@ def test_a_second_writer_is_told_who_has_it(journal: Journal, monkeypatch: pytes
 @pytest.mark.process
 def test_a_writer_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
-    code = f"from rlplat.tune.journal import Journal; j = Journal({str(path)!r}); print(flush=True); input()"
+    code = f"from rlplat.tune.storage.journal import Journal; j = Journal({str(path)!r}); print(flush=True); input()"
     first = subprocess.Popen(
         [sys.executable, "-c", f"from pathlib import Path; {code.replace(repr(str(path)), f'Path({str(path)!r})')}"],
         stdin=subprocess.PIPE,
@@ -192,7 +192,7 @@ def test_what_is_not_json_is_refused_and_leaves_no_line(journal: Journal) -> Non
 WRITER = """
 import sys
 from pathlib import Path
-from rlplat.tune.journal import Journal
+from rlplat.tune.storage.journal import Journal
 
 journal = Journal(Path(sys.argv[1]))
 number = sum(1 for _ in journal.read_logs())
@@ -226,7 +226,7 @@ def test_what_was_confirmed_survives_kill_9_at_any_moment(tmp_path: Path) -> Non
 
 
 def test_optuna_and_its_dashboard_read_it_while_it_is_written(tmp_path: Path) -> None:
-    from rlplat.tune.study import Study
+    from rlplat.tune.storage.study import Study
     from tests.tune.studies import DISTRIBUTIONS, run_trial
 
     path = tmp_path / "study.journal"

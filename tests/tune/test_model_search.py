@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rlplat import tune
 from rlplat.errors import ConfigError
-from rlplat.tune.history import History, Outcome, Recorded
-from rlplat.tune.samplers import ModelSearch, distribution
-from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.space import Space
-from rlplat.tune.storage_address import shown
-from rlplat.tune.trial import TrialState
+from rlplat.tune.core.trial import TrialState
+from rlplat.tune.search.history import History, Outcome, Recorded
+from rlplat.tune.search.samplers import ModelSearch, distribution
+from rlplat.tune.search.search import Searcher, make_searcher
+from rlplat.tune.space.space import Space
+from rlplat.tune.storage.address import shown
 from tests.tune.postgres import PASSWORD, postgres_server
 from tests.tune.searching import BRANIN, Play, best_regret, branin
 from tests.tune.studies import as_optuna_sees

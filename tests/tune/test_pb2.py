@@ -11,7 +11,8 @@ from scipy import stats
 from scipy.optimize import check_grad
 
 from rlplat.errors import ConfigError
-from rlplat.tune.exploits import lineage
+from rlplat.tune.core.exploits import lineage
+from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.schedulers.pb2 import (
     JITTER,
     PB2,
@@ -23,8 +24,7 @@ from rlplat.tune.schedulers.pb2 import (
     periods_of,
     upper_bound_choice,
 )
-from rlplat.tune.space import Space, choice, loguniform, uniform
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.space.space import Space, choice, loguniform, uniform
 from tests.tune.population import Population
 
 

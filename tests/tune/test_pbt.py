@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.exploits import lineage
+from rlplat.tune.core.exploits import lineage
+from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.schedulers import Continue, Exploit, Pause, Resume
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.space import (
+from rlplat.tune.space.space import (
     Space,
     choice,
     grid,
@@ -27,7 +28,6 @@ from rlplat.tune.space import (
     sample_from,
     uniform,
 )
-from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 from tests.tune.population import Killed, Population
 
 LR = {"lr": loguniform(1e-4, 1.0)}

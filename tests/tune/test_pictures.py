@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.tune.analysis import Analysis
-from rlplat.tune.importance import Axis
-from rlplat.tune.picture_axes import set_scale, without_outliers
-from rlplat.tune.pictures import draw_all
-from rlplat.tune.space import normal, qnormal
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.results.analysis import Analysis
+from rlplat.tune.results.importance import Axis
+from rlplat.tune.space.space import normal, qnormal
+from rlplat.tune.view.picture_axes import set_scale, without_outliers
+from rlplat.tune.view.pictures import draw_all
 from tests.tune.experiments import write_experiment
 
 

@@ -20,10 +20,10 @@ pytest.importorskip("psycopg2", reason="needs the extra 'postgres'")
 import optuna
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune import database, postgres
-from rlplat.tune.storage_address import shown
-from rlplat.tune.study import Study
-from rlplat.tune.trial import TrialState
+from rlplat.tune.core.trial import TrialState
+from rlplat.tune.storage import database, postgres
+from rlplat.tune.storage.address import shown
+from rlplat.tune.storage.study import Study
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 from tests.tune.studies import SCENARIOS, Scenario, as_optuna_sees, begin, checkpoint, report, run_trial
@@ -168,8 +168,8 @@ def test_a_second_tuner_is_told_who_has_it(server: PostgresServer, monkeypatch: 
 
 WRITER = """
 import sys
-from rlplat.tune import database
-from rlplat.tune.study import Study
+from rlplat.tune.storage import database
+from rlplat.tune.storage.study import Study
 from tests.tune.studies import begin, report
 
 database._LOCK_GRACE_S = 60  # the server may take its time to see that the one before is dead
@@ -370,7 +370,7 @@ def test_storages_that_are_not_there_name_those_that_are() -> None:
 def test_without_the_driver_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['psycopg2'] = None\n"
-        "from rlplat.tune.study import Study\n"
+        "from rlplat.tune.storage.study import Study\n"
         "Study.open('postgresql://me@host/db', 'demo', ['max'], resume=False)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

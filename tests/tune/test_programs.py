@@ -21,12 +21,12 @@ import pytest
 
 import rlplat
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.tune import programs
-from rlplat.tune.program import StillRunning, TrialContext
-from rlplat.tune.programs import open_program
-from rlplat.tune.several_seeds import seeds_of
-from rlplat.tune.trainables import check_trainable
-from rlplat.tune.trial_thread import TrialStopped
+from rlplat.tune.trials import programs
+from rlplat.tune.trials.program import StillRunning, TrialContext
+from rlplat.tune.trials.programs import open_program
+from rlplat.tune.trials.several_seeds import seeds_of
+from rlplat.tune.trials.thread import TrialStopped
+from rlplat.tune.trials.trainables import check_trainable
 
 
 def context(directory: Path, **changes: Any) -> TrialContext:
@@ -806,8 +806,8 @@ def test_global_generators_are_seeded(trainable: Any, tmp_path: Path) -> None:
 
 TORCH_INSIDE = """
 from pathlib import Path
-from rlplat.tune.program import TrialContext
-from rlplat.tune.programs import open_program
+from rlplat.tune.trials.program import TrialContext
+from rlplat.tune.trials.programs import open_program
 
 def trial(config):
     import importlib.util

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError, UsageError
-from rlplat.tune.rl_config import check_configs, check_seeds, demand_of, document_of, plan_trial
-from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.trials.rl_config import check_configs, check_seeds, demand_of, document_of, plan_trial
 
 
 def test_the_tuned_config_is_the_base_and_how_it_is_tested_is_not() -> None:

@@ -16,9 +16,9 @@ from rlplat import checkpoints, cli, state
 from rlplat.config import load_yaml
 from rlplat.errors import CheckpointError
 from rlplat.metrics import read_records
-from rlplat.tune.program import TrialContext
-from rlplat.tune.programs import open_program
-from rlplat.tune.trainables import check_trainable
+from rlplat.tune.trials.program import TrialContext
+from rlplat.tune.trials.programs import open_program
+from rlplat.tune.trials.trainables import check_trainable
 from tests.patience import soon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +37,8 @@ SMALL: dict[str, Any] = {
 CONTINUE = """
 import json, sys
 from pathlib import Path
-from rlplat.tune.program import TrialContext
-from rlplat.tune.programs import open_program
+from rlplat.tune.trials.program import TrialContext
+from rlplat.tune.trials.programs import open_program
 
 directory, checkpoint, config, seed = sys.argv[1:]
 program = open_program("ppo", json.loads(config), TrialContext(3, int(seed), Path(directory)))

@@ -8,8 +8,8 @@ import pytest
 
 from rlplat import tune
 from rlplat.errors import ConfigError
-from rlplat.tune.search import Searcher, make_searcher, number_of_trials
-from rlplat.tune.space import Space
+from rlplat.tune.search.search import Searcher, make_searcher, number_of_trials
+from rlplat.tune.space.space import Space
 
 SPACE = Space.parse({"x": tune.uniform(0, 1), "n": tune.randint(0, 10)})
 GRID = Space.parse({"a": tune.grid([1, 2, 3]), "b": tune.grid(["p", "q"]), "x": tune.uniform(0, 1)})

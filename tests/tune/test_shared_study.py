@@ -14,12 +14,12 @@ pytest.importorskip("psycopg2", reason="needs the extra 'postgres'")
 
 from rlplat import tune
 from rlplat.errors import ConfigError
-from rlplat.tune import database, shared_study
+from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.joined_tuner import check_join
-from rlplat.tune.shared_study import SharedStudy
-from rlplat.tune.spec import ExperimentSpec
-from rlplat.tune.study import Study
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.storage import database, shared_study
+from rlplat.tune.storage.shared_study import SharedStudy
+from rlplat.tune.storage.study import Study
 from tests.patience import soon
 from tests.tune.postgres import PostgresServer, postgres_server
 from tests.tune.studies import DISTRIBUTIONS, begin, checkpoint, new_trial, report

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlplat import tune
 from rlplat.errors import ConfigError
-from rlplat.tune.space import Space, as_yaml, is_domain
+from rlplat.tune.space.space import Space, as_yaml, is_domain
 
 
 def first(name, domain):
@@ -292,7 +292,7 @@ def as_space(tree, path="r"):
 
 def every_config(value):
     """All configs of a space of grids, by brute force."""
-    if isinstance(value, tune.space.Grid):
+    if isinstance(value, tune.space.space.Grid):
         return [config for option in value.options for config in every_config(option)]
     if isinstance(value, dict):
         parts = [every_config(inner) for inner in value.values()]

@@ -14,8 +14,8 @@ pytest.importorskip("optuna", reason="needs the extra 'tune'")
 import optuna
 
 from rlplat.errors import ConfigError
-from rlplat.tune.study import Study
-from rlplat.tune.trial import TrialState
+from rlplat.tune.core.trial import TrialState
+from rlplat.tune.storage.study import Study
 from tests.tune.studies import (
     DISTRIBUTIONS,
     SCENARIOS,

@@ -13,11 +13,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from rlplat.tune.child_output import ChildOutput
-from rlplat.tune.live_table import LiveTable, last_picture, picture
-from rlplat.tune.snapshot import Snapshot
-from rlplat.tune.table import PlainLines, Silent, open_view, params_text, short_names
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.core.snapshot import Snapshot
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.view.child_output import ChildOutput
+from rlplat.tune.view.live_table import LiveTable, last_picture, picture
+from rlplat.tune.view.table import PlainLines, Silent, open_view, params_text, short_names
 from tests.patience import soon
 
 _PRINTS = "import sys; [print(line, end='', file=sys.stderr, flush=True) for line in sys.stdin]"
@@ -185,7 +185,7 @@ def test_output_without_end_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_line_that_is_longer_than_one_reading_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplat.tune.child_output._MOST_READ_BYTES", 1_000)
+    monkeypatch.setattr("rlplat.tune.view.child_output._MOST_READ_BYTES", 1_000)
     output = ChildOutput()
     for _ in range(5):
         with output.inherited():

@@ -18,9 +18,9 @@ import pytest
 import rlplat
 from rlplat import tune
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.tune.directory import ExperimentDirectory
-from rlplat.tune.study import Study
-from rlplat.tune.trial import Trial, TrialState
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.results.directory import ExperimentDirectory
+from rlplat.tune.storage.study import Study
 from tests.tune.running import lines, run, states
 
 
@@ -199,9 +199,9 @@ def test_a_function_that_ignores_the_stop_costs_its_process_and_not_its_result(
     cluster: None, tmp_path: Path
 ) -> None:
     def obstinate(config: dict[str, Any], report: Any) -> None:
-        import rlplat.tune.programs
+        import rlplat.tune.trials.programs
 
-        rlplat.tune.programs.GRACE_S = 0.2
+        rlplat.tune.trials.programs.GRACE_S = 0.2
         try:
             report(x=config["a"])
             report(x=0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.tune import trial_host
-from rlplat.tune.trial_host import MAX_QUICK, NUM_QUICK, QUICK_S, SLOW_S, TURN_S, Order, TrialHost, Turn
+from rlplat.tune.trials import host as trial_host
+from rlplat.tune.trials.host import MAX_QUICK, NUM_QUICK, QUICK_S, SLOW_S, TURN_S, Order, TrialHost, Turn
 
 
 class Clock:

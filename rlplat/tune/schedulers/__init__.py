@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from rlplat.tune.trial import Trial
+from rlplat.tune.core.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
+from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.schedulers import Continue, Due, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.rungs import (
     Rung,
@@ -34,7 +35,6 @@ from rlplat.tune.schedulers.rungs import (
     shown,
 )
 from rlplat.tune.schedulers.settings import checked_choice, checked_number
-from rlplat.tune.trial import Trial, TrialState
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers import Continue, Due, Verdict
-from rlplat.tune.trial import Trial
 
 
 class FIFO:

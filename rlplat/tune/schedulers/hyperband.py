@@ -28,6 +28,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.schedulers import Continue, Due, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.rungs import (
     Rung,
@@ -40,7 +41,6 @@ from rlplat.tune.schedulers.rungs import (
     shown,
 )
 from rlplat.tune.schedulers.settings import checked_number
-from rlplat.tune.trial import Trial, TrialState
 
 GONE_ON = "gone_on"
 """In `trial.notes`: from how many rungs of its bracket it went on. Who went on early may be beaten later, so the scores

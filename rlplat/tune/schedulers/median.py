@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers import Continue, Due, Stop, Verdict
 from rlplat.tune.schedulers.rungs import at, comparable, is_negated, is_reached, shown
 from rlplat.tune.schedulers.settings import checked_count, checked_number
-from rlplat.tune.trial import Trial
 
 PERIODS = 100
 """Judgements of a trial where neither `period` nor `unit: step` says how many."""

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers.pbt import PBT
-from rlplat.tune.trial import Trial
 
 if TYPE_CHECKING:
     pass
@@ -204,7 +204,7 @@ class PB2(PBT):
     name: ClassVar[str] = "pb2"
 
     def open(self, seed: int, space: Any) -> None:
-        from rlplat.tune.ranges import Range
+        from rlplat.tune.space.ranges import Range
 
         try:
             import scipy.optimize  # noqa: F401  before anything runs, not at the first choice

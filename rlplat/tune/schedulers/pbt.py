@@ -33,13 +33,13 @@ import numpy as np
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.tune.exploits import reports_before_copy, step_of_copy
+from rlplat.tune.core.exploits import reports_before_copy, step_of_copy
+from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Verdict
 from rlplat.tune.schedulers.settings import checked_number
-from rlplat.tune.trial import Trial, TrialState
 
 if TYPE_CHECKING:
-    from rlplat.tune.domains import Domain
+    from rlplat.tune.space.domains import Domain
 
 Explorer = Callable[[Any, np.random.Generator], Any]
 """function(value of the source, rng) -> the new value."""
@@ -276,8 +276,8 @@ def mutations_of(
     scheduler: str, given: Mapping[str, Any] | Sequence[str] | None, space: Any
 ) -> dict[str, _Mutation]:
     """What changes each parameter: a domain, neighbours, or a function. ConfigError: it is none of the space's."""
-    from rlplat.tune.domains import Choice, Domain, Options
-    from rlplat.tune.space import Space
+    from rlplat.tune.space.domains import Choice, Domain, Options
+    from rlplat.tune.space.space import Space
 
     domains: dict[str, Domain] = space.domains
     if given is None:
@@ -337,8 +337,8 @@ def mutated(
 ) -> Any:
     """`value` times one of the factors, within the bounds; a neighbour of it; or, with `resample_probability`, drawn
     anew. own: the parameter's domain in the space, in which what a function returns must be."""
-    from rlplat.tune.domains import Options
-    from rlplat.tune.ranges import Range
+    from rlplat.tune.space.domains import Options
+    from rlplat.tune.space.ranges import Range
 
     if isinstance(mutation, _Neighbours):
         labels = mutation.labels

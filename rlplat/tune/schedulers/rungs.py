@@ -11,8 +11,8 @@ import math
 from bisect import bisect_left, insort
 
 from rlplat.errors import ConfigError
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers.settings import checked_number
-from rlplat.tune.trial import Trial
 
 HALVINGS = 4
 """Rungs below `max_progress` where `min_progress` is not given: 81 = 3^4 of Li et al. 2018 (table 1), and

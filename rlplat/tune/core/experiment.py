@@ -1,0 +1,527 @@
+"""`Experiment`: which trial runs when, from where, and what becomes of it. Pure: events in, actions out.
+
+    while (begin := experiment.next_trial()) is not None: ...      # for every free slot
+    actions = experiment.handle(Reported(3, {"accuracy": 0.7}, run_s=1.2))
+
+Rules
+1. Whatever an action makes visible outside is recorded before it: the `Record...` actions of one event come first;
+   only what they name, a copied checkpoint, is there before them.
+2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there; but where none
+   can be given (`num_free_reports`), it goes on.
+3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
+4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
+5. A checkpoint that cannot be written costs the trial nothing while it runs, and what it reported beyond the one before
+   it where it must go on from there: after a pause (nobody judges the same reports twice), a crash or a restart.
+6. Trials of other tuners of the same study are learnt from and waited for; they do not count as live here.
+7. Ended trials are counted and the best ten kept; the rest of them lives in the study.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlplat.errors import ConfigError
+from rlplat.tune.core.error_text import first_line, in_few_lines
+from rlplat.tune.core.events import (
+    Abort,
+    Action,
+    Advance,
+    Begin,
+    CopyCheckpoint,
+    Crashed,
+    Event,
+    Interrupted,
+    NotBegun,
+    RecordChange,
+    RecordEnd,
+    RecordReport,
+    RecordTrial,
+    Release,
+    Reported,
+    Returned,
+    Save,
+    Saved,
+    Say,
+)
+from rlplat.tune.core.exploits import copy_of, reports_before_copy
+from rlplat.tune.core.readings import BadReport, check_names, listed, progress_in, rule_reached, values_in
+from rlplat.tune.core.roster import Live, Roster
+from rlplat.tune.core.snapshot import Snapshot
+from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
+from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Stop, TrialScheduler, Verdict
+from rlplat.tune.search.search import Suggests
+from rlplat.tune.settings.spec import ExperimentSpec
+
+NUM_HOPELESS = 3
+"""So many trials fail before the first report of any: then it is not their configs."""
+CHECKPOINT_SHARE = 0.1
+"""Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
+MAX_FREE_REPORTS = 1_000
+FIRST_CHECKPOINT_S = 5.0
+"""Seconds of running that are worth a checkpoint."""
+
+
+class Experiment:
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        searcher: Suggests,
+        scheduler: TrialScheduler,
+        *,
+        trial_seed: Callable[[int], int],
+        is_algorithm: bool = False,
+    ) -> None:
+        """trial_seed: number -> seed; is_algorithm: its metrics may come late (evaluations), so that one which is not
+        in the first report is no mistake yet."""
+        self.spec = spec
+        self._ends_trials = False
+        self.interrupted = ""
+        """Why nothing begins any more."""
+        self.num_trials = 0
+        """Suggested so far."""
+        self._searcher = searcher
+        self._scheduler = scheduler
+        self._trial_seed = trial_seed
+        self._is_algorithm = is_algorithm
+        self._is_exhausted = False
+        self._metric_seen = False
+        signs = [1.0 if mode == "max" else -1.0 for mode in spec.mode]
+        self._signs = dict(zip(spec.metric, signs, strict=True))
+        self.roster = Roster(signs)
+        """Where each trial is."""
+
+    # ------------------------------------------------------------ from outside
+
+    def restore(self, trials: Iterable[Trial]) -> list[Action]:
+        """Trials of the storage, by number: the state that the experiment had, as far as it was recorded."""
+        self.learn(trials)
+        return self.adopt(list(self.roster.others.values()))
+
+    def learn(self, trials: Iterable[Trial]) -> None:
+        """What other tuners of the same study have done. trials: by number, those from `num_trials` on, and the
+        `others` as they are now; one of these that is missing was never written."""
+        roster = self.roster
+        known, roster.others = roster.others, {}
+        for trial in trials:
+            self.num_trials = max(self.num_trials, trial.number + 1)
+            before = known.pop(trial.number, None)
+            if before is None:
+                self._scheduler.add(trial)
+                self._searcher.add(trial)
+            self._record_news(before, trial)
+            if trial.state.has_ended:
+                roster.ended_elsewhere(trial)
+                self._scheduler.end(trial)
+                self._searcher.end(trial)
+            else:
+                roster.others[trial.number] = trial
+        for number, trial in known.items():
+            trial.state = TrialState.FAILED
+            self._scheduler.end(trial)
+            self._searcher.end(trial)
+            self.num_trials, self._is_exhausted = min(self.num_trials, number), False
+        self._look_whether_all_are_there()
+
+    def _record_news(self, before: Trial | None, trial: Trial) -> None:
+        """Where it went back to a checkpoint in between, schedulers ignore what they know already."""
+        for progress, score in trial.history[len(before.history) if before else 0 :]:
+            self._scheduler.record(trial, progress, score)
+        self._metric_seen = self._metric_seen or bool(trial.history)
+
+    def adopt(self, trials: Iterable[Trial]) -> list[Action]:
+        """Some of the `others` are this tuner's from now on, to go on from their checkpoints; as they are now."""
+        actions: list[Action] = []
+        interrupted: list[Trial] = []
+        for trial in trials:
+            self._record_news(self.roster.others.pop(trial.number), trial)
+            self.roster.enter(trial, saved_run_s=trial.run_s)
+            if trial.state is not TrialState.PAUSED:
+                interrupted.append(trial)
+        for trial in interrupted:
+            if trial.checkpoint and trial.checkpoint.step == trial.step and trial.history:
+                verdict = self._scheduler.judge(trial)
+                if isinstance(verdict, Stop):
+                    actions += self._stop(trial, verdict)
+                    continue
+                if isinstance(verdict, Pause):
+                    self.roster.move(trial, TrialState.PAUSED)
+                    actions.append(RecordChange(trial))
+                    continue
+                if isinstance(verdict, Exploit):
+                    actions += self._exploit(trial, verdict, in_its_slot=False) or self._wait_again(trial)
+                    continue
+            actions += self._wait_again(trial)
+        return _copies_first(actions + self._give_due())
+
+    def lose(self, trial: Trial) -> None:
+        """Another tuner has it now (or it was never written), whatever became of it here."""
+        if not self.roster.lose(trial):  # it had ended here
+            self._scheduler.add(trial)
+            self._searcher.add(trial)
+
+    @property
+    def suggests(self) -> bool:
+        """Whether `next_trial` will ask the searcher."""
+        return not (self.interrupted or self.roster.has_waiting or self._is_exhausted)
+
+    def next_trial(self) -> list[Action]:
+        """For a free slot: [..., Begin], or [] where nothing is to begin now."""
+        if self.interrupted:
+            return []
+        if waiting := self.roster.take_waiting():
+            return [RecordChange(waiting), Begin(waiting)]
+        if self._is_exhausted:
+            return self._wake_forgotten()
+        number = self.num_trials
+        suggestion = self._searcher.suggest(number)
+        if suggestion is None:
+            self._no_more_trials()
+            return _copies_first(self._give_due()) + self.next_trial()
+        trial = Trial(number, suggestion.config, suggestion.params, self._trial_seed(number))
+        trial.state = TrialState.RUNNING
+        if suggestion.notes:
+            trial.notes["searcher"] = suggestion.notes
+        self.num_trials += 1
+        self.roster.enter(trial)
+        self._scheduler.add(trial)
+        self._searcher.add(trial)
+        self._look_whether_all_are_there()
+        return _copies_first([RecordTrial(trial), *self._give_due(), Begin(trial)])
+
+    def handle(self, event: Event) -> list[Action]:
+        return _copies_first(self._handle(event))
+
+    def _handle(self, event: Event) -> list[Action]:
+        if isinstance(event, Interrupted):
+            self.interrupted = self.interrupted or event.reason
+            self._ends_trials = self._ends_trials or event.ends_trials
+            return []
+        live = self.roster.live.get(event.number)
+        if live is None:
+            return []
+        if isinstance(event, Reported):
+            return self._reported(live, event)
+        if isinstance(event, Saved):
+            return self._saved(live, event)
+        if isinstance(event, Returned):
+            return self._returned(live, event)
+        if isinstance(event, NotBegun):
+            return self._wait_again(live.trial)
+        return self._crashed(live, event)
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing runs, and nothing is to begin."""
+        roster = self.roster
+        if roster.counts[TrialState.RUNNING]:
+            return False
+        return bool(self.interrupted) or (self._is_exhausted and not roster.live and not roster.others)
+
+    def num_free_reports(self, number: int) -> int:
+        """So many reports of this trial may come at once, because nothing is decided before the last of them: where
+        that is known, so that quick trials need not wait for an answer after each report."""
+        trial = self.roster.live[number].trial
+        until = self._scheduler.judges_at(trial) - trial.progress if self._scheduler.unit == "step" else 1.0
+        if self.spec.checkpoint_period is not None:
+            until = min(until, self.spec.checkpoint_period - trial.step % self.spec.checkpoint_period)
+        for name, limit in self.spec.stop.items():
+            until = min(until, limit - self._steps(trial) if name == "step" else 1.0)
+        return max(math.ceil(min(until, MAX_FREE_REPORTS) - 1e-6), 1)
+
+    @property
+    def num_expected(self) -> int | None:
+        return self.num_trials if self._is_exhausted else self._searcher.num_trials
+
+    def snapshot(self, wall_s: float, slots: tuple[int, int]) -> Snapshot:
+        return Snapshot(
+            name=self.spec.name,
+            metric=self.spec.metric,
+            counts=self.roster.counts_of_all(),
+            num_trials=self.num_expected,
+            live=self.roster.live_trials(),
+            best=self.roster.best(),
+            wall_s=wall_s,
+            slots=slots,
+        )
+
+    # ------------------------------------------------------------ events
+
+    def _reported(self, live: Live, event: Reported) -> list[Action]:
+        trial = live.trial
+        trial.step += 1
+        trial.run_s += event.run_s
+        trial.last = event.metrics
+        try:
+            self._read(trial, event.metrics)
+        except ConfigError as error:
+            return [*self._wait_again(trial), Release(trial.number), Abort(error)]
+        except BadReport as error:
+            return [RecordReport(trial), *self._fail(trial, str(error))]
+        actions: list[Action] = [RecordReport(trial)]
+        if rule := rule_reached(trial, self._steps(trial), self.spec.stop, self._signs):
+            return actions + self._complete(live, rule, event.can_save)
+        if event.goes_on:
+            return actions
+        verdict: Verdict = Continue()
+        has_score = trial.values and trial.history and trial.history[-1][0] == trial.progress
+        if has_score and trial.progress > live.catch_up:
+            notes = dict(trial.notes)
+            verdict = self._scheduler.judge(trial)
+            if trial.notes != notes:
+                actions.append(RecordChange(trial))
+        if isinstance(verdict, Stop) and verdict.is_complete:
+            return actions + self._complete(live, verdict.reason, event.can_save)
+        if isinstance(verdict, Stop):
+            return [*actions, *self._stop(trial, verdict), Release(trial.number)]
+        if self._ends_trials and trial.values and not event.can_save:
+            return [*actions, *self._end(trial, TrialState.STOPPED, self.interrupted), Release(trial.number)]
+        if self.interrupted or isinstance(verdict, Pause):
+            live.pausing = True
+            if event.can_save:
+                return [*actions, Save(trial.number)]
+            told = [] if self.interrupted else actions  # without a checkpoint it will be reported again
+            return told + self._saved(live, Saved(trial.number, None, trial.step))
+        if isinstance(verdict, Exploit):
+            return actions + (self._exploit(trial, verdict, in_its_slot=True) or [Advance(trial.number)])
+        is_due = event.can_save and self._is_checkpoint_due(live)
+        if event.can_save and (is_due or (isinstance(verdict, Continue) and verdict.save)):
+            actions.append(Save(trial.number))
+        return [*actions, Advance(trial.number), *self._give_due_to_paused()]
+
+    def _saved(self, live: Live, event: Saved) -> list[Action]:
+        trial = live.trial
+        actions: list[Action] = []
+        if event.name is not None:
+            progress = trial.progress if event.step == trial.step else self._progress_at(trial, event.step)
+            trial.checkpoint = CheckpointMark(event.step, event.name, progress)
+        if event.name is not None or event.error:
+            live.saved_run_s, live.save_s = trial.run_s, event.seconds
+        if event.error:
+            actions += self._not_saved(live, event)
+        if live.completing:  # its last checkpoint and its end are one record: nobody goes on from it
+            return [*actions, *self._end(trial, TrialState.COMPLETE, live.completing), Release(trial.number)]
+        if event.name is not None or event.error:
+            actions.append(RecordChange(trial))
+        if not live.pausing:
+            return actions + self._give_due_to_paused()
+        live.pausing = False
+        if self._ends_trials and trial.values and event.error:
+            return [*actions, *self._end(trial, TrialState.STOPPED, self.interrupted), Release(trial.number)]
+        if self.interrupted:
+            actions += self._wait_again(trial)
+        elif event.name is None and not event.error:
+            error = ConfigError(
+                f"the trial scheduler '{self._scheduler.name}' pauses trials, and trial {trial.number} gave no "
+                "checkpoint to go on from: report(..., checkpoint=state), or save() and load() of a class; "
+                "or take asha or median, which never pause"
+            )
+            return [*actions, *self._wait_again(trial), Release(trial.number), Abort(error)]
+        else:
+            self.roster.move(trial, TrialState.PAUSED)
+            actions.append(RecordChange(trial))
+        actions.append(Release(trial.number))
+        due, live.due = live.due, None
+        if due is not None and trial.state is TrialState.PAUSED:
+            actions += self._carry_out(live, due)
+        return actions + self._give_due()
+
+    def _not_saved(self, live: Live, event: Saved) -> list[Action]:
+        """It is told once of each trial: a full disk refuses the next checkpoint as well."""
+        if live.save_has_failed:
+            return []
+        trial, live.save_has_failed = live.trial, True
+        trial.notes["not_saved"] = f"not saved at report {event.step} in {first_line(event.error)}"
+        kept = (
+            f"its checkpoint of report {trial.checkpoint.step} stays"
+            if trial.checkpoint
+            else "it has none yet"
+        )
+        then = "" if live.completing else " and goes on"
+        text = f"trial {trial.number} could not be saved at its report {event.step}{then}; {kept}"
+        return [Say(f"{text}: {in_few_lines(event.error)}")]
+
+    def _complete(self, live: Live, reason: str, can_save: bool) -> list[Action]:
+        """The result of a complete trial is kept with it, where it can be saved."""
+        if not live.trial.values:
+            return self._fail(live.trial, self._why_without_values(live.trial))
+        if can_save:
+            live.completing = reason
+            return [Save(live.trial.number)]
+        return [*self._end(live.trial, TrialState.COMPLETE, reason), Release(live.trial.number)]
+
+    def _returned(self, live: Live, event: Returned) -> list[Action]:
+        trial = live.trial
+        trial.run_s += event.run_s
+        if trial.values:
+            return [*self._end(trial, TrialState.COMPLETE, "its own end"), Release(trial.number)]
+        return self._fail(trial, self._why_without_values(trial))
+
+    def _why_without_values(self, trial: Trial) -> str:
+        names = ", ".join(repr(name) for name in self.spec.metric)
+        if trial.step == 0:
+            return (
+                f"it returned nothing and reported nothing: call report({self.spec.metric[0]}=...), yield or return "
+                f"a dict with {names}"
+            )
+        return f"it never reported {names}; it reported {listed(trial.last)}"
+
+    def _crashed(self, live: Live, event: Crashed) -> list[Action]:
+        trial = live.trial
+        live.pausing, live.due, live.completing = False, None, ""
+        trial.failures += 1
+        trial.error = event.error
+        if event.can_retry and trial.failures <= self.spec.max_failures:
+            again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
+            said = Say(f"trial {trial.number} {again}: {first_line(event.error)}")
+            return [said, *self._wait_again(trial), Release(trial.number)]
+        return self._fail(trial, event.error)
+
+    def _fail(self, trial: Trial, error: str) -> list[Action]:
+        actions = [*self._end(trial, TrialState.FAILED, error), Release(trial.number)]
+        if self._is_hopeless():
+            never = "a value to report" if trial.step else "come to its first report"
+            text = f"no trial has {never}; trial {trial.number}: {in_few_lines(error)}"
+            actions.append(Abort(ConfigError(text)))
+        return actions
+
+    def _is_hopeless(self) -> bool:
+        """No value was ever reported, and enough trials have failed."""
+        num_failed = self.roster.counts[TrialState.FAILED]
+        enough = min(NUM_HOPELESS, self.num_expected or NUM_HOPELESS)
+        return not self._metric_seen and num_failed == self.roster.num_ended and num_failed >= enough
+
+    # ------------------------------------------------------------ judgements
+
+    def _exploit(self, trial: Trial, verdict: Exploit, *, in_its_slot: bool) -> list[Action]:
+        """Go on from another trial's checkpoint: at once where the trial has a slot, else when its turn comes.
+        [] where there is no such checkpoint."""
+        source = self.roster.live.get(verdict.source)
+        mark = source.trial.checkpoint if source else None
+        if source is None or mark is None:
+            return []
+        name = copy_of(trial, source.trial, mark, verdict)
+        live = self.roster.live[trial.number]
+        live.saved_run_s, live.catch_up = trial.run_s, -math.inf
+        actions: list[Action] = [CopyCheckpoint(verdict.source, mark, trial.number, name)]
+        if in_its_slot:
+            actions += [RecordChange(trial), Begin(trial)]
+        else:
+            actions += self._wait_again(trial)
+        return [*actions, Say(f"trial {trial.number}: {verdict.reason}")]
+
+    def _give_due_to_paused(self) -> list[Action]:
+        """After what concerns paused trials only as somebody whom they wait for."""
+        return self._give_due() if self.roster.counts[TrialState.PAUSED] else []
+
+    def _give_due(self) -> list[Action]:
+        """Carry out the scheduler's verdicts on paused trials."""
+        actions: list[Action] = []
+        while due := self._scheduler.due():
+            for number, verdict in due:
+                live = self.roster.live[number]
+                if live.pausing:
+                    live.due = verdict
+                elif live.trial.state is TrialState.PAUSED:
+                    # Else it crashed before it was paused, begins again anyway, and will be judged at its next report.
+                    actions += self._carry_out(live, verdict)
+        return actions
+
+    def _carry_out(self, live: Live, verdict: Due) -> list[Action]:
+        if isinstance(verdict, Stop):
+            return self._stop(live.trial, verdict)
+        if isinstance(verdict, Exploit):
+            return self._exploit(live.trial, verdict, in_its_slot=False) or self._wait_again(live.trial)
+        return self._wait_again(live.trial)
+
+    def _wake_forgotten(self) -> list[Action]:
+        """Where only paused trials are left and nobody will judge them any more, they go on."""
+        if self.roster.counts[TrialState.RUNNING] or not self.roster.live:
+            return []
+        actions = [action for trial in self.roster.live_trials() for action in self._wait_again(trial)]
+        return actions + self.next_trial()
+
+    def _read(self, trial: Trial, metrics: dict[str, Any]) -> None:
+        """Take the metrics of a report into the trial. Raises what those of `readings` do."""
+        trial.progress = progress_in(metrics, self._scheduler.unit, trial)
+        if trial.step == 1 and not self._metric_seen:
+            check_names(metrics, self.spec, trial, self._is_algorithm)
+        values = values_in(metrics, self.spec.metric, trial)
+        if values is None:
+            return
+        self._metric_seen = True
+        trial.values = values
+        score = values[0] * self._signs[self.spec.metric[0]]
+        trial.history.append((trial.progress, score))
+        self._scheduler.record(trial, trial.progress, score)
+
+    def _steps(self, trial: Trial) -> float:
+        """`step` of the stop rules: reports of the weights that it has, even where they are another's up to some
+        point."""
+        return trial.progress if self._scheduler.unit == "step" else trial.step
+
+    def _is_checkpoint_due(self, live: Live) -> bool:
+        if self.spec.checkpoint_period is not None:
+            return live.trial.step % self.spec.checkpoint_period == 0
+        since = live.trial.run_s - live.saved_run_s
+        return since >= max(FIRST_CHECKPOINT_S, live.save_s / CHECKPOINT_SHARE)
+
+    # ------------------------------------------------------------ states
+
+    def _wait_again(self, trial: Trial) -> list[Action]:
+        """To begin again from the checkpoint; what was reported beyond it is forgotten."""
+        mark = trial.checkpoint
+        if trial.state is TrialState.PAUSED and (mark is None or mark.progress < trial.progress):
+            self.roster.live[trial.number].catch_up = trial.progress
+        self.roster.move(trial, TrialState.WAITING)
+        trial.step = mark.step if mark else 0
+        trial.progress = mark.progress if mark else 0.0
+        # Before a copy the trial may have been further than the copy is: that much stays.
+        kept = reports_before_copy(trial)
+        num_reports = len(trial.history)
+        while len(trial.history) > kept and (mark is None or trial.history[-1][0] > mark.progress):
+            trial.history.pop()
+        if not trial.history:
+            trial.values = ()
+        elif len(trial.history) < num_reports and len(self._signs) == 1:
+            trial.values = (trial.history[-1][1] * self._signs[self.spec.metric[0]],)
+        return [RecordChange(trial)]
+
+    def _look_whether_all_are_there(self) -> None:
+        """So that the scheduler knows it when the last one begins, not when a slot is free after that."""
+        expected = self._searcher.num_trials
+        if expected is not None and self.num_trials >= expected and not self._is_exhausted:
+            self._no_more_trials()
+
+    def _no_more_trials(self) -> None:
+        self._is_exhausted = True
+        self._scheduler.no_more_trials()
+
+    def _stop(self, trial: Trial, verdict: Stop) -> list[Action]:
+        state = TrialState.COMPLETE if verdict.is_complete else TrialState.STOPPED
+        return self._end(trial, state, verdict.reason)
+
+    def _end(self, trial: Trial, state: TrialState, reason: str) -> list[Action]:
+        self.roster.end(trial, state)
+        if state is TrialState.FAILED:
+            trial.error = reason
+        else:
+            trial.notes["ended"] = reason
+        self._scheduler.end(trial)
+        self._searcher.end(trial)
+        actions: list[Action] = [RecordEnd(trial)]
+        is_failed = state is TrialState.FAILED
+        text = f"trial {trial.number} {state}: {first_line(reason)}"
+        actions.append(Say(text, to_log_only=not is_failed))
+        return actions + self._give_due()
+
+    def _progress_at(self, trial: Trial, step: int) -> float:
+        """Of an earlier report: the history has the reports with values, the newest ones last."""
+        behind = trial.step - step
+        return trial.history[-1 - behind][0] if behind < len(trial.history) else trial.progress
+
+
+def _copies_first(actions: list[Action]) -> list[Action]:
+    """A record shows the trial as it is after the event: with the copied checkpoint, which must be there by then."""
+    return sorted(actions, key=lambda action: not isinstance(action, CopyCheckpoint))

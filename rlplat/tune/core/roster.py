@@ -1,0 +1,117 @@
+"""Where each trial of an experiment is: live here, of another tuner, or ended (counted, and the best ten kept)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlplat.tune.core.ranking import best_first
+from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.schedulers import Due
+
+NUM_BEST = 10
+
+
+@dataclass
+class Live:
+    """What is known of a trial only while it lives."""
+
+    trial: Trial
+    pausing: bool = False
+    """Its checkpoint is under way, and then its slot is given back."""
+    due: Due | None = None
+    """What the scheduler wants of it once that is done."""
+    completing: str = ""
+    """Why it is complete, while its last checkpoint is under way."""
+    saved_run_s: float = 0.0
+    """`trial.run_s` at its last checkpoint."""
+    save_s: float = 0.0
+    """What the last checkpoint took."""
+    save_has_failed: bool = False
+    """And the user was told."""
+    catch_up: float = -math.inf
+    """Where it was paused and could not be saved: up to there it was judged already, and repeats its reports."""
+
+
+class Roster:
+    def __init__(self, signs: Sequence[float]) -> None:
+        """signs: of each metric, 1 where higher is better, else -1."""
+        self._signs = tuple(signs)
+        self.live: dict[int, Live] = {}
+        self.others: dict[int, Trial] = {}
+        """Of other tuners of the same study, as far as they have not ended."""
+        self.counts = dict.fromkeys(TrialState, 0)
+        """Of all but the `others`."""
+        self._waiting: deque[int] = deque()
+        self._best: list[Trial] = []
+        """Of those that have ended."""
+
+    def enter(self, trial: Trial, *, saved_run_s: float = 0.0) -> None:
+        """It lives here from now on, in the state that it has."""
+        self.counts[trial.state] += 1
+        self.live[trial.number] = Live(trial, saved_run_s=saved_run_s)
+
+    def move(self, trial: Trial, state: TrialState) -> None:
+        self.counts[trial.state] -= 1
+        self.counts[state] += 1
+        trial.state = state
+        if state is TrialState.WAITING:
+            self._waiting.append(trial.number)
+
+    def take_waiting(self) -> Trial | None:
+        """The one that has waited longest runs now."""
+        if not self._waiting:
+            return None
+        trial = self.live[self._waiting.popleft()].trial
+        self.move(trial, TrialState.RUNNING)
+        return trial
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def end(self, trial: Trial, state: TrialState) -> None:
+        self.move(trial, state)
+        del self.live[trial.number]
+        self._keep_best(trial)
+
+    def ended_elsewhere(self, trial: Trial) -> None:
+        """In an earlier life of this tuner, or with another one."""
+        self.counts[trial.state] += 1
+        self._keep_best(trial)
+
+    def lose(self, trial: Trial) -> bool:
+        """It is another tuner's now. Returns whether it lived here until now; else it had ended."""
+        self.counts[trial.state] -= 1
+        lived = self.live.pop(trial.number, None) is not None
+        if not lived:
+            self._best = [best for best in self._best if best is not trial]
+        if trial.number in self._waiting:
+            self._waiting.remove(trial.number)
+        trial.state = TrialState.WAITING
+        self.others[trial.number] = trial
+        return lived
+
+    @property
+    def num_ended(self) -> int:
+        return sum(count for state, count in self.counts.items() if state.has_ended)
+
+    def live_trials(self) -> list[Trial]:
+        return [live.trial for live in self.live.values()]
+
+    def counts_of_all(self) -> dict[TrialState, int]:
+        counts = dict(self.counts)
+        for trial in self.others.values():
+            counts[trial.state] += 1
+        return counts
+
+    def best(self) -> list[Trial]:
+        """The best ones, ended or running, here or elsewhere; best first."""
+        going_on = [trial for trial in [*self.live_trials(), *self.others.values()] if trial.values]
+        return best_first([*self._best, *going_on], self._signs)[:NUM_BEST]
+
+    def _keep_best(self, trial: Trial) -> None:
+        if trial.values and trial.state is not TrialState.FAILED:
+            self._best = best_first([*self._best, trial], self._signs)[:NUM_BEST]

@@ -1,0 +1,1 @@
+"""What came out of an experiment: its directory, files for people and tools, analysis."""

@@ -1,0 +1,1 @@
+"""Searchers: what the next trial tries."""

@@ -1,0 +1,140 @@
+"""What a searcher's model learns from: the trials that have ended, and those that run; at most so many of them.
+
+    recorded = Recorded(maximize=[True]); recorded.add(trial); recorded.end(trial)
+    ended, running = recorded.read()               # what ended since the last call; what runs
+    history = History(max_trials=1000); history.add(outcome); history.outcomes
+
+The time that a model takes grows with what it is shown, so a `History` keeps the best quarter and the newest of the
+rest: what fell out does not come back, and an experiment of 10,000 trials takes as long per decision as one of 1,000.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlplat.errors import ConfigError
+from rlplat.tune.core.trial import Trial, TrialState
+
+
+@dataclass(eq=False, slots=True)
+class Outcome:
+    """A trial as a model sees it."""
+
+    number: int
+    """Negative: a trial of an earlier experiment."""
+    params: dict[str, Any]
+    state: str
+    """complete, stopped (by the trial scheduler), failed or running."""
+    scores: tuple[float, ...] = ()
+    """One for each objective, higher is better; empty where it failed or runs."""
+    step: int = 0
+    """Reports of a stopped trial."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What its searcher wrote down when it suggested it."""
+    frozen: Any = None
+    """The same as a sampler wants it, once it was made."""
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Better ones first: complete trials by their score; then stopped ones, those that came further first."""
+        if self.state == "complete":
+            return (0, -self.scores[0], self.number)
+        return (1, -self.step, -self.scores[0], self.number)
+
+
+class Recorded:
+    """The trials of the experiment, as they begin and end; each that has ended is given once."""
+
+    def __init__(self, maximize: Sequence[bool]) -> None:
+        self._signs = [1.0 if up else -1.0 for up in maximize]
+        self._running: dict[int, Trial] = {}
+        self._ended: list[Outcome] = []
+
+    def add(self, trial: Trial) -> None:
+        self._running[trial.number] = trial
+
+    def end(self, trial: Trial) -> None:
+        del self._running[trial.number]
+        self._ended.append(_outcome_of(trial, self._signs))
+
+    def read(self) -> tuple[list[Outcome], list[Outcome]]:
+        """(those that ended since the last call, those that have not ended), by number."""
+        ended, self._ended = sorted(self._ended, key=lambda one: one.number), []
+        return ended, [_outcome_of(trial, self._signs) for _, trial in sorted(self._running.items())]
+
+
+class History:
+    """The outcomes that a model is shown, by number."""
+
+    def __init__(self, max_trials: int) -> None:
+        if max_trials < 10:
+            raise ConfigError(f"searcher: max_history is {max_trials}; a model needs 10 trials at least")
+        self._max_trials = max_trials
+        self.outcomes: list[Outcome] = []
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.state == "failed":
+            return
+        insort(self.outcomes, outcome, key=lambda one: one.number)
+        if len(self.outcomes) > self._max_trials + self._max_trials // 8:  # not for each one anew
+            self._drop()
+
+    def keep(self, is_kept: Callable[[Outcome], bool]) -> None:
+        """Drop the others for good."""
+        self.outcomes = [outcome for outcome in self.outcomes if is_kept(outcome)]
+
+    def _drop(self) -> None:
+        newest = self.outcomes[-(self._max_trials - self._max_trials // 4) :]
+        older = self.outcomes[: -len(newest)]
+        best = {id(outcome) for outcome in self._best(self._max_trials // 4)}
+        room = self._max_trials - len(newest)
+        kept = [outcome for outcome in older if id(outcome) in best]
+        for outcome in reversed(older):  # where some of the best are among the newest, more of the newest
+            if len(kept) >= room:
+                break
+            if id(outcome) not in best:
+                kept.append(outcome)
+        self.outcomes = sorted([*kept, *newest], key=lambda one: one.number)
+
+    def _best(self, size: int) -> list[Outcome]:
+        if not any(len(outcome.scores) > 1 for outcome in self.outcomes):
+            return sorted(self.outcomes, key=lambda one: one.rank)[:size]
+        best: list[Outcome] = []
+        for front in _fronts([one for one in self.outcomes if one.state == "complete"]):
+            best += front[: size - len(best)]
+            if len(best) >= size:
+                break
+        return best
+
+
+def _outcome_of(trial: Trial, signs: Sequence[float]) -> Outcome:
+    """signs: 1 where the objective is to be large, -1 where small."""
+    known = {TrialState.COMPLETE: "complete", TrialState.STOPPED: "stopped", TrialState.FAILED: "failed"}
+    state = known.get(trial.state, "running")
+    outcome = Outcome(trial.number, dict(trial.params), state, notes=trial.notes.get("searcher", {}))
+    if state in ("complete", "stopped"):
+        outcome.step = len(trial.history)
+        if not trial.values or any(math.isnan(value) for value in trial.values):
+            outcome.state = "failed"
+        else:
+            outcome.scores = tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
+    return outcome
+
+
+def _fronts(outcomes: list[Outcome]) -> Iterator[list[Outcome]]:
+    """Outcomes that nothing beats in all objectives, then those that only the first beat, and so on."""
+    left = sorted(outcomes, key=lambda one: (*(-score for score in one.scores), one.number))
+    while left:
+        front: list[Outcome] = []
+        rest: list[Outcome] = []
+        for outcome in left:  # in this order nothing is beaten by a later one
+            beaten = any(
+                all(a >= b for a, b in zip(one.scores, outcome.scores, strict=True)) for one in front
+            )
+            (rest if beaten else front).append(outcome)
+        yield front
+        left = rest

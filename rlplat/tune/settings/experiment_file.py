@@ -1,0 +1,322 @@
+"""Experiment files: YAML -> `ExperimentSpec`s.
+
+    trainable: ppo                        # or ./my_trial.py:train, pkg.mod:Class
+    config: {env: CartPole-v1, learning_rate: {loguniform: [1e-4, 1e-2]}}
+    num_samples: 20
+    scheduler: {name: asha, unit: env_steps, max_progress: 100_000}
+    stop: {env_steps: 100_000}
+
+With `runs`, one file holds several experiments: the other keys are what they share, each run says what it changes
+(nested, or dotted as in --set), and `repeats: 3` makes three of it with different seeds.
+
+    runs:
+      small: {config.policy.hidden_sizes: [32]}
+      large: {config.policy.hidden_sizes: [256, 256], repeats: 3}
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlplat.config import Layer, closest, load_yaml, resolve
+from rlplat.config_sources import KeyPath, put
+from rlplat.errors import ConfigError
+from rlplat.section import Section
+from rlplat.tune.search.search import Searcher
+from rlplat.tune.settings.spec import ExperimentSpec, Mode
+from rlplat.tune.space.space import is_domain
+
+SAVED_AS = "experiment.yaml"
+"""In an experiment's directory: the settled experiment, as a file of this form (saved_experiment.py)."""
+MAX_EXPERIMENTS = 1_000
+"""More runs and repeats than this in one file are a mistake."""
+
+
+class ExperimentFile(Section):
+    """The keys of an experiment; `ExperimentSpec` says what they mean."""
+
+    trainable: str
+    config: dict[str, Any] = Field(default_factory=dict)
+    metric: str | list[str] | None = None
+    mode: Literal["max", "min"] | list[Literal["max", "min"]] | None = None
+    num_samples: PositiveInt = 1
+    searcher: str | dict[str, Any] = "random"
+    scheduler: str | dict[str, Any] = "fifo"
+    stop: dict[str, float] = Field(default_factory=dict)
+    resources: dict[str, NonNegativeFloat] | None = None
+    max_concurrent: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+    seeds_per_trial: PositiveInt = 1
+    max_failures: NonNegativeInt = 2
+    max_silence_s: PositiveFloat | None = None
+    checkpoint_period: PositiveInt | None = None
+    time_budget_s: PositiveFloat | None = None
+    name: str = ""
+    out: str = ""
+    storage: str = ""
+
+
+KEYS = tuple(ExperimentFile.model_fields)
+
+
+def load_experiments(
+    path: str | Path, settings: Sequence[Layer] = (), only: Iterable[str] = ()
+) -> list[ExperimentSpec]:
+    """The experiments of a file, not checked yet, in the order in which they are to run.
+
+    settings: later layers that win over the file (flags), in every experiment of it.
+    only: names of runs (`large`, or one repeat of it: `large-2`); empty: all.
+    """
+    layer = load_yaml(path)
+    _refuse_other_forms(layer, str(path))
+    settings = [aimed(setting, _config_keys(layer.values)) for setting in settings]
+    stem = Path(path).stem
+    if "runs" not in layer.values:
+        if only := list(only):
+            raise ConfigError(f"--only {only[0]}: {path} has no `runs`, it is one experiment")
+        merged = overlay([layer, *settings])
+        merged.values.setdefault("name", stem)
+        merged.values.setdefault("out", f"runs/{merged.values['name']}")
+        return [experiment_of(merged)]
+    return _several(layer, settings, list(only), str(path), stem)
+
+
+def experiment_of(layer: Layer) -> ExperimentSpec:
+    """One experiment from a layer of its keys; every complaint says where its key was written."""
+    if layer.values.get("trainable") is None and layer.values.keys() <= set(KEYS):
+        raise ConfigError(
+            "which trainable? Write `trainable: ppo`, or ./my_trial.py:train, or pkg.module:Class; "
+            "on the command line: --algo NAME"
+        )
+    for key in ("stop", "resources"):  # null takes a key away that the base has
+        if isinstance(given := layer.values.get(key), dict):
+            layer.values[key] = {name: value for name, value in given.items() if value is not None}
+    for key in ("config", "stop"):
+        if layer.values.get(key, 0) is None:  # `config:` with nothing below it
+            layer.values[key] = {}
+    layer.values.setdefault("trainable", "")  # misspelt: the complaint is about the key that is not known
+    if str(layer.values["trainable"]).startswith("__main__:"):
+        raise ConfigError(
+            f"the trainable {layer.values['trainable']} was defined in a Python program: go on there, with "
+            "tune.run(..., out=..., resume=True)"
+        )
+    file = resolve(ExperimentFile, [layer])
+    same = {"max_concurrent", "seed", "seeds_per_trial", "max_failures", "max_silence_s", "checkpoint_period"}
+    same |= {"trainable", "num_samples", "stop", "resources", "scheduler", "time_budget_s", "name", "storage"}
+    assert same <= {item.name for item in fields(ExperimentSpec)}
+    origins = {".".join(key): origin for key, origin in layer.origins.items()}
+    return ExperimentSpec(
+        **{key: getattr(file, key) for key in same},
+        space=file.config,
+        metric=_several_words(file.metric),
+        mode=_modes(file.mode),
+        searcher=searcher_of(file.searcher, origins),
+        out=Path.cwd() if file.out == "." else Path(file.out),
+        origins=origins,
+    )
+
+
+def overlay(layers: Sequence[Layer]) -> Layer:
+    """Later layers win, key by key; what is one thing is replaced as a whole: a domain of the search space, and a
+    searcher or a scheduler with the settings of another one."""
+    merged = Layer()
+    for layer in layers:
+        _lay_over(merged.values, layer.values, ())
+        merged.origins.update(layer.origins)
+    return merged
+
+
+def aimed(settings: Layer, config_keys: Iterable[str] = ()) -> Layer:
+    """A layer of flags as one of an experiment's keys: `num_samples` is the experiment's, and what the experiment does
+    not have (`learning_rate`) belongs to the config of its trials; `config.seed` is there for sure.
+
+    config_keys: those that the config has already. A new one that looks like a key of the experiment is refused.
+    """
+    layer, known = Layer(), {*config_keys}
+    for key, value in settings.values.items():
+        is_ours = key in KEYS
+        origin = settings.origins.get((key,), key)
+        near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.8)
+        if not is_ours and key not in known and near:
+            raise ConfigError(
+                f"unknown key '{key}' (from {origin}); did you mean '{near[0]}'? For a new key of the trials' config: "
+                f"--set config.{key}=..."
+            )
+        _lay_over(layer.values if is_ours else layer.values.setdefault("config", {}), {key: value}, ())
+        for place, written in settings.origins.items():
+            if place[:1] == (key,):
+                layer.origins[place if is_ours else ("config", *place)] = written
+    return layer
+
+
+def overrides_layer(values: Mapping[str, Any], origins: Mapping[KeyPath, str], at: KeyPath) -> Layer:
+    """A run's overrides (at `at` in the file) as a layer of an experiment's keys; dotted keys reach into sections."""
+    layer = Layer()
+    for key, value in values.items():
+        path = tuple(key.split("."))
+        origin = origins.get((*at, key), ".".join((*at, key)))
+        put(layer, path, value, origin)
+        for place, written in origins.items():
+            if place[: len(at) + 1] == (*at, key):
+                layer.origins[(*path, *place[len(at) + 1 :])] = written
+    return layer
+
+
+def _several(
+    layer: Layer, settings: Sequence[Layer], only: list[str], path: str, stem: str
+) -> list[ExperimentSpec]:
+    runs = layer.values.pop("runs")
+    at_runs = layer.origins.get(("runs",), path)
+    if not isinstance(runs, dict) or not runs:
+        raise ConfigError(
+            f"'runs' in {at_runs} holds experiments by name: runs: {{small: {{...}}, large: {{...}}}}"
+        )
+    found: list[tuple[str, str, ExperimentSpec]] = []
+    complaints: list[str] = []
+    for run_name, overrides in runs.items():
+        at = ("runs", run_name)
+        origin = layer.origins[at]
+        try:
+            for name, experiment in _repeated(run_name, overrides, layer, settings, stem, origin):
+                found.append((run_name, name, experiment))
+        except ConfigError as error:
+            complaints.append(f"run '{run_name}': {error}")
+        if len(found) > MAX_EXPERIMENTS:
+            raise ConfigError(
+                f"{at_runs}: more than {MAX_EXPERIMENTS:,} experiments in one file, repeats included"
+            )
+    if complaints:
+        raise ConfigError("\n".join(complaints))
+    names = [name for _, name, _ in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{at_runs}: two experiments would be called '{twice[0]}' (a repeat, and a run)")
+    wanted = set(only)
+    for name in only:
+        known = [*runs, *names]
+        if name not in known:
+            raise ConfigError(
+                f"--only {name}: {path} has no such run{closest(name, known)}\nruns: {', '.join(runs)}"
+            )
+    return [spec for run_name, name, spec in found if not wanted or wanted & {run_name, name}]
+
+
+def _repeated(
+    run_name: str, overrides: Any, layer: Layer, settings: Sequence[Layer], stem: str, origin: str
+) -> Iterable[tuple[str, ExperimentSpec]]:
+    overrides = {} if overrides is None else overrides
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{origin}: a run holds the keys that it changes, not {overrides!r}")
+    if "runs" in overrides:
+        raise ConfigError(f"{layer.origins[('runs', run_name, 'runs')]}: runs do not nest")
+    own = dict(overrides)
+    repeats = own.pop("repeats", 1)
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MAX_EXPERIMENTS:
+        at = layer.origins[("runs", run_name, "repeats")]
+        raise ConfigError(
+            f"'repeats' in {at} is a whole number from 1 to {MAX_EXPERIMENTS:,}, not {repeats!r}"
+        )
+    for key in ("name", "out"):
+        if key in own:
+            at = layer.origins[("runs", run_name, key)]
+            raise ConfigError(
+                f"'{key}' in {at}: a run is called by its key, '{run_name}', below the file's `out`"
+            )
+    base = Layer(dict(layer.values), layer.origins)
+    out = base.values.pop("out", None)
+    base_name = base.values.pop("name", stem)
+    changes = overrides_layer(own, layer.origins, ("runs", run_name))
+    merged = overlay([base, changes, *settings])
+    root = Path(str(merged.values.pop("out", None) or out or f"runs/{base_name}"))
+    for number in range(repeats):
+        name = run_name if repeats == 1 else f"{run_name}-{number + 1}"
+        seed = merged.values.get("seed", 0)
+        values = {**merged.values, "name": name, "out": str(root / name)}
+        if repeats > 1 and isinstance(seed, int):
+            values["seed"] = seed + number
+        yield name, experiment_of(Layer(values, merged.origins))
+
+
+def _lay_over(target: dict[str, Any], source: Mapping[str, Any], path: KeyPath) -> None:
+    for key, value in source.items():
+        here, old = (*path, key), target.get(key)
+        if key in ("searcher", "scheduler") and not path:
+            old, value = named(old), named(value)
+            if _name_of(value) not in (None, _name_of(old)):
+                old = None  # another one: the settings of the old one are not for it
+        if isinstance(value, dict):
+            merges = isinstance(old, dict) and not is_domain(old) and not is_domain(value)
+            target[key] = inner = dict(old) if isinstance(old, dict) and merges else {}
+            _lay_over(inner, value, here)
+        else:
+            target[key] = value
+
+
+def _config_keys(values: Mapping[str, Any]) -> set[str]:
+    """Top-level keys of `config`, and of what the runs say of it."""
+    keys: set[str] = set()
+    runs = values.get("runs")
+    for section in (values, *(runs.values() if isinstance(runs, dict) else ())):
+        if not isinstance(section, dict):
+            continue
+        keys |= {key.split(".")[1] for key in section if key.startswith("config.")}
+        if isinstance(config := section.get("config"), dict):
+            keys |= config.keys()
+    return keys
+
+
+def named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _name_of(value: Any) -> Any:
+    return value.get("name") if isinstance(value, dict) else None
+
+
+def searcher_of(
+    value: str | Mapping[str, Any] | Searcher, origins: Mapping[str, str] | None = None
+) -> Searcher:
+    """From a name, or a name with options. origins: where the file says what."""
+    if isinstance(value, Searcher):
+        return value
+    if isinstance(value, str):
+        return Searcher(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"searcher is a name, a dict with a name, or a tune.Searcher, not {value!r:.80}")
+    options = dict(value)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        at = (origins or {}).get("searcher", "")
+        raise ConfigError(
+            f"'searcher'{f' in {at}' if at else ''} has no name: searcher: {{name: tpe, n_startup_trials: 5}}"
+        )
+    return Searcher(name, options)
+
+
+def _several_words(value: str | list[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _modes(value: Mode | list[Mode] | None) -> tuple[Mode, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+
+def _refuse_other_forms(layer: Layer, path: str) -> None:
+    """A training config, a `best.yaml`, and RLlib's old form each get their own advice."""
+    values = layer.values
+    if "trainable" in values or "runs" in values:
+        return
+    if "algo" in values or "env" in values:
+        raise ConfigError(f"{path} is the config of one training run, not an experiment: rlplat train {path}")
+    sections = [value for value in values.values() if isinstance(value, dict)]
+    if sections and len(sections) == len(values) and all("run" in section for section in sections):
+        name = next(iter(values))
+        raise ConfigError(
+            f"{path} is in the form of RLlib's files: put '{name}' and its siblings below `runs:`, and write "
+            "`trainable: ppo` for `run: PPO`, `config: {env: ...}` for `env: ...` (docs/tuning.md)"
+        )

@@ -1,0 +1,345 @@
+"""`ExperimentSpec`: one experiment, settled; what `tune.run(...)` and a file in YAML both become.
+
+    spec = ExperimentSpec(train, {"alpha": tune.uniform(0, 1)}, metric=("accuracy",)).checked()
+
+`checked()` finds what can be found wrong before anything is on the disk or runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from rlplat.config import closest
+from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.tune.search.search import Searcher
+from rlplat.tune.storage.address import problem_of, shown
+
+if TYPE_CHECKING:
+    from rlplat.tune.space.domains import Domain
+    from rlplat.tune.space.space import Space
+
+Mode = Literal["max", "min"]
+Made = TypeVar("Made")
+
+DEFAULT_METRIC = "episode_return_mean"
+"""Of trainables that are algorithms."""
+NUM_TRIED = 16
+"""Configs that an algorithm is shown before anything starts."""
+_RESOURCE_SPELLINGS = {
+    **dict.fromkeys(("cpus", "num_cpu", "num_cpus"), "cpu"),
+    **dict.fromkeys(("gpus", "num_gpu", "num_gpus"), "gpu"),
+}
+
+
+@dataclass(frozen=True)
+class ExperimentSpec:
+    trainable: Any
+    """An algorithm's name ("ppo"), "./file.py:name", "pkg.mod:name", or the function, generator function or class."""
+    space: Mapping[str, Any]
+    """A trial's config: constants, and domains (`tune.uniform(0, 1)`, in YAML `{uniform: [0, 1]}`), at any depth."""
+    metric: tuple[str, ...] = ()
+    """What is to be the largest or smallest, by name; several: several objectives. Algorithms: episode_return_mean."""
+    mode: tuple[Mode, ...] = ()
+    """"max" or "min", one for each metric; empty: all max."""
+    num_samples: int = 1
+    """Trials; with grids: how often the whole grid."""
+    stop: Mapping[str, float] = field(default_factory=dict)
+    """A trial is complete when one of these metrics reaches this (`step`: reports; `wall_s`: seconds it ran)."""
+    resources: Mapping[str, float] | None = None
+    """Of one trial in all, its own actors included: {"cpu": 1, "gpu": 0}. None: one CPU; an algorithm's config says
+    how many."""
+    searcher: Searcher = field(default_factory=Searcher)
+    scheduler: Any = "fifo"
+    """A name, {"name": ..., settings}, or a `TrialScheduler`."""
+    max_concurrent: int | None = None
+    """Trials at once; None: as many as the cluster has room for."""
+    seed: int = 0
+    seeds_per_trial: int = 1
+    """Each config runs so many times side by side in its trial, with different seeds; metrics are their means."""
+    max_failures: int = 2
+    """How often a trial that crashed or hung begins again from its checkpoint before it counts as failed."""
+    max_silence_s: float | None = None
+    """A trial that does not report for so long counts as hung; None: never."""
+    checkpoint_period: int | None = None
+    """Reports between checkpoints of a trial; None: as often as costs at most a tenth of its time."""
+    time_budget_s: float | None = None
+    """After so many seconds no trial begins, and those that run are ended at their next report."""
+    name: str = ""
+    """Empty: the trainable's."""
+    out: Path = Path()
+    """The experiment's directory; Path(): runs/<name>-<date>-<time>."""
+    storage: str = ""
+    """Empty: `<out>/study.journal`; postgresql://user@host/database."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where a key was written, for complaints: {"config.alpha": "experiment.yaml:3"}."""
+
+    def origin(self, key: str) -> str:
+        """`experiment.yaml:3` for a key of the experiment file (or the nearest key above it), or the empty string."""
+        while key and key not in self.origins:
+            key = key.rpartition(".")[0]
+        return self.origins.get(key, "")
+
+    def where(self, key: str) -> str:
+        """The same as a part of a sentence, with a space before it."""
+        origin = self.origin(key)
+        return f" in {origin}" if ":" in origin else f" (from {origin})" if origin else ""
+
+    def checked(self) -> ExperimentSpec:
+        """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
+        from rlplat.tune.schedulers.registry import make_scheduler
+        from rlplat.tune.search.search import number_of_trials
+        from rlplat.tune.space.space import Space
+        from rlplat.tune.trials.trainables import check_trainable
+
+        self._check_numbers()
+        _check_storage(self.storage, self.where("storage"))
+        kind = check_trainable(self.trainable)
+        spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
+        if kind.is_algorithm:
+            spec = replace(spec, trainable=kind.name)  # a class that was given becomes its name
+            spec = replace(spec, space=_with_stop(spec.space, spec.stop))
+        space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
+        number_of_trials(space, spec.num_samples)
+        if kind.is_algorithm:
+            _try_configs(spec, space)
+        spec.placed("searcher", lambda: _try_searcher(spec, space))
+        scheduler = spec.placed("scheduler", lambda: make_scheduler(spec.scheduler, kind.unit, spec.stop))
+        if len(spec.metric) > 1 and scheduler.name != "fifo":
+            raise ConfigError(
+                f"scheduler {scheduler.name}{spec.where('scheduler')} judges by one metric, and there are "
+                f"{len(spec.metric)} ({', '.join(spec.metric)}): take one of them, or scheduler fifo"
+            )
+        if scheduler.needs_checkpoints and kind.can_save is False:
+            raise ConfigError(
+                f"scheduler {scheduler.name}{spec.where('scheduler')} pauses trials or copies them, and "
+                f"'{trainable_name(self.trainable)}' cannot be saved: give it save and load (a class), or "
+                "report(..., checkpoint=state) (a function); or take asha or median, which only stop trials"
+            )
+        if kind.is_algorithm and hasattr(scheduler, "mutations"):
+            from rlplat.tune.trials.rl_config import check_mutations
+
+            scheduler.open(spec.seed, space)
+            check_mutations(scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
+        return spec
+
+    def sample_config(self) -> dict[str, Any]:
+        """One of the configs that trials may get."""
+        import numpy as np
+
+        from rlplat.tune.space.space import Space
+
+        rng = np.random.default_rng(self.seed)
+        return Space.parse(self.space).draw(lambda name, domain: domain.sample(rng), rng).config
+
+    def placed(self, key: str, make: Callable[[], Made]) -> Made:
+        """make(), with the place of `key` in the experiment file before its complaint."""
+        try:
+            return make()
+        except ConfigError as error:
+            origin = self.origins.get(key, "")
+            if ":" not in origin or origin in str(error):
+                raise
+            raise ConfigError(f"{origin}: {error}") from None
+
+    def _check_numbers(self) -> None:
+        for key, at_least in (
+            ("num_samples", 1), ("max_concurrent", 1), ("seeds_per_trial", 1), ("checkpoint_period", 1),
+            ("max_failures", 0), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, key)
+            if value is None and key in ("max_concurrent", "checkpoint_period"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+                raise ConfigError(
+                    f"{key}{self.where(key)} is a whole number of at least {at_least}, not {value!r}"
+                )
+        for key in ("max_silence_s", "time_budget_s"):
+            value = getattr(self, key)
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+                raise ConfigError(f"{key}{self.where(key)} is a number of seconds above 0, not {value!r}")
+        if not isinstance(self.stop, Mapping):
+            raise ConfigError(
+                f"stop{self.where('stop')} is a dict of metrics and what is to be reached, {{'step': 100}}, not "
+                f"{self.stop!r:.80}; a trial that is to decide by itself returns"
+            )
+        for key, value in self.stop.items():
+            if not _is_number(value) or math.isinf(value):
+                raise ConfigError(
+                    f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
+                )
+        if self.resources is not None and not any(self.resources.values()):
+            raise ConfigError(
+                f"resources{self.where('resources')}: a trial takes at least a share of a CPU, as in {{cpu: 0.5}}, not "
+                f"{dict(self.resources)!r}"
+            )
+        for key, value in (self.resources or {}).items():
+            where = self.where(f"resources.{key}")
+            if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
+                raise ConfigError(f"unknown resource '{key}'{where}; did you mean '{right}'?")
+            if not _is_number(value) or value < 0 or math.isinf(value):
+                raise ConfigError(f"resources.{key}{where} is a number of at least 0, not {value!r}")
+            if key == "gpu" and value > 1 and value != int(value):
+                raise ConfigError(
+                    f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}"
+                )
+
+    def _objectives(self, is_algorithm: bool) -> dict[str, Any]:
+        metric = self.metric or ((DEFAULT_METRIC,) if is_algorithm else ())
+        mode = self.mode or ("max",) * len(metric)
+        if not metric:
+            raise ConfigError(
+                "which metric is to be the best? Name one that the trainable reports: metric: accuracy in a file, "
+                'metric="accuracy" in Python'
+            )
+        if twice := sorted({name for name in metric if metric.count(name) > 1}):
+            raise ConfigError(f"metric{self.where('metric')}: '{twice[0]}' is there twice")
+        for word in mode:
+            if word not in ("max", "min"):
+                raise ConfigError(f"mode{self.where('mode')} is 'max' or 'min', not {word!r}")
+        if len(mode) != len(metric):
+            raise ConfigError(
+                f"mode{self.where('mode')}: {_counted(len(mode), 'mode')} ({', '.join(mode)}) for "
+                f"{_counted(len(metric), 'metric')} ({', '.join(metric)}): give one for each, [max, min]"
+            )
+        return {"metric": metric, "mode": mode}
+
+    def _place(self) -> dict[str, Any]:
+        name = self.name or trainable_name(self.trainable)
+        if not re.fullmatch(r"[\w.+=@-]+", name) or name.strip(".") == "":
+            raise ConfigError(
+                f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
+            )
+        out = self.out.expanduser()
+        if out == Path():
+            stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+            out, number = Path("runs") / stem, 1
+            while out.exists():
+                number += 1
+                out = Path("runs") / f"{stem}-{number}"
+        return {"name": name, "out": out}
+
+
+def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec: ExperimentSpec) -> None:
+    """InfeasibleResources where one trial ({"CPU": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
+    for name, amount in demand.items():
+        if amount <= cluster.get(name, 0):
+            continue
+        ours = name.lower() if name in ("CPU", "GPU") else name
+        known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
+        if name not in cluster and ours in (spec.resources or {}) and ours != "gpu":
+            near = closest(ours, [key.lower() if key in ("CPU", "GPU") else key for key in cluster])
+            lower = f"there is no '{ours}'{near or f': leave resources.{ours} away'}"
+        elif ours in (spec.resources or {}):
+            lower = f"lower resources.{ours}"
+        elif name == "CPU":
+            lower = "lower config.num_rollout_workers"
+        else:
+            lower = "lower what the config asks for"
+        raise InfeasibleResources(
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}; "
+            f"{lower}"
+        )
+
+
+def check_silence(spec: ExperimentSpec, is_in_process: bool) -> None:
+    """ConfigError where a limit is asked for that nobody can watch: the trial runs in the thread that would."""
+    if is_in_process and spec.max_silence_s is not None:
+        raise ConfigError(
+            f"max_silence_s{spec.where('max_silence_s')} needs worker processes, because a trial that hangs is ended "
+            "with its process: leave it out, or leave out rlplat.init(backend='inproc')"
+        )
+
+
+def _check_storage(storage: str, where: str) -> None:
+    if not storage:
+        return
+    if problem := problem_of(storage):
+        raise ConfigError(f"storage{where}: {problem}")
+    if not urlsplit(storage).path.strip("/"):
+        raise ConfigError(
+            f"storage{where}: which database? postgresql://user@host/database, not {shown(storage)!r}"
+        )
+
+
+def _with_stop(space: Mapping[str, Any], stop: Mapping[str, float]) -> Mapping[str, Any]:
+    """The config of an algorithm ends where the experiment does: its schedules run to there, and best.yaml trains so
+    long."""
+    inner = space.get("stop", {})
+    if "env_steps" not in stop or not isinstance(inner, Mapping) or "env_steps" in inner:
+        return space
+    return {**space, "stop": {**inner, "env_steps": int(stop["env_steps"])}}
+
+
+def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
+    """Whether there is such a searcher, with such options, for this space; it looks at the study only when it is
+    asked."""
+    from rlplat.tune.search.search import make_searcher
+
+    make_searcher(
+        spec.searcher,
+        space,
+        seed=spec.seed,
+        num_samples=spec.num_samples,
+        modes=spec.mode,
+    )
+
+
+def _try_configs(spec: ExperimentSpec, space: Space) -> None:
+    """Whether the algorithm accepts what the space gives: its lowest and highest values, and some in between."""
+    import numpy as np
+
+    from rlplat.tune.space.domains import Options
+    from rlplat.tune.space.ranges import Range
+    from rlplat.tune.trials.rl_config import check_configs, check_seeds
+    from rlplat.tune.trials.trainables import check_trainable
+
+    rng = np.random.default_rng(spec.seed)
+    origins = {
+        tuple(key.split(".")[1:]): origin for key, origin in spec.origins.items() if key.startswith("config.")
+    }
+    algo = check_trainable(spec.trainable).name
+
+    def lowest(name: str, domain: Domain) -> Any:
+        return domain.clip(domain.usual_ends[0]) if isinstance(domain, Range) else domain.sample(rng)
+
+    def highest(name: str, domain: Domain) -> Any:
+        return domain.clip(domain.usual_ends[1]) if isinstance(domain, Range) else domain.sample(rng)
+
+    def turn(number: int) -> Callable[[str, Domain], Any]:
+        """Of options the next one each time, so that every branch is seen."""
+
+        def choose(name: str, domain: Domain) -> Any:
+            if isinstance(domain, Options):
+                return domain.labels[number % len(domain.labels)]
+            return domain.sample(rng)
+
+        return choose
+
+    ways = (lowest, highest, *map(turn, range(NUM_TRIED)))
+    configs = [space.draw(choose, rng).config for choose in ways]
+    check_seeds(algo, configs[0], spec.seeds_per_trial)
+    check_configs(algo, configs, origins)
+
+
+def trainable_name(trainable: Any) -> str:
+    """`ppo`, `train` for ./my_trial.py:train, a function's or a class's name; safe as a directory's name."""
+    if isinstance(trainable, str):
+        text = trainable.rpartition(":")[2]
+    else:
+        text = getattr(trainable, "__name__", type(trainable).__name__)
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.").lower() or "experiment"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""The search space: domains, and configs in which some values are domains."""

@@ -1,0 +1,1 @@
+"""Where a study is kept: a journal of one writer, or a database."""

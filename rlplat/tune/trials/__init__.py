@@ -1,0 +1,1 @@
+"""Trials: what a trainable is, and the process in which it runs."""

@@ -1,0 +1,253 @@
+"""Trainables of every kind (see `trainables`) as Programs (see `program`).
+
+function with `report`          FunctionProgram: in a thread of its own, see `trials.thread`
+generator, or plain function    GeneratorProgram
+class                           ClassProgram
+algorithm                       `rl_program`
+several seeds of any            `several_seeds`
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlplat.errors import CheckpointError, ConfigError
+from rlplat.tune.trials.checkpoints import TrialCheckpoints
+from rlplat.tune.trials.global_random import seed_everything
+from rlplat.tune.trials.program import Program, TrialContext
+from rlplat.tune.trials.reported import Metrics, plain_metrics
+from rlplat.tune.trials.thread import Progress, TrialThread, wrapped
+from rlplat.tune.trials.trainables import num_arguments, report_argument, settled
+
+GRACE_S = 5.0
+"""How long a function may take to end after TrialStopped."""
+CLOSE_S = 30.0
+"""How long anything else may take to close; then its process is killed."""
+
+
+def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) -> Program:
+    """The program of one trial. Nothing of the trainable runs before the first `step` or `load_from`."""
+    if context.num_seeds > 1:
+        from rlplat.tune.trials.several_seeds import SeveralSeeds
+
+        return SeveralSeeds(lambda one: open_program(trainable, config, one), context)
+    found, kind = settled(trainable)
+    config = copy.deepcopy(config)  # the trial may do with it what it likes
+    if kind.is_algorithm:
+        from rlplat.tune.trials.rl_program import open_rl_program
+
+        program: Program = open_rl_program(kind.name, config, context)
+        return program
+    if kind.form == "class":
+        return ClassProgram(found, config, context)
+    if kind.form == "reporting function":
+        return FunctionProgram(found, config, context)
+    return GeneratorProgram(found, config, context)
+
+
+class FunctionProgram:
+    """`f(config, report)`."""
+
+    def __init__(self, function: Callable[..., Any], config: dict[str, Any], context: TrialContext) -> None:
+        how = report_argument(function, "")
+
+        def run(report: Any) -> Any:
+            seed_everything(context.seed)
+            return function(config, report=report) if how == "by name" else function(config, report)
+
+        self._context = context
+        self._thread = TrialThread(run, context)
+        self._checkpoints = TrialCheckpoints(context.number)
+        self._has_reported = self._has_ended = False
+
+    @property
+    def can_save(self) -> bool:
+        return self._thread.offers_checkpoint
+
+    def step(self) -> Metrics | None:
+        if self._has_ended:
+            return None
+        kind, value = self._thread.next()
+        if kind == "report":
+            self._has_reported = True
+            return value
+        self._has_ended = True
+        return last_report(value, self._has_reported, self._context)
+
+    def save_to(self, directory: Path) -> str:
+        if not self.can_save:
+            raise _no_checkpoint(self._context, "report(..., checkpoint=state)")
+        return self._checkpoints.save(directory, self._thread.checkpoint(), self._thread.report.step)
+
+    def load_from(self, path: Path) -> None:
+        self._thread.report.checkpoint, self._thread.report.step = self._checkpoints.load(
+            path, self._context.directory / "restored"
+        )
+
+    def close(self) -> None:
+        self._thread.close(GRACE_S)
+
+
+class GeneratorProgram:
+    """A generator function, or a function that returns its metrics at its end."""
+
+    def __init__(self, function: Callable[..., Any], config: dict[str, Any], context: TrialContext) -> None:
+        self._function, self._config, self._context = function, config, context
+        self._how = report_argument(function, "")
+        self._progress = Progress(context)
+        self._checkpoints = TrialCheckpoints(context.number)
+        self._values: Iterator[Any] | None = None
+        self._offered: Any = None
+        self._has_reported = self._has_ended = False
+
+    @property
+    def can_save(self) -> bool:
+        return self._offered is not None
+
+    def step(self) -> Metrics | None:
+        if self._has_ended:
+            return None
+        self._offered = None
+        try:
+            if self._values is None:
+                made = self._begin()
+                if not hasattr(made, "__next__"):
+                    self._has_ended = True
+                    return last_report(made, False, self._context)
+                self._values = made
+            value = next(self._values)
+        except StopIteration as end:
+            self._has_ended = True
+            return last_report(end.value, self._has_reported, self._context)
+        except (Exception, KeyboardInterrupt):  # Ctrl-C is the process's, and this is its thread
+            raise
+        except BaseException as error:
+            raise RuntimeError(
+                f"the trial raised {type(error).__name__}({error}); return to end it"
+            ) from error
+        if type(value) is tuple and len(value) == 2:
+            value, self._offered = value
+        metrics = plain_metrics(value, self._context.metric)
+        self._progress.step += 1
+        self._has_reported = True
+        return metrics
+
+    def _begin(self) -> Any:
+        seed_everything(self._context.seed)
+        if self._how == "by name":
+            return self._function(self._config, report=self._progress)
+        return self._function(self._config, self._progress) if self._how else self._function(self._config)
+
+    def save_to(self, directory: Path) -> str:
+        if not self.can_save:
+            raise _no_checkpoint(self._context, "yield metrics, state")
+        with only_exceptions():
+            state = self._offered() if callable(self._offered) else self._offered
+        return self._checkpoints.save(directory, state, self._progress.step)
+
+    def load_from(self, path: Path) -> None:
+        self._progress.checkpoint, self._progress.step = self._checkpoints.load(
+            path, self._context.directory / "restored"
+        )
+
+    def close(self) -> None:
+        self._has_ended = True
+        _close_quietly(self._values)
+
+
+class ClassProgram:
+    def __init__(self, trainable: type, config: dict[str, Any], context: TrialContext) -> None:
+        self._class, self._config, self._context = trainable, config, context
+        self.can_save = callable(getattr(trainable, "save", None))
+        self._checkpoints = TrialCheckpoints(context.number)
+        self._instance: Any = None
+        self._num_steps = 0
+        self._has_ended = False
+
+    def step(self) -> Metrics | None:
+        if self._has_ended:
+            return None
+        with only_exceptions():
+            instance = self._made()
+            try:
+                value = instance.step()
+            except StopIteration:
+                value = None
+        if value is None:
+            self._has_ended = True
+            return last_report(None, self._num_steps > 0, self._context)
+        self._num_steps += 1
+        return plain_metrics(value, self._context.metric)
+
+    def _made(self) -> Any:
+        if self._instance is None:
+            seed_everything(self._context.seed)
+            num = num_arguments(self._class, self._class.__qualname__, "")
+            self._instance = self._class(*(self._config, self._context)[:num])
+        return self._instance
+
+    def save_to(self, directory: Path) -> str:
+        if not self.can_save:
+            raise _no_checkpoint(self._context, "def save(self) and def load(self, state)")
+        with only_exceptions():
+            state = self._made().save()
+        return self._checkpoints.save(directory, state, self._num_steps)
+
+    def load_from(self, path: Path) -> None:
+        state, self._num_steps = self._checkpoints.load(path, self._context.directory / "restored")
+        with only_exceptions():
+            self._made().load(state)
+
+    def close(self) -> None:
+        self._has_ended = True
+        _close_quietly(self._instance)
+
+
+def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metrics | None:
+    """What a trainable returned at its end: its last report, or None. ConfigError where that is all, and nothing."""
+    if value is None and not has_reported:
+        raise ConfigError(
+            "it returned nothing, and reported nothing: return a dict of metrics, or report them"
+        )
+    if value is None:
+        return None
+    try:
+        return plain_metrics(value, context.metric)
+    except (TypeError, ValueError) as error:
+        if not has_reported:
+            raise ConfigError(f"trial {context.number} returned {type(value).__name__}: {error}") from None
+        print(f"trial {context.number}: its return value is not used: {error}", file=sys.stderr)
+        return None
+
+
+def _no_checkpoint(context: TrialContext, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"trial {context.number} cannot be saved at this report: it brought no checkpoint ({how})"
+    )
+
+
+def _close_quietly(thing: Any) -> None:
+    close = getattr(thing, "close", None)
+    if close is not None:
+        try:
+            with only_exceptions():
+                close()
+        except Exception:  # its results are in; nobody waits for it any more
+            traceback.print_exc()
+
+
+@contextmanager
+def only_exceptions() -> Iterator[None]:
+    """What a trial raises in the process's main thread."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):  # Ctrl-C is the process's, and this is its thread
+        raise
+    except BaseException as error:
+        raise wrapped(error) from error

@@ -1,0 +1,173 @@
+"""What an experiment shows of itself while it runs: a live table on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TextIO
+
+from rlplat.tune.core.snapshot import Snapshot, View
+from rlplat.tune.core.trial import Trial, TrialState
+
+LINE_PERIOD_S = 10.0
+BEST_PERIOD_S = 1.0
+
+
+def open_view(progress: bool = True, stream: TextIO | None = None) -> View:
+    """progress: False for silence. stream: None for stderr."""
+    stream = stream or sys.stderr
+    if not progress:
+        return Silent()
+    if stream.isatty() and _has_a_size(stream) and os.environ.get("TERM", "") not in ("", "dumb"):
+        from rich.console import Console
+
+        from rlplat.tune.view.live_table import LiveTable
+
+        return LiveTable(Console(file=stream, highlight=False))
+    return PlainLines(stream)
+
+
+def _has_a_size(stream: TextIO) -> bool:
+    """Some containers' terminals say that they have no lines."""
+    try:
+        return os.get_terminal_size(stream.fileno()).lines > 1
+    except (OSError, ValueError):
+        return True
+
+
+class Silent:
+    """`progress=False`: results are in the directory."""
+
+    def taking_output(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+    def is_due(self) -> bool:
+        return False
+
+    def show(self, snapshot: Snapshot) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self, snapshot: Snapshot | None) -> None:
+        pass
+
+
+class PlainLines:
+    """A line every ten seconds, one when another trial is the best (at most one a second), and a last one."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._next_s = clock() + LINE_PERIOD_S
+        self._next_best_s = clock()
+        self._best: int | None = None
+
+    def taking_output(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+    def is_due(self) -> bool:
+        return self._clock() >= min(self._next_s, self._next_best_s)
+
+    def show(self, snapshot: Snapshot) -> None:
+        now = self._clock()
+        if now >= self._next_best_s:
+            self._next_best_s = now + BEST_PERIOD_S
+            if news := self._news(snapshot):
+                self.say(news)
+        if now >= self._next_s:
+            self._next_s = now + LINE_PERIOD_S
+            self.say(overview(snapshot))
+
+    def say(self, text: str) -> None:
+        try:
+            print(text, file=self._stream, flush=True)
+        except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
+            pass
+
+    def close(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            if news := self._news(snapshot):
+                self.say(news)
+            self.say(overview(snapshot))
+
+    def _news(self, snapshot: Snapshot) -> str:
+        if not snapshot.best:
+            return ""
+        best = snapshot.best[0]
+        if best.number == self._best:
+            return ""
+        self._best = best.number
+        reports = "1 report" if best.step == 1 else f"{best.step} reports"
+        values = values_text(snapshot.metric, best)
+        return f"best so far: {values} after {reports}, trial {best.number}: {params_text(best.params)}"
+
+
+def overview(snapshot: Snapshot) -> str:
+    """`trials: 3 of 9 [00:12<00:24, 4.0s/trial], 2 running, 3 complete; slots 2 of 2; best accuracy 0.93, trial 1`"""
+    from tqdm import tqdm
+
+    num_ended = ended(snapshot)
+    form = "[{elapsed}<{remaining}, {rate_fmt}]" if snapshot.num_trials else "[{elapsed}, {rate_fmt}]"
+    meter = tqdm.format_meter(
+        num_ended, snapshot.num_trials or 0, snapshot.wall_s, unit="trial", bar_format=form
+    )
+    of = f" of {snapshot.num_trials:,}" if snapshot.num_trials is not None else ""
+    in_use, in_all = snapshot.slots
+    slots = f"; slots {in_use} of {in_all}" if in_all else ""
+    best = snapshot.best[0] if snapshot.best else None
+    best_text = f"; best {values_text(snapshot.metric, best)}, trial {best.number}" if best else ""
+    return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}{best_text}"
+
+
+def ended(snapshot: Snapshot) -> int:
+    return sum(count for state, count in snapshot.counts.items() if state.has_ended)
+
+
+def counts_text(snapshot: Snapshot) -> str:
+    """`4 running, 30 complete`; what there is none of is left out."""
+    shown = [f"{count:,} {state}" for state in TrialState if (count := snapshot.counts.get(state, 0))]
+    return ", ".join(shown) or "none yet"
+
+
+def values_text(metric: tuple[str, ...], trial: Trial) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in zip(metric, trial.values, strict=False))
+
+
+def params_text(params: Mapping[str, Any], limit: int = 160) -> str:
+    """`alpha=0.2, momentum=0.9`: by the last part of the name where that is enough."""
+    names = short_names(list(params))
+    text = ", ".join(f"{names[name]}={value_text(value)}" for name, value in params.items())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def short_names(names: list[str]) -> dict[str, str]:
+    """Dotted name -> the fewest last parts that tell it from the others."""
+    short: dict[str, str] = {}
+    for name in names:
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            tail = parts[-length:]
+            if sum(other.split(".")[-length:] == tail for other in names) == 1:
+                break
+        short[name] = ".".join(tail)
+    return short
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(value_text, value)) + "]"
+    return str(value).replace("\n", " ")
