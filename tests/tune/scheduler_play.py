@@ -6,7 +6,7 @@ assert play.report(0, 1, 0.5) == Continue()             # trial 0 at progress 1:
 """
 
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.schedulers import Continue, Pause, Resume, Stop
+from rlplat.tune.core.verdicts import Continue, Pause, Resume, Stop
 
 
 class Play:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rlplat import tune
+from rlplat.tune.core.suggests import Suggests
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.search.samplers import distributions
-from rlplat.tune.search.search import Searcher, Suggestion, Suggests, make_searcher
+from rlplat.tune.search.search import Searcher, Suggestion, make_searcher
 from rlplat.tune.space.space import Space
 from rlplat.tune.storage.study import Study
 

@@ -17,7 +17,7 @@ pytest.importorskip("optuna", reason="needs the extra 'tune'")
 import rlplat
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial
-from rlplat.tune.schedulers import Continue, Exploit, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Exploit, Stop, Verdict
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.trials import checkpoints
 from rlplat.tune.trials.checkpoints import copy_checkpoint

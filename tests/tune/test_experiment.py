@@ -34,7 +34,7 @@ from rlplat.tune.core.events import (
 )
 from rlplat.tune.core.experiment import MAX_FREE_REPORTS, Experiment
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.search.search import Suggestion

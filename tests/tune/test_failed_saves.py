@@ -28,7 +28,7 @@ from rlplat.tune.core.events import (
     Say,
 )
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.schedulers import Continue, Pause, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Pause, Stop, Verdict
 from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.hyperband import HyperBand

@@ -16,7 +16,7 @@ from rlplat import tune
 from rlplat.errors import ConfigError
 from rlplat.tune import tuner
 from rlplat.tune.core.trial import Trial
-from rlplat.tune.schedulers import Continue, Exploit, Verdict
+from rlplat.tune.core.verdicts import Continue, Exploit, Verdict
 from rlplat.tune.schedulers.fifo import FIFO
 from tests.patience import soon
 from tests.tune.running import lines, run, states

@@ -12,7 +12,7 @@ import pytest
 from rlplat.errors import ConfigError
 from rlplat.tune.core.exploits import lineage
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.schedulers import Continue, Exploit, Pause, Resume
+from rlplat.tune.core.verdicts import Continue, Exploit, Pause, Resume
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
 from rlplat.tune.schedulers.registry import make_scheduler

@@ -3,7 +3,8 @@
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.schedulers import Continue, Stop, registry
+from rlplat.tune.core.verdicts import Continue, Stop
+from rlplat.tune.schedulers import registry
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.registry import make_scheduler
 from tests.tune.scheduler_play import Play

@@ -49,9 +49,9 @@ from rlplat.tune.core.exploits import copy_of, reports_before_copy
 from rlplat.tune.core.readings import BadReport, check_names, listed, progress_in, rule_reached, values_in
 from rlplat.tune.core.roster import Live, Roster
 from rlplat.tune.core.snapshot import Snapshot
+from rlplat.tune.core.suggests import Suggests
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.schedulers import Continue, Due, Exploit, Pause, Stop, TrialScheduler, Verdict
-from rlplat.tune.search.search import Suggests
+from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Stop, TrialScheduler, Verdict
 from rlplat.tune.settings.spec import ExperimentSpec
 
 NUM_HOPELESS = 3

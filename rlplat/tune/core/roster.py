@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlplat.tune.core.ranking import best_first
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.schedulers import Due
+from rlplat.tune.core.verdicts import Due
 
 NUM_BEST = 10
 

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.schedulers import Continue, Due, Pause, Resume, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.rungs import (
     Rung,
     at,

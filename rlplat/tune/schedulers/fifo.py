@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from rlplat.tune.core.trial import Trial
-from rlplat.tune.schedulers import Continue, Due, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Verdict
 
 
 class FIFO:

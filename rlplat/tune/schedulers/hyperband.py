@@ -29,7 +29,7 @@ from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.schedulers import Continue, Due, Pause, Resume, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, Verdict
 from rlplat.tune.schedulers.rungs import (
     Rung,
     at,

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial
-from rlplat.tune.schedulers import Continue, Due, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Stop, Verdict
 from rlplat.tune.schedulers.rungs import at, comparable, is_negated, is_reached, shown
 from rlplat.tune.schedulers.settings import checked_count, checked_number
 

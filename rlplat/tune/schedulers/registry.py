@@ -12,7 +12,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.tune.schedulers import TrialScheduler
+from rlplat.tune.core.verdicts import TrialScheduler
 
 SCHEDULERS = {
     "fifo": "rlplat.tune.schedulers.fifo:FIFO",

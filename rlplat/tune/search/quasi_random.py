@@ -14,7 +14,7 @@ import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.trial import Trial
-from rlplat.tune.search.search import trial_rng
+from rlplat.tune.search.random_numbers import trial_rng
 from rlplat.tune.space.domains import Domain
 from rlplat.tune.space.space import Space, Suggestion
 

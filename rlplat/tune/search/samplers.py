@@ -26,7 +26,7 @@ import numpy as np
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.error_text import first_line
 from rlplat.tune.search.history import History, Outcome, Recorded
-from rlplat.tune.search.search import trial_rng
+from rlplat.tune.search.random_numbers import trial_rng
 from rlplat.tune.space.domains import Domain, Options
 from rlplat.tune.space.ranges import Normal, Range
 from rlplat.tune.space.space import Space, Suggestion

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.tune.core.suggests import Suggests
 from rlplat.tune.core.trial import Trial
+from rlplat.tune.search.random_numbers import trial_rng
 from rlplat.tune.space.domains import Domain, Grid, Options
 from rlplat.tune.space.space import Space, Suggestion
 
@@ -105,25 +105,6 @@ class Searcher:
                 f"searcher {self.name}: max_history is {settings.max_history!r}; it must be a count"
             )
         return settings
-
-
-class Suggests(Protocol):
-    num_trials: int | None
-    """How many there will be in all; None: it is not known before."""
-    notice: str
-    """What the user should know about this searcher on this space, in a line; may be empty."""
-
-    def suggest(self, number: int) -> Suggestion | None:
-        """For trial `number`; None when the space is exhausted or `num_samples` is reached."""
-        ...
-
-    def add(self, trial: Trial) -> None:
-        """It was suggested, or is in the storage of an experiment that goes on."""
-        ...
-
-    def end(self, trial: Trial) -> None:
-        """`trial.state` has ended."""
-        ...
 
 
 def make_searcher(
@@ -262,11 +243,6 @@ class WithPoints:
             return values[name] if name in values else domain.sample(rng)
 
         return self._space.draw(choose, rng)
-
-
-def trial_rng(seed: int, number: int) -> np.random.Generator:
-    """The random numbers of a trial's suggestion."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number))))
 
 
 def _named(point: Mapping[str, Any], space: Space, index: int) -> dict[str, Any]:
