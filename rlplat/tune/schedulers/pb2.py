@@ -208,8 +208,9 @@ class PB2(PBT):
 
         try:
             import scipy.optimize  # noqa: F401  before anything runs, not at the first choice
-        except ImportError:
-            raise MissingExtra("scipy", "tune", "the trial scheduler 'pb2'") from None
+            import threadpoolctl  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra(str(error.name).split(".")[0], "tune", "the trial scheduler 'pb2'") from None
         super().open(seed, space)
         self._numbers = {name: how for name, how in self.mutations.items() if isinstance(how, Range)}
         if not self._numbers:
@@ -221,6 +222,8 @@ class PB2(PBT):
     def explore(
         self, source: Trial, target: Trial, names: Sequence[str], rng: np.random.Generator
     ) -> dict[str, Any]:
+        from threadpoolctl import threadpool_limits
+
         explored = super().explore(source, target, names, rng)
         numbers = [name for name in names if name in self._numbers]
         members = [member.trial for member in self._members.values()]
@@ -246,7 +249,6 @@ class PB2(PBT):
         times = np.array([p.begin for p in periods]) / self.perturbation_period
         gains = np.array([p.gain for p in periods])
         y = np.clip((gains - gains.mean()) / (gains.std() + 1e-12), -3.0, 3.0)
-        kernel = fitted_kernel(x, times, y)
         trying = [
             trial
             for trial in members
@@ -257,14 +259,17 @@ class PB2(PBT):
         ]
         x_too = np.array([*x, *(point(self._score(trial), trial.params) for trial in trying)])
         times_too = np.array([*times, *(t.notes["boundary"][1] / self.perturbation_period for t in trying)])
-        chosen = upper_bound_choice(
-            GaussianProcess(kernel, x, times, y),
-            GaussianProcess(kernel, x_too, times_too, np.zeros(len(x_too))),
-            np.array([(score - low) / spread]),
-            now / self.perturbation_period,
-            len(numbers),
-            len(periods),
-            rng,
-        )
+        # The trials have the CPUs: two threads of BLAS that wait for each other take ten times as long as one.
+        with threadpool_limits(1):
+            kernel = fitted_kernel(x, times, y)
+            chosen = upper_bound_choice(
+                GaussianProcess(kernel, x, times, y),
+                GaussianProcess(kernel, x_too, times_too, np.zeros(len(x_too))),
+                np.array([(score - low) / spread]),
+                now / self.perturbation_period,
+                len(numbers),
+                len(periods),
+                rng,
+            )
         explored |= {name: self._numbers[name].at(float(u)) for name, u in zip(numbers, chosen, strict=True)}
         return explored
