@@ -15,7 +15,7 @@ from rlplat import state, tune
 from rlplat.errors import InfeasibleResources
 from rlplat.metrics import read_records
 from tests.patience import soon
-from tests.tune.test_rl_program import SMALL, Host, living, without_times
+from tests.tune.trials.test_rl_program import SMALL, Host, living, without_times
 
 ENV = '''
 import time

@@ -34,11 +34,11 @@ from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.hyperband import HyperBand
 from rlplat.tune.schedulers.pbt import PBT
 from rlplat.tune.space.space import loguniform
+from tests.tune.core.test_experiment import Scripted, begun, kinds, make, report
 from tests.tune.population import Killed, Population
 from tests.tune.running import lines, run, states
-from tests.tune.test_experiment import Scripted, begun, kinds, make, report
-from tests.tune.test_pbt import Climber, has_its_lineage
-from tests.tune.test_rl_program import SMALL
+from tests.tune.schedulers.test_pbt import Climber, has_its_lineage
+from tests.tune.trials.test_rl_program import SMALL
 
 ERROR = "e/trials/00000/checkpoints: OSError: no space\nTraceback ..."
 

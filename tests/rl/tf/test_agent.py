@@ -11,7 +11,7 @@ import rlplat
 
 pytest.importorskip("tensorflow")
 
-from tests.rl.test_agent import LSTM, module_input, played, rows, same, trained
+from tests.rl.run.test_trained_agent import LSTM, module_input, played, rows, same, trained
 
 pytestmark = pytest.mark.slow
 

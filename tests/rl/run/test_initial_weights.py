@@ -16,7 +16,7 @@ from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.run.initial_weights import CARRIED_OBSERVATIONS, find_initial, network_weights, require_fitting
 from rlplat.rl.run.training_plan import plan_from_file
-from tests.rl.test_agent import NORMAL, SMALL, make, trained
+from tests.rl.run.test_trained_agent import NORMAL, SMALL, make, trained
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from rlplat.runtime.process import signals
 from rlplat.runtime.process.signals import LoopLock, uninterrupted
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec
-from tests.runtime.test_io_loop import SilentTransport, wait_in_thread
+from tests.runtime.link.test_loop import SilentTransport, wait_in_thread
 
 
 class TooLong(Exception):

@@ -24,7 +24,7 @@ from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import StepWatchdog
 from tests.rl.fixture_envs import FaultyEnv, NativeVectorEnv
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = "tests.rl.fixture_envs"
 FAULTY = f"{FIXTURES}:FaultyEnv"
 

@@ -19,7 +19,7 @@ from rlplat.runtime.core.scheduler.events import (
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import ActorGone, Granted, LeasesRefused, Placed
 from rlplat.runtime.wire.values import ErrorInfo
-from tests.runtime.scheduler_house import CPU, GPU, Cluster, of, shape
+from tests.runtime.core.scheduler.scheduler_house import CPU, GPU, Cluster, of, shape
 
 
 def test_a_demand_goes_to_the_clients_own_node_first() -> None:

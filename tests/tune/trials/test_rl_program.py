@@ -21,7 +21,7 @@ from rlplat.tune.trials.programs import open_program
 from rlplat.tune.trials.trainables import check_trainable
 from tests.patience import soon
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
     "deterministic": True,

@@ -14,7 +14,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerUnblocked,
 )
 from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, Granted, GroupNews, LeasesRefused, Placed
-from tests.runtime.scheduler_house import CPU, Cluster, bundle, kinds, of, shape
+from tests.runtime.core.scheduler.scheduler_house import CPU, Cluster, bundle, kinds, of, shape
 
 ONE, TWO = bundle(CPU=1.0), bundle(CPU=2.0)
 

@@ -27,7 +27,7 @@ from rlplat.runtime.core.scheduler.events import (
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import ActorGone, Granted, Placed
 from rlplat.runtime.wire.values import ActorInfo, Shape
-from tests.runtime.scheduler_house import kinds, of
+from tests.runtime.core.scheduler.scheduler_house import kinds, of
 
 
 def shape(**demand: float) -> Shape:

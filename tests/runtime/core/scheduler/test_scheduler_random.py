@@ -32,7 +32,7 @@ from rlplat.runtime.core.scheduler.events import (
 )
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, Granted, Placed
-from tests.runtime.scheduler_house import INFO, bundle, shape
+from tests.runtime.core.scheduler.scheduler_house import INFO, bundle, shape
 
 TOTAL = {"CPU": 3.0, "GPU": 2.0}
 DEMANDS = [

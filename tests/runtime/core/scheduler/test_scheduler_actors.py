@@ -16,7 +16,7 @@ from rlplat.runtime.core.scheduler.events import (
 )
 from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, NameTaken, Placed
 from rlplat.runtime.wire.values import ActorInfo, CallOptions
-from tests.runtime.scheduler_house import CPU, INFO, Cluster, kinds, of, shape
+from tests.runtime.core.scheduler.scheduler_house import CPU, INFO, Cluster, kinds, of, shape
 
 
 def test_an_actor_restarts_as_often_as_it_may() -> None:

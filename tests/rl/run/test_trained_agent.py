@@ -20,7 +20,7 @@ from tests.rl.fixture_envs import MaskEnv, TreeEnv
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LOG: list[tuple[Any, Any, Any, bool]] = []
 """(observation, mask beside it, action taken, whether it is the first of an episode) of every step of a `Recorded`."""
 
