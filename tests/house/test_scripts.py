@@ -55,8 +55,8 @@ esac
     python.chmod(0o755)
 
 
-def install(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": str(checkout / "tools")}
+def install(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": str(checkout / "tools"), **variables}
     script = str(checkout / "scripts" / "install")
     return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
 
@@ -95,6 +95,14 @@ def test_the_second_use_does_nothing_until_the_requirements_change(checkout: Pat
         file.write("# changed\n")
     assert install(checkout).returncode == 0
     assert (checkout / "calls").read_text() != calls
+
+
+def test_where_python_may_not_keep_what_it_compiles_the_install_does(checkout: Path) -> None:
+    """Else every start would compile torch: 5 s and not 2."""
+    fake_python(checkout, version_is_fine=True, pip_works=True)
+    assert install(checkout, PYTHONDONTWRITEBYTECODE="1").returncode == 0
+    calls = (checkout / "calls").read_text()
+    assert "install --compile -c" in calls and "--no-compile" not in calls
 
 
 def test_extras_are_added_to_those_that_are_there_and_stay_when_the_requirements_change(
