@@ -9,6 +9,7 @@ import pytest
 import rlplat
 from rlplat import state
 from rlplat.errors import OptionError
+from tests.patience import soon
 
 
 @rlplat.remote(num_returns=0)
@@ -73,7 +74,8 @@ def test_nothing_is_left_of_a_call_without_returns(cluster: None) -> None:
     for _ in range(20):
         counter.add.remote(1)
     assert rlplat.get(counter.get.remote()) == 20
-    assert state.list_objects().total == before
+    # The last ref that was dropped is collected in a moment.
+    assert soon(lambda: state.list_objects().total <= before)
 
 
 def test_a_second_init_may_be_ignored(backend: str) -> None:
