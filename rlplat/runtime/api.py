@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlplat.errors import OptionError
@@ -184,8 +183,6 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     return connected().get(refs, timeout)
 
 
-_IDENTITY = attrgetter("owner", "id")
-"""Of an ObjectRef; as its hash says, and without a call of Python for each of a thousand."""
 _Waitable = TypeVar("_Waitable", ObjectRef, ObjectRefGenerator, ObjectRef | ObjectRefGenerator)
 
 
@@ -203,20 +200,25 @@ def wait(
     """
     if isinstance(refs, (ObjectRef, ObjectRefGenerator)):
         raise TypeError(f"rlplat.wait takes a list: put the {type(refs).__name__} into [...]")
-    refs = list(refs)
-    kinds = set(map(type, refs))
-    for kind in kinds:
-        if not issubclass(kind, (ObjectRef, ObjectRefGenerator)):
-            raise TypeError(f"rlplat.wait takes a list of ObjectRefs, and in it is a {kind.__name__}")
+    listed: list[Any] = list(refs)
+    if len({ref._key for ref in listed if type(ref) is ObjectRef}) != len(listed):
+        _check_waitables(listed)
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"rlplat.wait: timeout must be seconds, at least 0, not {timeout!r}")
-    if not refs:
+    if not listed:
         return [], []
-    if len(set(map(_IDENTITY, refs) if kinds == {ObjectRef} else refs)) != len(refs):
+    if not 0 < num_returns <= len(listed):
+        raise ValueError(f"rlplat.wait: num_returns is {num_returns}, and there are {len(listed)} refs")
+    return connected().wait(listed, num_returns, timeout)
+
+
+def _check_waitables(refs: list[Any]) -> None:
+    """What one quick look at a long list found odd: generators are fine."""
+    for kind in set(map(type, refs)):
+        if not issubclass(kind, (ObjectRef, ObjectRefGenerator)):
+            raise TypeError(f"rlplat.wait takes a list of ObjectRefs, and in it is a {kind.__name__}")
+    if len(set(refs)) != len(refs):
         raise ValueError("rlplat.wait: the list has the same ref twice")
-    if not 0 < num_returns <= len(refs):
-        raise ValueError(f"rlplat.wait: num_returns is {num_returns}, and there are {len(refs)} refs")
-    return connected().wait(refs, num_returns, timeout)
 
 
 # ---------------------------------------------------------------- tasks and actors

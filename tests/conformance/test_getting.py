@@ -122,6 +122,9 @@ def test_wait_refuses_duplicates_and_what_is_no_list_of_refs(backend: str) -> No
     ref = rlplat.put(1)
     with pytest.raises(ValueError):
         rlplat.wait([ref, ref])
+    (again,) = rlplat.get(rlplat.put([ref]))
+    with pytest.raises(ValueError, match="twice"):
+        rlplat.wait([ref, again])
     with pytest.raises(TypeError):
         rlplat.wait(ref)
     with pytest.raises(TypeError):

@@ -55,7 +55,7 @@ class LocalObjects:
         with self.changed:
             entry = self._entries.get(id)
             if entry is None:  # of a cluster that has ended: whoever reads it is told
-                return ObjectRef(owner, id, _ignore)
+                return ObjectRef(owner, id, _ignore, (owner, id))
             entry.num_refs += 1
         return ObjectRef(owner, id, self._dropped.append, id)
 
