@@ -29,7 +29,6 @@ examples:
   rlplat tune configs/tune/ppo-cartpole.yaml --num-samples 40 --set scheduler=asha --out runs/forty
   rlplat tune configs/tune/ppo-cartpole.yaml --out runs/forty --resume
   rlplat tune --algo ppo --env CartPole-v1 --set "learning_rate={loguniform: [1e-4, 1e-2]}" --num-samples 8
-  rlplat tune configs/tune/ppo-cartpole.yaml --storage postgresql://user@host/db --join    on any number of machines
   rlplat tune show runs/forty                      best config, importance of the parameters, pictures
 
 Ctrl-C once: trials that can be saved are saved at their next report, and the command says how to go on (exit code 130).
@@ -73,11 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--resume", action="store_true", help="go on with the experiment in its directory")
     parser.add_argument(
-        "--join",
-        action="store_true",
-        help="share the trials with other tuners of the same --storage (postgresql://), given the same command",
-    )
-    parser.add_argument(
         "--set",
         nargs="+",
         action="extend",
@@ -104,11 +98,6 @@ def run(arguments: list[str]) -> int:
     from rlplat.tune.results.directory import can_resume, refuse_existing
 
     specs = [spec.checked() for spec in planned(options)]
-    if options.join:
-        from rlplat.tune.joined_tuner import check_join
-
-        for spec in specs:
-            check_join(spec)
     resumed = {spec.name: options.resume and can_resume(spec.out) for spec in specs}
     if options.resume and not any(resumed.values()):
         raise ConfigError(
@@ -197,7 +186,7 @@ def _run_one(
     from rlplat.tune.run_experiment import run_experiment
 
     try:
-        analysis = run_experiment(spec, resume=resume, join=options.join, progress=not options.json)
+        analysis = run_experiment(spec, resume=resume, progress=not options.json)
     except KeyboardInterrupt:
         print(f"the experiment is in {spec.out}; to go on: {_resuming(arguments, spec)}", file=sys.stderr)
         raise

@@ -52,16 +52,13 @@ def run(
     out: str | os.PathLike[str] | None = None,
     storage: str = "",
     resume: bool = False,
-    join: bool = False,
     progress: bool = True,
 ) -> Analysis:
     """Run trials of `trainable` with configs from `space`; returns when all have ended. Settings: `ExperimentSpec`.
 
     trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
     algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
-    resume: go on with the experiment in `out`. join: share its trials with other tuners that are given the same
-    experiment and `storage` (postgresql://...), each with an `out` of its own; the first one begins it.
-    progress: show a table (on a terminal) or lines.
+    resume: go on with the experiment in `out`. progress: show a table (on a terminal) or lines.
     Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
     """
     spec = ExperimentSpec(
@@ -85,18 +82,12 @@ def run(
         out=Path(out) if out is not None else Path(),
         storage=storage,
     )
-    return run_experiment(spec, resume=resume, join=join, progress=progress)
+    return run_experiment(spec, resume=resume, progress=progress)
 
 
-def run_experiment(
-    spec: ExperimentSpec, *, resume: bool = False, join: bool = False, progress: bool = True
-) -> Analysis:
+def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool = True) -> Analysis:
     """`run` on settings that are put together already."""
     spec = spec.checked()
-    if join:
-        from rlplat.tune.joined_tuner import check_join
-
-        check_join(spec)
     if not resume:
         refuse_existing(spec.out)
     kind = check_trainable(spec.trainable)
@@ -108,7 +99,7 @@ def run_experiment(
     try:
         check_silence(spec, rlplat.get_runtime_context().client_id == "inproc")
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
-        return _run_on_cluster(spec, kind, resume, join, view)
+        return _run_on_cluster(spec, kind, resume, view)
     except UsageError:
         if not resume:
             take_back(spec.out)
@@ -119,15 +110,13 @@ def run_experiment(
         view.finish()
 
 
-def _run_on_cluster(
-    spec: ExperimentSpec, kind: TrainableKind, resume: bool, join: bool, view: View
-) -> Analysis:
+def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
     space = Space.parse(spec.space)
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
-        study = _open_study(spec, directory, resume, join, view)
+        study = _open_study(spec, directory, resume, view)
         stack.callback(study.close)
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
@@ -148,49 +137,25 @@ def _run_on_cluster(
             trial_seed=lambda number: trial_seed(spec.seed, number),
             is_algorithm=kind.is_algorithm,
         )
-        tuner: type[Tuner] = Tuner
-        if join:
-            from rlplat.tune.joined_tuner import JoinedTuner
-
-            tuner = JoinedTuner
-        return tuner(spec, kind, experiment, study, directory, view).run(resume=resume or join)
+        return Tuner(spec, kind, experiment, study, directory, view).run(resume=resume)
 
 
-def _open_study(
-    spec: ExperimentSpec, directory: ExperimentDirectory, resume: bool, join: bool, view: View
-) -> Study:
+def _open_study(spec: ExperimentSpec, directory: ExperimentDirectory, resume: bool, view: View) -> Study:
     """The study, new or with the same settings as before."""
-    kind: type[Study] = Study
     storage = directory.storage
-    if join:
-        from rlplat.tune.storage.shared_study import SharedStudy
-
-        kind = SharedStudy
-    study = kind.open(storage, spec.name, list(spec.mode), resume=resume, say=view.say)
+    study = Study.open(storage, spec.name, list(spec.mode), resume=resume, say=view.say)
     try:
-        with study.settling() as known:
-            if "experiment" in known:
-                refuse_changes(spec, known["experiment"], shown(storage))
-                if join is not bool(known.get("is_shared")):
-                    raise ConfigError(
-                        f"the experiment {spec.name!r} in {shown(storage)} "
-                        + (
-                            "has one tuner only: go on with --resume and without --join, or give the new one another "
-                            "name (--set name=...)"
-                            if join
-                            else "is shared by several tuners: add --join"
-                        )
-                    )
-            elif directory.has_results:  # they follow from the study: without it they would be dropped
-                raise ConfigError(
-                    f"{directory.path} has results of an experiment, and {shown(storage)} holds no {spec.name!r}: "
-                    "resume it with the storage and the name that it had, or begin a new one with --out"
-                )
-            else:
-                study.name_metrics(spec.metric)
-            settings = {"experiment": settings_of(spec)}
-            study.settle({**settings, "is_shared": True} if join else settings)
-            study.sync()  # before there can be results of it
+        if "experiment" in study.settings:
+            refuse_changes(spec, study.settings["experiment"], shown(storage))
+        elif directory.has_results:  # they follow from the study: without it they would be dropped
+            raise ConfigError(
+                f"{directory.path} has results of an experiment, and {shown(storage)} holds no {spec.name!r}: "
+                "resume it with the storage and the name that it had, or begin a new one with --out"
+            )
+        else:
+            study.name_metrics(spec.metric)
+        study.settle({"experiment": settings_of(spec)})
+        study.sync()  # before there can be results of it
     except BaseException:
         study.close()
         raise

@@ -114,13 +114,10 @@ class Tuner:
                 break
             if len(self._slots.by_trial) >= limit or not self._has_room():
                 break
-            self._begin_next()
+            self._perform(self.experiment.next_trial())
             if not self._to_begin:
                 break
         self._slots.clean()
-
-    def _begin_next(self) -> None:
-        self._perform(self.experiment.next_trial())
 
     def _has_room(self) -> bool:
         """Whether a trial of the usual size could begin now."""

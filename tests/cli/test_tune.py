@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from rlplat.cli import main
 from rlplat.config import load_yaml
 from rlplat.errors import MissingExtra
 from tests.patience import soon
-from tests.tune.postgres import PASSWORD, postgres_server
+from tests.tune.postgres import postgres_server
 
 pytestmark = pytest.mark.process
 
@@ -313,37 +312,6 @@ def test_a_study_in_postgresql(here: Path, capsys: Any) -> None:
         assert json.loads(capsys.readouterr().out)["directory"] == "runs/second"
 
 
-def test_tuners_that_join(here: Path, capsys: Any, monkeypatch: Any) -> None:
-    with postgres_server() as server:
-        monkeypatch.setenv("PGPASSWORD", PASSWORD)
-        given = f"seed.yaml --storage {server.url_without_password} --json --set beta=1 alpha=0.6"
-        flags = given.split()
-        assert tune(*flags, "--join", "--num-samples", "2") == 0
-        assert tune(*flags, "--join", "--num-samples", "3", "--out", "late") == 0
-        first, late = map(json.loads, capsys.readouterr().out.splitlines())
-        assert (first["trials"], late["trials"]) == ({"complete": 2}, {"complete": 3})
-        reports = (here / "late/results.jsonl").read_text().splitlines()
-        assert {json.loads(line)["trial"] for line in reports} == {2}
-        assert main(["tune", "show", "runs/seed", "--no-pictures", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["trials"] == {"complete": 3}
-        for arguments, said in (
-            ("--join", "an experiment is already in runs/seed"),
-            ("--resume", "is shared by several tuners: add --join"),
-            ("--join --out x --set alpha=0.7", "'config.alpha' was 0.6, and is 0.7 now (from --set alpha)"),
-            (
-                "--join --set 'scheduler={name: hyperband, max_progress: 9}'",
-                "hyperband (from --set scheduler) pauses",
-            ),
-        ):
-            assert tune(*flags, *shlex.split(arguments)) == 2
-            assert said in capsys.readouterr().err
-        assert tune(*flags, "--join", "--resume", "--num-samples", "4") == 0
-        assert json.loads(capsys.readouterr().out)["trials"] == {"complete": 4}
-        assert tune(*flags, "name=alone") == 0
-        assert tune(*flags, "name=alone", "--join", "--out", "y") == 2
-        assert "has one tuner only: go on with --resume and without --join" in capsys.readouterr().err
-
-
 def test_train_and_tune_send_each_others_files_to_the_right_place(here: Path, capsys: Any) -> None:
     (here / "run.yaml").write_text("algo: ppo\nenv: CartPole-v1\n")
     assert tune("run.yaml") == 2
@@ -410,7 +378,6 @@ BAD = [
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],
      "trial 2: it returned nothing, and reported nothing: return a dict of metrics, or report them"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:raises", "max_failures=0"], "ValueError: no such alpha\n  in "),
-    (["seed.yaml", "--join"], "add --storage postgresql://user@host/database"),
     (["cyclic.yaml"], "nested deeper than 32 levels"),
     (["evil.yaml"], "evil.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed"),
 ]  # fmt: skip

@@ -98,15 +98,6 @@ def die_at(place: str, count: int) -> None:
     setattr(owner, last, deadly)
 
 
-def vanish_when_told(file: str, port: int) -> None:
-    """As soon as there is this file. port: of the database, which will hear nothing more."""
-    from tests.vanishing import vanish
-
-    while not os.path.exists(file):
-        time.sleep(0.01)
-    vanish(port)
-
-
 def main(directory: Path, orders: dict[str, Any]) -> None:
     rlplat.init(num_cpus=2, num_gpus=0, backend=orders.get("backend", "zmq"))
     if "kill_at" in orders:
@@ -121,22 +112,16 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
             return run(self, resume=resume)
 
         Tuner.run = run_with_a_fuse  # type: ignore[method-assign]
-    if "orphan_s" in orders:
-        from rlplat.tune.storage import shared_study
-
-        shared_study.ORPHAN_S, shared_study.KEEPALIVE = orders["orphan_s"], (1, 1, 1)
-    if "vanish" in orders:
-        threading.Thread(target=vanish_when_told, args=orders["vanish"], daemon=True).start()
     if "largest_file" in orders:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders["largest_file"], resource.RLIM_INFINITY))
     space = {
-        "alpha": tune.uniform(0, orders.get("highest", 1)),
+        "alpha": tune.uniform(0, 1),
         "story": str(directory / "story"),
         "step_s": orders.get("step_s", 0.01),
         "gate": orders.get("gate", ""),
     }
-    out = directory / orders.get("out", "experiment")
+    out = directory / "experiment"
     analysis = tune.run(
         Climb,
         space,
@@ -144,7 +129,6 @@ def main(directory: Path, orders: dict[str, Any]) -> None:
         stop={"step": NUM_STEPS},
         out=out,
         resume=out.exists(),
-        join=orders.get("join", False),
         progress=False,
         checkpoint_period=orders.get("checkpoint_period", 2),
         **{"num_samples": 8, "max_concurrent": 2, "seed": 3} | orders.get("settings", {}),

@@ -12,8 +12,7 @@ Rules
 4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
 5. A checkpoint that cannot be written costs the trial nothing while it runs, and what it reported beyond the one before
    it where it must go on from there: after a pause (nobody judges the same reports twice), a crash or a restart.
-6. Trials of other tuners of the same study are learnt from and waited for; they do not count as live here.
-7. Ended trials are counted and the best ten kept; the rest of them lives in the study.
+6. Ended trials are counted and the best ten kept; the rest of them lives in the study.
 """
 
 from __future__ import annotations
@@ -95,76 +94,43 @@ class Experiment:
     # ------------------------------------------------------------ from outside
 
     def restore(self, trials: Iterable[Trial]) -> list[Action]:
-        """Trials of the storage, by number: the state that the experiment had, as far as it was recorded."""
-        self.learn(trials)
-        return self.adopt(list(self.roster.others.values()))
-
-    def learn(self, trials: Iterable[Trial]) -> None:
-        """What other tuners of the same study have done. trials: by number, those from `num_trials` on, and the
-        `others` as they are now; one of these that is missing was never written."""
-        roster = self.roster
-        known, roster.others = roster.others, {}
+        """Trials of the storage, by number: the state that the experiment had, as far as it was recorded. Those that
+        have not ended go on from their checkpoints."""
+        going_on: list[Trial] = []
         for trial in trials:
             self.num_trials = max(self.num_trials, trial.number + 1)
-            before = known.pop(trial.number, None)
-            if before is None:
-                self._scheduler.add(trial)
-                self._searcher.add(trial)
-            self._record_news(before, trial)
+            self._scheduler.add(trial)
+            self._searcher.add(trial)
+            for progress, score in trial.history:
+                self._scheduler.record(trial, progress, score)
+            self._metric_seen = self._metric_seen or bool(trial.history)
             if trial.state.has_ended:
-                roster.ended_elsewhere(trial)
+                self.roster.ended_before(trial)
                 self._scheduler.end(trial)
                 self._searcher.end(trial)
             else:
-                roster.others[trial.number] = trial
-        for number, trial in known.items():
-            trial.state = TrialState.FAILED
-            self._scheduler.end(trial)
-            self._searcher.end(trial)
-            self.num_trials, self._is_exhausted = min(self.num_trials, number), False
+                going_on.append(trial)
         self._look_whether_all_are_there()
-
-    def _record_news(self, before: Trial | None, trial: Trial) -> None:
-        """Where it went back to a checkpoint in between, schedulers ignore what they know already."""
-        for progress, score in trial.history[len(before.history) if before else 0 :]:
-            self._scheduler.record(trial, progress, score)
-        self._metric_seen = self._metric_seen or bool(trial.history)
-
-    def adopt(self, trials: Iterable[Trial]) -> list[Action]:
-        """Some of the `others` are this tuner's from now on, to go on from their checkpoints; as they are now."""
-        actions: list[Action] = []
-        interrupted: list[Trial] = []
-        for trial in trials:
-            self._record_news(self.roster.others.pop(trial.number), trial)
+        for trial in going_on:
             self.roster.enter(trial, saved_run_s=trial.run_s)
+        actions: list[Action] = []
+        for trial in going_on:
             if trial.state is not TrialState.PAUSED:
-                interrupted.append(trial)
-        for trial in interrupted:
-            if trial.checkpoint and trial.checkpoint.step == trial.step and trial.history:
-                verdict = self._scheduler.judge(trial)
-                if isinstance(verdict, Stop):
-                    actions += self._stop(trial, verdict)
-                    continue
-                if isinstance(verdict, Pause):
-                    self.roster.move(trial, TrialState.PAUSED)
-                    actions.append(RecordChange(trial))
-                    continue
-                if isinstance(verdict, Exploit):
-                    actions += self._exploit(trial, verdict, in_its_slot=False) or self._wait_again(trial)
-                    continue
-            actions += self._wait_again(trial)
+                actions += self._begin_again(trial)
         return _copies_first(actions + self._give_due())
 
-    def lose(self, trial: Trial) -> None:
-        """Another tuner has it now (or it was never written), whatever became of it here."""
-        if not self.roster.lose(trial):  # it had ended here
-            self._scheduler.add(trial)
-            self._searcher.add(trial)
-
-    @property
-    def suggests(self) -> bool:
-        """Whether `next_trial` will ask the searcher."""
-        return not (self.interrupted or self.roster.has_waiting or self._is_exhausted)
+    def _begin_again(self, trial: Trial) -> list[Action]:
+        """After a restart, with the verdict that was not carried out any more."""
+        if trial.checkpoint and trial.checkpoint.step == trial.step and trial.history:
+            verdict = self._scheduler.judge(trial)
+            if isinstance(verdict, Stop):
+                return self._stop(trial, verdict)
+            if isinstance(verdict, Pause):
+                self.roster.move(trial, TrialState.PAUSED)
+                return [RecordChange(trial)]
+            if isinstance(verdict, Exploit):
+                return self._exploit(trial, verdict, in_its_slot=False) or self._wait_again(trial)
+        return self._wait_again(trial)
 
     def next_trial(self) -> list[Action]:
         """For a free slot: [..., Begin], or [] where nothing is to begin now."""
@@ -217,7 +183,7 @@ class Experiment:
         roster = self.roster
         if roster.counts[TrialState.RUNNING]:
             return False
-        return bool(self.interrupted) or (self._is_exhausted and not roster.live and not roster.others)
+        return bool(self.interrupted) or (self._is_exhausted and not roster.live)
 
     def num_free_reports(self, number: int) -> int:
         """So many reports of this trial may come at once, because nothing is decided before the last of them: where
@@ -238,7 +204,7 @@ class Experiment:
         return Snapshot(
             name=self.spec.name,
             metric=self.spec.metric,
-            counts=self.roster.counts_of_all(),
+            counts=dict(self.roster.counts),
             num_trials=self.num_expected,
             live=self.roster.live_trials(),
             best=self.roster.best(),

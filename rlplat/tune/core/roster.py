@@ -1,4 +1,4 @@
-"""Where each trial of an experiment is: live here, of another tuner, or ended (counted, and the best ten kept)."""
+"""Where each trial of an experiment is: live, or ended (counted, and the best ten kept)."""
 
 from __future__ import annotations
 
@@ -40,16 +40,13 @@ class Roster:
         """signs: of each metric, 1 where higher is better, else -1."""
         self._signs = tuple(signs)
         self.live: dict[int, Live] = {}
-        self.others: dict[int, Trial] = {}
-        """Of other tuners of the same study, as far as they have not ended."""
         self.counts = dict.fromkeys(TrialState, 0)
-        """Of all but the `others`."""
         self._waiting: deque[int] = deque()
         self._best: list[Trial] = []
         """Of those that have ended."""
 
     def enter(self, trial: Trial, *, saved_run_s: float = 0.0) -> None:
-        """It lives here from now on, in the state that it has."""
+        """It lives from now on, in the state that it has."""
         self.counts[trial.state] += 1
         self.live[trial.number] = Live(trial, saved_run_s=saved_run_s)
 
@@ -68,31 +65,15 @@ class Roster:
         self.move(trial, TrialState.RUNNING)
         return trial
 
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
-
     def end(self, trial: Trial, state: TrialState) -> None:
         self.move(trial, state)
         del self.live[trial.number]
         self._keep_best(trial)
 
-    def ended_elsewhere(self, trial: Trial) -> None:
-        """In an earlier life of this tuner, or with another one."""
+    def ended_before(self, trial: Trial) -> None:
+        """In an earlier life of this tuner."""
         self.counts[trial.state] += 1
         self._keep_best(trial)
-
-    def lose(self, trial: Trial) -> bool:
-        """It is another tuner's now. Returns whether it lived here until now; else it had ended."""
-        self.counts[trial.state] -= 1
-        lived = self.live.pop(trial.number, None) is not None
-        if not lived:
-            self._best = [best for best in self._best if best is not trial]
-        if trial.number in self._waiting:
-            self._waiting.remove(trial.number)
-        trial.state = TrialState.WAITING
-        self.others[trial.number] = trial
-        return lived
 
     @property
     def num_ended(self) -> int:
@@ -101,15 +82,9 @@ class Roster:
     def live_trials(self) -> list[Trial]:
         return [live.trial for live in self.live.values()]
 
-    def counts_of_all(self) -> dict[TrialState, int]:
-        counts = dict(self.counts)
-        for trial in self.others.values():
-            counts[trial.state] += 1
-        return counts
-
     def best(self) -> list[Trial]:
-        """The best ones, ended or running, here or elsewhere; best first."""
-        going_on = [trial for trial in [*self.live_trials(), *self.others.values()] if trial.values]
+        """The best ones, ended or running; best first."""
+        going_on = [trial for trial in self.live_trials() if trial.values]
         return best_first([*self._best, *going_on], self._signs)[:NUM_BEST]
 
     def _keep_best(self, trial: Trial) -> None:

@@ -81,8 +81,7 @@ class Analysis:
     def checkpoint_of(self, trial: Trial) -> Path | None:
         if trial.checkpoint is None or self.directory is None:
             return None
-        directory = Path(trial.notes.get("directory", self.directory))  # of several tuners: whose it is
-        return directory / "trials" / trial.directory_name / "checkpoints" / trial.checkpoint.name
+        return self.directory / "trials" / trial.directory_name / "checkpoints" / trial.checkpoint.name
 
     @cached_property
     def pareto_front(self) -> list[Trial]:

@@ -101,7 +101,7 @@ class EvolutionSearch:
         )  # fmt: skip
 
     def _catch_up(self, ended: list[Outcome], running: list[Outcome]) -> None:
-        """The generations that others have begun: an earlier life of this tuner, other tuners of the study."""
+        """The generations that an earlier life of this tuner has begun."""
         by_number = self._population | {outcome.number: outcome for outcome in ended}
         steps = sorted(
             (outcome.notes["generation"], outcome.notes["told"])

@@ -8,7 +8,7 @@ Optuna's own writes take five round trips for one intermediate value. Here a tur
 that travel together, and since they are upserts under ids that were reserved before, they can be sent again when nobody
 knows whether the server had taken them: a server that goes away is waited for, and nothing is lost or doubled.
 
-One tuner per study (several: shared_study.py): it holds an advisory lock as long as its connection lives. Several
+One tuner per study: it holds an advisory lock as long as its connection lives. Several
 studies share a database.
 """
 
@@ -39,8 +39,6 @@ _TIMES_ARE_UTC = int(optuna.__version__.partition(".")[0]) >= 5
 
 
 class DatabaseWriter:
-    _ids_at_once = 100
-
     def __init__(
         self,
         url: str,
@@ -219,8 +217,7 @@ class DatabaseWriter:
     def _reserve_ids(self) -> list[int]:
         self._connected()
         rows = self._query(
-            "SELECT nextval(pg_get_serial_sequence('trials', 'trial_id')) FROM generate_series(1, %s)",
-            self._ids_at_once,
+            "SELECT nextval(pg_get_serial_sequence('trials', 'trial_id')) FROM generate_series(1, 100)"
         )
         return [row[0] for row in rows]
 

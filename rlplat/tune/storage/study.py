@@ -25,11 +25,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
@@ -145,21 +144,14 @@ class Study:
                 raise ConfigError(
                     f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
                 )
+            if writer.directions != list(directions):
+                raise ConfigError(
+                    f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
+                    "on with what it began with: start a new one with --out"
+                )
         except BaseException:
             writer.close()
             raise
-        return cls._over(writer, storage, name, directions)
-
-    @classmethod
-    def _over(
-        cls, writer: StudyWriter, storage: str | Path, name: str, directions: Sequence[Direction]
-    ) -> Self:
-        if writer.directions != list(directions):
-            writer.close()
-            raise ConfigError(
-                f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
-                "on with what it began with: start a new one with --out"
-            )
         return cls(writer, storage, name, directions)
 
     # ----------------------------------------------------------------------------------------- the experiment's own
@@ -168,11 +160,6 @@ class Study:
     def settings(self) -> dict[str, Any]:
         """What `settle` has written."""
         return self._writer.study_attrs()
-
-    @contextmanager
-    def settling(self) -> Iterator[dict[str, Any]]:
-        """What `settle` has written; nobody else settles anything meanwhile."""
-        yield self.settings
 
     def settle(self, settings: Mapping[str, Any]) -> None:
         """Write the experiment's settings, as far as they are not there."""
