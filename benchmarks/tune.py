@@ -34,8 +34,7 @@ NOTES = (
     "rlplat and Ray run trials in worker processes on 2 CPUs; Optuna calls the function in its own thread: it pays for "
     "no isolation: no crash, hang or memory limit of a trial is survived there.",
     "Trials/s are without starting the cluster.",
-    "Nothing is decided on the reports of random search, so those that come within a millisecond share a turn; ASHA "
-    "decides on each that comes to a rung, TPE on trials. Ray and Optuna have every report by itself.",
+    "Every report is a round trip to the tuner, in rlplat as in Ray.",
     "Ray: `RAY_AIR_NEW_OUTPUT=0`, `TUNE_DISABLE_AUTO_CALLBACK_LOGGERS=1`, `verbose=0`, `reuse_actors=True`; "
     "only 200 trials in the row with ASHA and 40 in the row with TPE, for the time that they take.",
 )

@@ -167,17 +167,12 @@ class Tuner:
         if isinstance(answer, SavedTurn):
             self._perform(self.experiment.handle(events.Saved(number, *answer)))
         elif isinstance(answer, Turn):
-            self._reported(slot, number, answer)
-
-    def _reported(self, slot: Slot, number: int, turn: Turn) -> None:
-        for place, (metrics, run_s) in enumerate(turn.reports, start=1):
-            is_last = place == len(turn.reports) and not turn.has_ended
-            event = events.Reported(number, metrics, run_s, is_last and turn.can_save, goes_on=not is_last)
+            event = (
+                events.Returned(number, answer.run_s)
+                if answer.metrics is None
+                else events.Reported(number, answer.metrics, answer.run_s, answer.can_save)
+            )
             self._perform(self.experiment.handle(event))
-            if slot.trial != number or self._abort is not None:  # it failed: a NaN
-                return
-        if turn.has_ended:
-            self._perform(self.experiment.handle(events.Returned(number, turn.end_s)))
 
     def _lost(self, slot: Slot, call: Call, error: BaseException) -> None:
         """A call failed: user code raised, or the host died; a host that may be damaged is replaced."""
@@ -227,8 +222,7 @@ class Tuner:
                 self.study.report(action.trial)
                 self.directory.record(action.trial, action.trial.last)
             elif isinstance(action, events.Advance):
-                num_reports = self.experiment.num_free_reports(action.number)
-                self._slots.by_trial[action.number].call("advance", num_reports)
+                self._slots.by_trial[action.number].call("advance")
             elif isinstance(action, events.RecordTrial):
                 self.study.create(action.trial)
             elif isinstance(action, events.RecordChange):
@@ -263,7 +257,7 @@ class Tuner:
         if self._ends_apart and (slot.left is not None or slot.trial is not None):
             slot.end()
         self._slots.assign(slot, trial.number)
-        slot.call("begin", order, self.experiment.num_free_reports(trial.number))
+        slot.call("begin", order)
 
     def _copy(self, action: events.CopyCheckpoint) -> None:
         """ConfigError where the disk refuses: then nothing was recorded of what follows from the copy."""

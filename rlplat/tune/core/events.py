@@ -18,8 +18,6 @@ class Reported:
     """Seconds since the report before."""
     can_save: bool = False
     """Whether a checkpoint can be taken now."""
-    goes_on: bool = False
-    """The trial did not wait for an answer: a next report, or its end, is there already."""
 
 
 @dataclass(frozen=True)

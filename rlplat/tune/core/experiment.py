@@ -6,8 +6,7 @@
 Rules
 1. Whatever an action makes visible outside is recorded before it: the `Record...` actions of one event come first;
    only what they name, a copied checkpoint, is there before them.
-2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there; but where none
-   can be given (`num_free_reports`), it goes on.
+2. A trial is blocked between its report and the answer to it, so a verdict takes effect exactly there.
 3. A trial that goes on from a checkpoint forgets what it reported beyond it: those steps will be reported again.
 4. A trial scheduler sees single scores, higher is better; a searcher sees recorded trials only.
 5. A checkpoint that cannot be written costs the trial nothing while it runs, and what it reported beyond the one before
@@ -57,7 +56,6 @@ NUM_HOPELESS = 3
 """So many trials fail before the first report of any: then it is not their configs."""
 CHECKPOINT_SHARE = 0.1
 """Of a trial's time that its checkpoints may take where `checkpoint_period` is not set."""
-MAX_FREE_REPORTS = 1_000
 FIRST_CHECKPOINT_S = 5.0
 """Seconds of running that are worth a checkpoint."""
 
@@ -185,17 +183,6 @@ class Experiment:
             return False
         return bool(self.interrupted) or (self._is_exhausted and not roster.live)
 
-    def num_free_reports(self, number: int) -> int:
-        """So many reports of this trial may come at once, because nothing is decided before the last of them: where
-        that is known, so that quick trials need not wait for an answer after each report."""
-        trial = self.roster.live[number].trial
-        until = self._scheduler.judges_at(trial) - trial.progress if self._scheduler.unit == "step" else 1.0
-        if self.spec.checkpoint_period is not None:
-            until = min(until, self.spec.checkpoint_period - trial.step % self.spec.checkpoint_period)
-        for name, limit in self.spec.stop.items():
-            until = min(until, limit - self._steps(trial) if name == "step" else 1.0)
-        return max(math.ceil(min(until, MAX_FREE_REPORTS) - 1e-6), 1)
-
     @property
     def num_expected(self) -> int | None:
         return self.num_trials if self._is_exhausted else self._searcher.num_trials
@@ -228,8 +215,6 @@ class Experiment:
         actions: list[Action] = [RecordReport(trial)]
         if rule := rule_reached(trial, self._steps(trial), self.spec.stop, self._signs):
             return actions + self._complete(live, rule, event.can_save)
-        if event.goes_on:
-            return actions
         verdict: Verdict = Continue()
         has_score = trial.values and trial.history and trial.history[-1][0] == trial.progress
         if has_score and trial.progress > live.catch_up:

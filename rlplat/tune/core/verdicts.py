@@ -92,11 +92,6 @@ class TrialScheduler(Protocol):
         a level counts for it."""
         ...
 
-    def judges_at(self, trial: Trial) -> float:
-        """The progress before which `judge` says nothing but Continue(), whatever is reported; `trial.progress` where
-        each report is judged."""
-        ...
-
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended; a failed trial must not make others wait for it."""
         ...

@@ -17,7 +17,6 @@ Neither waits for a whole rung, so a failed trial makes nobody wait; what it sco
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -119,13 +118,6 @@ class ASHA:
                 )
         run.passed_before = run.passed  # said once, also where it repeats this report after a crash
         return Continue()
-
-    def judges_at(self, trial: Trial) -> float:
-        run = self._runs[trial.number]
-        if trial.progress < run.progress:  # it repeats what it reported before a crash
-            return run.progress
-        level = self._level(run.passed)
-        return level if level is not None else self._last if self._last is not None else math.inf
 
     def end(self, trial: Trial) -> None:
         run = self._runs.pop(trial.number)

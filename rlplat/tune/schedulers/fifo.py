@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rlplat.tune.core.trial import Trial
@@ -27,9 +26,6 @@ class FIFO:
 
     def judge(self, trial: Trial) -> Verdict:
         return Continue()
-
-    def judges_at(self, trial: Trial) -> float:
-        return math.inf
 
     def end(self, trial: Trial) -> None:
         pass

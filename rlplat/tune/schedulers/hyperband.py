@@ -228,13 +228,6 @@ class HyperBand:
             run.passed_before = run.passed  # said once, also where it repeats this report after a crash
         return Continue()
 
-    def judges_at(self, trial: Trial) -> float:
-        bracket = self._brackets[trial.number]
-        run = bracket.runs[trial.number]
-        if trial.progress < run.progress:  # it repeats what it reported before a crash
-            return run.progress
-        return bracket.plan.levels[run.passed]
-
     def end(self, trial: Trial) -> None:
         bracket = self._brackets.pop(trial.number)
         bracket.end(trial.number)

@@ -129,9 +129,6 @@ class MedianStopping:
             f"its best is below the median of {num_others} others' averages {at(run.progress, self.unit)} {numbers}"
         )
 
-    def judges_at(self, trial: Trial) -> float:
-        return trial.progress
-
     def end(self, trial: Trial) -> None:
         del self._runs[trial.number]
 

@@ -142,9 +142,6 @@ class PBT:
         member.is_at_boundary = self._level(progress) > self._level(before)
         member.progress, member.score = progress, score
 
-    def judges_at(self, trial: Trial) -> float:
-        return trial.progress
-
     def end(self, trial: Trial) -> None:
         self._members[trial.number].is_at_boundary = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -32,10 +31,9 @@ from rlplat.tune.core.events import (
     Saved,
     Say,
 )
-from rlplat.tune.core.experiment import MAX_FREE_REPORTS, Experiment
+from rlplat.tune.core.experiment import Experiment
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
-from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.search.search import Suggestion
 from rlplat.tune.settings.spec import ExperimentSpec
@@ -66,9 +64,6 @@ class Scripted(FIFO):
     ) -> None:
         super().__init__()
         self.verdicts, self._due = verdicts, due or []
-
-    def judges_at(self, trial: Trial) -> float:
-        return trial.progress
 
     def judge(self, trial: Trial) -> Verdict:
         return self.verdicts.get((trial.number, trial.step), Continue())
@@ -212,42 +207,6 @@ def test_a_verdict_may_ask_for_a_checkpoint() -> None:
     report(experiment, 0, 0.3)  # the answer to `save` may come after the next report
     assert kinds(experiment.handle(Saved(0, "step_2", 2))) == [RecordChange]
     assert trial.checkpoint == CheckpointMark(2, "step_2", 2.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "steps", "expected"),
-    [
-        ({}, 0, MAX_FREE_REPORTS),
-        ({"stop": {"step": 5}}, 0, 5),  # on the fifth
-        ({"stop": {"step": 5}}, 3, 2),
-        ({"stop": {"step": 2.5}}, 0, 3),
-        ({"stop": {"acc": 0.9}}, 0, 1),  # who knows when
-        ({"stop": {"step": 5, "wall_s": 60}}, 0, 1),
-        ({"checkpoint_period": 3}, 0, 3),
-        ({"checkpoint_period": 3}, 4, 2),
-        ({"scheduler": ASHA(max_progress=9, reduction_factor=3)}, 0, 1),
-        ({"scheduler": ASHA(max_progress=9, reduction_factor=3)}, 1, 2),
-        ({"scheduler": ASHA(max_progress=9, reduction_factor=3)}, 3, 6),
-        ({"scheduler": ASHA(min_progress=0.1 * 3 * 10, unit="step")}, 0, 3),  # 3 but for rounding
-        ({"scheduler": ASHA(max_progress=9, min_progress=1, unit="acc")}, 0, 1),
-    ],
-)
-def test_reports_that_need_no_answer(settings: dict[str, Any], steps: int, expected: int) -> None:
-    experiment = make(1, **settings)
-    begun(experiment)
-    for step in range(steps):
-        report(experiment, 0, 0.5 + step / 100)
-    assert experiment.num_free_reports(0) == expected
-
-
-def test_a_report_that_needs_no_answer_gets_none() -> None:
-    experiment = make(1, checkpoint_period=2)
-    trial = begun(experiment)
-    assert kinds(experiment.handle(Reported(0, {"acc": 0.5}, 1.0, goes_on=True))) == [RecordReport]
-    assert kinds(report(experiment, 0, 0.7)) == [RecordReport, Save, Advance]
-    assert trial.history == [(1, 0.5), (2, 0.7)] and trial.run_s == 2
-    actions = experiment.handle(Reported(0, {"acc": math.nan}, 1.0, goes_on=True))
-    assert kinds(actions)[:3] == [RecordReport, RecordEnd, Say] and Release in kinds(actions)
 
 
 def test_what_a_scheduler_notes_is_recorded_with_the_report() -> None:
@@ -545,17 +504,16 @@ class World:
                 self.events = deque(event for event in self.events if event.number != action.number)
 
     def compute(self, number: int) -> None:
-        """To the next report, or over some that need no answer."""
-        for left in reversed(range(self.rng.randint(1, self.experiment.num_free_reports(number)))):
-            if self.running[number] >= self.length:
-                self.events.append(Returned(number, 0.1))
-                return
-            self.running[number] += 1
-            if self.rng.random() < 0.05:
-                self.events.append(Crashed(number, "bad luck"))
-                return
-            acc = number / 100 + self.running[number] / 10
-            self.events.append(Reported(number, {"acc": acc}, 1.0, not left, goes_on=left > 0))
+        """To the next report."""
+        if self.running[number] >= self.length:
+            self.events.append(Returned(number, 0.1))
+            return
+        self.running[number] += 1
+        if self.rng.random() < 0.05:
+            self.events.append(Crashed(number, "bad luck"))
+            return
+        acc = number / 100 + self.running[number] / 10
+        self.events.append(Reported(number, {"acc": acc}, 1.0, can_save=True))
 
     def go(self, num_events: int) -> bool:
         """Whether the experiment came to its end within so many events."""
@@ -582,9 +540,6 @@ class PauseHalf(FIFO):
         super().__init__()
         self._paused: list[int] = []
         self._all_there = False
-
-    def judges_at(self, trial: Trial) -> float:
-        return min(step for step in (2, 3, 4, math.inf) if step > trial.step)
 
     def judge(self, trial: Trial) -> Verdict:
         if trial.step == 2 and trial.number % 2 == 0 and not trial.notes.get("went_on"):
