@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ObjectLost, ObjectStoreFull
+from rlplat.runtime.store import segments
 from rlplat.runtime.store.room import Spiller
 from rlplat.runtime.store.segments import Store, _class_bytes
 from rlplat.runtime.wire import codec
@@ -55,9 +56,11 @@ def test_what_is_written_is_read(stores: tuple[Store, Store], value: Any) -> Non
     np.testing.assert_equal(got, value)
 
 
+@pytest.mark.parametrize("alone", [segments._SHARED_COPY_BYTES, OUT_OF_BAND_BYTES])
 def test_values_that_end_anywhere_in_a_page_are_read_fresh_from_a_used_segment_and_from_disk(
-    stores: tuple[Store, Store], tmp_path: Path
+    stores: tuple[Store, Store], tmp_path: Path, alone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(segments, "_SHARED_COPY_BYTES", alone)  # (how much one thread copies alone)
     writer, reader = stores
     (tmp_path / "spill").mkdir()
     spiller = Spiller(writer, threading.Lock())
@@ -102,6 +105,20 @@ def test_a_freed_segment_is_used_again_for_its_size_class(stores: tuple[Store, S
     assert (reader.read(second, None) == 2).all()
     larger = writer.write(packed(array(3, 500_000)), "driver")
     assert larger.name != first.name
+
+
+def test_both_halves_of_a_large_value_are_in_a_used_segment(stores: tuple[Store, Store]) -> None:
+    """Two threads copy them."""
+    writer, reader = stores
+    for size in range(segments._SHARED_COPY_BYTES - 2, segments._SHARED_COPY_BYTES + 3):
+        source = np.random.default_rng(size).integers(0, 255, size, np.uint8)
+        names = []
+        for value in (np.zeros(size, np.uint8), source, source[::-1].copy()):
+            segment = writer.write(packed(value), "driver")
+            np.testing.assert_array_equal(reader.read(segment, None), value)
+            names.append(segment.name)
+            writer.free(segment.name)
+        assert len(set(names)) == 1
 
 
 def test_a_segment_in_use_is_never_written_over(stores: tuple[Store, Store]) -> None:
