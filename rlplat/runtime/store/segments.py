@@ -23,7 +23,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -252,10 +252,8 @@ class Store:
             if own.is_moving:
                 own.is_freed = True
                 continue
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(self._path(name, own.is_spilled))
-            except FileNotFoundError:
-                pass
             self._uncount(own)
 
     # -- spilling (`room.Spiller` says when)
@@ -324,10 +322,8 @@ class Store:
             own.filled, freed = 0, own.filled
         if own.is_freed:
             freed = max(freed, own.filled)
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(self._path(name, own.is_spilled))
-            except FileNotFoundError:
-                pass
             self._uncount(own)
         return freed
 
