@@ -25,6 +25,7 @@ PACKAGES = ("rlplat", "pyzmq", "msgspec", "cloudpickle", "numpy", "ray")
 NOTES = (
     "`bulk submission` is `rlplat.map`; its results are checked. Ray has no verb of that kind.",
     "`memory of one idle actor` and `idle` are proportional set sizes (PSS), the driver included in `idle`.",
+    "`zmq` is a bare DEALER and ROUTER that spin as long; its start is `python -c 'import zmq, numpy, msgspec'`.",
     "The process pool is `concurrent.futures.ProcessPoolExecutor`; what it returns comes from tasks, not actors.",
 )
 

@@ -1,12 +1,17 @@
-"""Who takes part in the runtime benchmark. rlplat and Ray have the same verbs; a process pool has some of them."""
+"""Who takes part in the runtime benchmark. rlplat and Ray have the same verbs; a process pool has some of them, and
+`zmq` is the floor below rlplat: an echo over a bare DEALER and ROUTER."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 NUM_CPUS = max(2, len(os.sched_getaffinity(0)))
@@ -34,7 +39,8 @@ class Peer:
     """Start a cluster of `NUM_CPUS`; returns the verbs."""
     stop: Callable[[], None]
     can: frozenset[str]
-    """Of `tasks`, `refs` (put, refs as arguments), `actors`, `retries` (of tasks and actor calls), `bulk` (`map`)."""
+    """Of `round trips`, `tasks` (many at once, `wait`), `refs` (put, refs as arguments), `actors`, `retries` (of both),
+    `bulk` (`map`)."""
 
 
 def _start_rlplat() -> Any:
@@ -105,13 +111,68 @@ def _stop_pool() -> None:
     _pools.pop().pool.shutdown()
 
 
+_SPIN_S = 120e-6
+"""As long as a caller of rlplat looks for its reply before it sleeps."""
+
+
+class _EchoVerbs:
+    """One process that sends back what it gets. `remote` sends 64 bytes, `get` takes the next reply."""
+
+    def __init__(self) -> None:
+        import zmq
+
+        self._folder = tempfile.mkdtemp()
+        address = f"ipc://{self._folder}/echo"
+        self._pid = os.fork()
+        if not self._pid:
+            router = zmq.Context().socket(zmq.ROUTER)
+            router.bind(address)
+            while True:
+                router.send_multipart(router.recv_multipart(copy=False), copy=False)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(address)
+        self._none, self._no_wait = zmq.Again, zmq.DONTWAIT
+        self._frame = bytes(64)
+
+    def remote(self, target: object) -> Any:
+        return SimpleNamespace(remote=lambda: self._socket.send(self._frame))
+
+    def get(self, ref: object) -> bytes:
+        end = time.perf_counter() + _SPIN_S
+        while time.perf_counter() < end:
+            try:
+                return self._socket.recv(self._no_wait)
+            except self._none:
+                continue
+        return self._socket.recv()
+
+    def close(self) -> None:
+        os.kill(self._pid, 9)
+        os.waitpid(self._pid, 0)
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder)
+
+
+_echoes: list[_EchoVerbs] = []
+
+
+def _start_echo() -> Any:
+    _echoes.append(_EchoVerbs())
+    return _echoes[-1]
+
+
+def _stop_echo() -> None:
+    _echoes.pop().close()
+
+
+_RAYS_VERBS = frozenset({"round trips", "tasks", "refs", "actors", "retries"})
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(
-            "rlplat", _start_rlplat, _stop_rlplat, frozenset({"tasks", "refs", "actors", "retries", "bulk"})
-        ),
-        Peer("ray", _start_ray, _stop_ray, frozenset({"tasks", "refs", "actors", "retries"})),
-        Peer("pool", _start_pool, _stop_pool, frozenset({"tasks"})),
+        Peer("rlplat", _start_rlplat, _stop_rlplat, _RAYS_VERBS | {"bulk"}),
+        Peer("ray", _start_ray, _stop_ray, _RAYS_VERBS),
+        Peer("pool", _start_pool, _stop_pool, frozenset({"round trips", "tasks"})),
+        Peer("zmq", _start_echo, _stop_echo, frozenset({"round trips"})),
     )
 }

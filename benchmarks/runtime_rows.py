@@ -76,7 +76,7 @@ def round_trips_us(verbs: Any, call: Callable[[], Any], few: bool) -> dict[str, 
 # ---------------------------------------------------------------- tasks
 
 
-@row("task round trip p50 / p99, µs")
+@row("task round trip p50 / p99, µs", "round trips")
 def _(verbs: Any, few: bool) -> dict[str, float]:
     return round_trips_us(verbs, verbs.remote(noop).remote, few)
 
