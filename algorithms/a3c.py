@@ -37,14 +37,13 @@ from rlplat.errors import (
     ConfigError,
     EnvError,
     NonFiniteError,
-    NotInitialized,
     RlplatError,
     WorkerCrashed,
 )
-from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
@@ -52,14 +51,12 @@ from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import make_policy
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
-from rlplat.rl.run.evaluation import Evaluation
-from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
-from rlplat.rl.run.tally import RunTally
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.run.initial_weights import carried_statistics, network_weights
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
-from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
@@ -383,7 +380,7 @@ class A3CWorker:
         self._rollout.close()
 
 
-class A3C:
+class A3C(Algorithm[A3CConfig]):
     """The ring, and `step()`, which looks at what has come of it.
 
     with A3C(A3CConfig(env="CartPole-v1", num_rollout_workers=2, seed=1)) as a3c:
@@ -394,46 +391,32 @@ class A3C:
     name = "a3c"
     config_class = A3CConfig
 
-    def __init__(self, config: A3CConfig) -> None:
-        self.config = settings_of(config, A3CConfig, "A3C")
-        self._servers: list[ActorHandle] = []
-        self._rollout_workers: RolloutWorkers | None = None
-        self._calls: dict[ObjectRef, int] = {}  # under way: ref -> slot of the worker
-        self._tally = RunTally()
-        self._evaluation = Evaluation(config.model_dump(), A3C.make_policy)
-        self._owns_runtime = not rlplat.is_initialized()
-        if self._owns_runtime:
-            # Before the pre-flight: the first processes start while it looks at the environment.
-            preload = ("torch",) if config.framework == "torch" else ()
-            rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc", preload=preload)
-        try:
-            spec, self.spaces = preflight(config)
-            self._start(spec)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, spec: PolicySpec) -> None:
+    def setup(self) -> None:
         """Parameter servers, then workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        self._servers = [
-            rlplat.remote(ParameterServer).remote(make_optimizer(config), config.max_staleness)
+        spec, self.spaces = preflight(config)
+        self._calls: dict[ObjectRef, int] = {}  # under way: ref -> slot of the worker
+        self.ends.callback(self._calls.clear)
+        servers = self._servers = [
+            self.start(ParameterServer, make_optimizer(config), config.max_staleness)
             for _ in range(config.num_parameter_servers)
         ]
-        self._rollout_workers = RolloutWorkers(
-            lambda index, incarnation: rlplat.remote(A3CWorker).remote(
-                settings, index, incarnation, spec, self._servers
-            ),
-            max(1, config.num_rollout_workers),
-            max_restarts=config.max_worker_restarts,
-            restart_on_env_error=config.on_env_error == "restart",
+        worker = rlplat.remote(A3CWorker)
+        self.workers = self.add(
+            self.rollout_workers(lambda *place: worker.remote(settings, *place, spec, servers))
         )
-        first = self._rollout_workers.handles[0]
-        self._server = ShardedParameterServer(self._servers, rlplat.get(first.publish.remote()))
-        self.not_saved = self._rollout_workers.not_saved()
+        shapes = rlplat.get(self.workers.handles[0].publish.remote())
+        self.server = ShardedParameterServer(servers, shapes)
+        self.saved = {"parameter_server": self.server, "rollout_workers": self.workers}
+        self._not_saved = self.workers.not_saved()  # asked now: later they are busy
+
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        return self._not_saved
 
     def step(self) -> Result:
         """What was learnt since the last step: returns when some worker has made its updates; the others go on."""
+        self.require_open()
         started = perf_counter()
         report = UpdateReport(0, [], {})
         while not report.env_steps:
@@ -444,14 +427,13 @@ class A3C:
         if self.config.num_rollout_workers > 1:
             self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
         learning_rate = schedule_value(
-            self.config.learning_rate, self._tally.env_steps, self.config.stop.env_steps
+            self.config.learning_rate, self.tally.env_steps, self.config.stop.env_steps
         )
-        self._tally.count(report.env_steps, report.episodes)
-        return self._tally.result(
-            report.metrics
-            | {
+        return self.result(
+            report,
+            {
                 "learner/learning_rate": learning_rate,
-                "rollout/worker_restarts": self._workers().restarts,
+                "rollout/worker_restarts": self.workers.restarts,
                 "time/step_s": perf_counter() - started,
             },
         )
@@ -459,10 +441,10 @@ class A3C:
     def _keep_learning(self) -> None:
         """A call for every worker that has none."""
         busy = set(self._calls.values())
-        for slot, worker in enumerate(self._workers().handles):
+        for slot, worker in enumerate(self.workers.handles):
             if slot not in busy:
-                self._workers().asked(slot)
-                self._calls[worker.learn.remote(self.config.updates_per_report, self._tally.env_steps)] = slot
+                self.workers.asked(slot)
+                self._calls[worker.learn.remote(self.config.updates_per_report, self.tally.env_steps)] = slot
 
     def _collect(self, calls: Sequence[ObjectRef]) -> None:
         """These calls are over; a worker that died in one is replaced, and only its fragment is lost. What ends the run
@@ -477,7 +459,7 @@ class A3C:
                     self._check_servers()
                     if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
                         raise
-                    self._workers().replace(slot, loss)
+                    self.workers.replace(slot, loss)
             except RlplatError as failure:
                 failures.append(failure)
         if failures:
@@ -485,7 +467,7 @@ class A3C:
 
     def _take_report(self) -> UpdateReport:
         try:
-            return self._server.take_report()
+            return self.server.take_report()
         except ActorDied:
             self._check_servers()
             raise
@@ -502,36 +484,15 @@ class A3C:
                 ) from death
 
     def weights(self) -> ObjectRef:
-        """A ref to (version, weights) as they are now."""
-        return self._server.latest_ref()
-
-    def evaluate(self, episodes: int) -> list[Episode]:
-        """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights."""
-        return self._evaluation.run(self.weights(), episodes)
+        self.require_open()
+        return self.server.latest_ref()
 
     def get_state(self) -> dict[str, Any]:
         """Waits until every worker has made its updates; what they reported is counted by the next step."""
         if self._calls:
             rlplat.wait(list(self._calls), num_returns=len(self._calls))
             self._collect(list(self._calls))
-        return self._tally.get_state() | {
-            "parameter_server": self._server.get_state(),
-            "rollout_workers": self._workers().get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._server.set_state(state["parameter_server"])
-        self._workers().set_state(state["rollout_workers"])
-        self._tally.set_state(state)
-
-    def set_weights(self, weights: Weights) -> None:
-        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
-        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
-        state = self.get_state()
-        # A run of few observations has no statistics yet (parameter_server.MIN_OBS); neither will this one.
-        normalizes = self.config.normalize_observations and OBS_MEAN in weights
-        require_fitting(self.policy_weights(state), weights, normalizes=normalizes)
-        self.set_state(self.with_weights(state, weights))
+        return super().get_state()
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
@@ -553,30 +514,9 @@ class A3C:
         own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
         return state | {"parameter_server": state["parameter_server"] | own}
 
-    def close(self) -> None:
-        """Stop the actors; and the runtime, if this object started it. May be called again."""
-        self._calls.clear()
-        if rlplat.is_initialized():
-            self._evaluation.close()
-            if self._rollout_workers is not None:
-                self._rollout_workers.close()
-            for server in self._servers:
-                rlplat.kill(server)
-            if self._owns_runtime:
-                rlplat.shutdown()
-        self._rollout_workers = None
-        self._servers.clear()
-
-    def _workers(self) -> RolloutWorkers:
-        if self._rollout_workers is None:
-            raise NotInitialized("this A3C is closed: make a new one, and use it within `with`")
-        return self._rollout_workers
-
-    def __enter__(self) -> A3C:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def wants_statistics(self, weights: Weights) -> bool:
+        """A run of few observations has none yet (parameter_server.MIN_OBS); neither will this one."""
+        return super().wants_statistics(weights) and OBS_MEAN in weights
 
 
 def normalized(advantages: Array, valid: Array) -> Array:

@@ -42,11 +42,10 @@ from rlplat.errors import (
     ConfigError,
     EnvError,
     NonFiniteError,
-    NotInitialized,
     RlplatError,
     WorkerCrashed,
 )
-from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig, settings_of
+from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
@@ -63,12 +62,10 @@ from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
 from rlplat.rl.replay.ratio_limiter import RatioLimiter
 from rlplat.rl.replay.shard import ReplayShard
-from rlplat.rl.run.evaluation import Evaluation
-from rlplat.rl.run.initial_weights import network_weights, require_fitting
-from rlplat.rl.run.tally import RunTally
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.run.initial_weights import network_weights
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.sampling.transition_worker import TransitionWorker
-from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import LinearSchedule, Schedule, ScheduledShare, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -658,7 +655,7 @@ class DQNLearner:
         self._publish()
 
 
-class DQN:
+class DQN(Algorithm[DQNConfig]):
     """The ring, and `step()`, which turns it once.
 
     with DQN(DQNConfig(env="CartPole-v1", seed=1)) as dqn:
@@ -669,39 +666,19 @@ class DQN:
     name = "dqn"
     config_class = DQNConfig
 
-    def __init__(self, config: DQNConfig) -> None:
-        self.config = settings_of(config, DQNConfig, "DQN")
-        self._rollout_workers: RolloutWorkers | None = None
-        self._rings: PolicyRings | None = None
-        self._actors: list[ActorHandle] = []
-        self._shards: list[ActorHandle] = []
-        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
-        self._tally = RunTally()
+    def setup(self) -> None:
+        """Parameter servers, replay, learners, rollout workers; returns when the first weights are published."""
         # Asynchronous: what is under way, and what to do when it is there.
         self._pending: dict[ObjectRef, Callable[[], None]] = {}
+        self.ends.callback(self._pending.clear)
+        self._shards: list[ActorHandle] = []
         self._sampling: set[int] = set()
         self._calls_under_way = 0
         self._updates = 0
         self._next_shard = self._next_slot = 0
         self._reports: list[UpdateReport] = []
         self._learner_metrics: list[dict[str, float]] = []
-        self._owns_runtime = not rlplat.is_initialized()
-        if self._owns_runtime:
-            # Before the pre-flight: the first processes start while it looks at the environment.
-            backend = "zmq" if config.num_rollout_workers else "inproc"
-            rlplat.init(backend=backend, preload=("torch",) if config.framework == "torch" else ())
-        try:
-            specs, self.spaces = preflight(config)
-            self._start(specs)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, specs: dict[str, PolicySpec]) -> None:
-        """Parameter servers, replay, learners, rollout workers; returns when the first weights are published.
-
-        specs: by policy; one with the name "" where the environment has one agent.
-        """
+        specs, self.spaces = preflight(self.config)
         plan = self.spaces if isinstance(self.spaces, MultiAgentPlan) else None
         config, settings, q = self.config, self.config.model_dump(), q_spec(self.config)
         num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
@@ -713,7 +690,7 @@ class DQN:
             replay = None if config.asynchronous else replay_shape(config, spec, plan, name)
             return LearnerGroup(lambda rank: learner.remote(own, spec, parameter_server, replay), 1)
 
-        rings = self._rings = PolicyRings(specs, start_learner, plan)
+        rings = self.rings = self.add(PolicyRings(specs, start_learner, plan), saved_as="learner")
         epsilons = None
         if config.asynchronous:
             spec = specs[ALONE]
@@ -721,10 +698,7 @@ class DQN:
             # Worker w fills shard w % S, lanes w // S * B and on.
             S = config.num_replay_shards
             part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
-            self._shards = [
-                rlplat.remote(ReplayShard).remote(settings, spec, part, index) for index in range(S)
-            ]
-            self._actors += self._shards
+            self._shards = [self.start(ReplayShard, settings, spec, part, index) for index in range(S)]
             self._shard_sizes = [0] * S
             self._empty_at = 0  # env steps when the replay was empty
             epsilons = lane_epsilons(num_workers * B).reshape(num_workers, B)
@@ -744,52 +718,40 @@ class DQN:
                 settings, plan, index, incarnation, rings.sources, DQN.make_policy, writes="transitions"
             )
 
-        self._rollout_workers = RolloutWorkers(
-            make_worker,
-            num_workers,
-            max_restarts=config.max_worker_restarts,
-            restart_on_env_error=config.on_env_error == "restart",
-            num_batches=len(plan.trained) if plan else 1,
-        )
+        num_batches = len(plan.trained) if plan else 1
+        self.workers = self.add(self.rollout_workers(make_worker, num_batches), saved_as="rollout_workers")
         rings.wait_until_ready()
 
     def step(self) -> Result:
         """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
+        self.require_open()
         return self._step_asynchronous() if self.config.asynchronous else self._step_synchronous()
 
     def _step_synchronous(self) -> Result:
-        workers = self._workers()
         started = perf_counter()
-        batches = workers.sample()
+        batches = self.workers.sample()
         sampled = perf_counter()
-        while True:
-            try:
-                report = self._ring().update(batches)
-                break
-            except RlplatError as error:
-                batches = workers.replace_lost(batches, error)
+        report = self.workers.deliver(batches, self.rings.update)
         times = {"time/sample_s": sampled - started, "time/update_s": perf_counter() - sampled}
         return self._result([report], report.metrics | times)
 
     def _step_asynchronous(self) -> Result:
         started = perf_counter()
-        round_size = (
-            len(self._workers().handles) * self.config.rollout_length * self.config.num_envs_per_worker
-        )
+        round_size = len(self.workers.handles) * self.config.rollout_length * self.config.num_envs_per_worker
         self._reports, self._learner_metrics = [], []
         while sum(report.env_steps for report in self._reports) < round_size:
             self._ask()
             self._handle_next()
         updates_beyond = max(1, self._updates)
         metrics = _means([report.metrics for report in self._reports]) | _means(self._learner_metrics)
-        num_workers = len(self._workers().handles)
+        num_workers = len(self.workers.handles)
         metrics |= {
             # What a worker and the learner were busy with in this round; they do not wait for each other.
             "time/worker_busy_s": sum(report.metrics["rollout/sample_s"] for report in self._reports)
             / num_workers,
             "time/learner_busy_s": sum(each["time/train_s"] for each in self._learner_metrics),
             "learner/updates": self._updates,
-            "learner/env_steps_per_update": (self._limiter.ahead(self._tally.env_steps, 0)) / updates_beyond,
+            "learner/env_steps_per_update": (self._limiter.ahead(self.tally.env_steps, 0)) / updates_beyond,
             "learner/replay_size": sum(self._shard_sizes),
             "time/round_s": perf_counter() - started,
         }
@@ -797,11 +759,11 @@ class DQN:
 
     def _ask(self) -> None:
         """Ask for whatever may be asked for: fragments of idle workers, and gradient steps, two messages at a time."""
-        config, workers = self.config, self._workers()
+        config, workers = self.config, self.workers
         fragment = config.rollout_length * config.num_envs_per_worker
         first, num_workers = self._next_slot, len(workers.handles)
         for slot in (*range(first, num_workers), *range(first)):  # in turn: the limit must not silence any
-            promised = self._tally.env_steps + len(self._sampling) * fragment
+            promised = self.tally.env_steps + len(self._sampling) * fragment
             is_allowed = self._limiter.may_sample(promised, self._updates) or not self._is_filled()
             if slot not in self._sampling and is_allowed:
                 self._sampling.add(slot)
@@ -810,18 +772,18 @@ class DQN:
                 self._pending[ref] = partial(self._on_fragment, slot, ref)
         while self._calls_under_way < 2 and self._is_filled():
             promised = self._updates + self._calls_under_way * config.updates_per_call
-            if not self._limiter.may_update(self._tally.env_steps, promised):
+            if not self._limiter.may_update(self.tally.env_steps, promised):
                 break
             self._calls_under_way += 1
             shard = self._shards[self._next_shard]
             self._next_shard = (self._next_shard + 1) % len(self._shards)
-            beta = schedule_value(config.importance_beta, self._tally.env_steps, config.stop.env_steps)
+            beta = schedule_value(config.importance_beta, self.tally.env_steps, config.stop.env_steps)
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
             self._pending[drawn] = partial(self._on_drawn, shard, drawn)
 
     def _is_filled(self) -> bool:
         """Whether the replay has what the first gradient step waits for; anew after a resume without its contents."""
-        steps = self._tally.env_steps - self._empty_at
+        steps = self.tally.env_steps - self._empty_at
         return min(self._shard_sizes) > 0 and steps >= self.config.learning_starts
 
     def _handle_next(self) -> None:
@@ -855,15 +817,15 @@ class DQN:
             except (ActorDied, WorkerCrashed, EnvError) as loss:
                 if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
                     raise
-                self._workers().replace(slot, loss)
+                self.workers.replace(slot, loss)
                 return
             raise
-        self._tally.env_steps += report.env_steps
+        self.tally.env_steps += report.env_steps
         self._reports.append(report)
 
     def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
         """A shard has drawn minibatches: the learner trains on them."""
-        metrics, priorities = self._ring().learner().learn.remote(drawn, self._tally.env_steps)
+        metrics, priorities = self.rings.learner().learn.remote(drawn, self.tally.env_steps)
         self._pending[metrics] = partial(self._on_learnt, shard, metrics, priorities)
 
     def _on_learnt(self, shard: ActorHandle, metrics: ObjectRef, priorities: ObjectRef) -> None:
@@ -878,16 +840,12 @@ class DQN:
         self, reports: list[UpdateReport], metrics: dict[str, float], *, counted: bool = False
     ) -> Result:
         for report in reports:
-            self._tally.count(0 if counted else report.env_steps, _episodes_of(report))
-        return self._tally.result(metrics | {"rollout/worker_restarts": self._workers().restarts})
+            self.tally.count(0 if counted else report.env_steps, _episodes_of(report))
+        return self.tally.result(metrics | {"rollout/worker_restarts": self.workers.restarts})
 
     def weights(self) -> ObjectRef:
-        """A ref to (version, weights) as they are now."""
-        return self._ring().weights()
-
-    def evaluate(self, episodes: int) -> list[Episode]:
-        """Greedy episodes (or epsilon-greedy, `evaluation.deterministic`) on raw rewards with the newest weights."""
-        return self._evaluation.run(self.weights(), episodes)
+        self.require_open()
+        return self.rings.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:
@@ -895,13 +853,12 @@ class DQN:
         replay = "the contents of the replay (save_replay: true saves them): after a resume it fills anew"
         order = "the order of events (asynchronous): a resumed run is another one"
         return (
-            *self._workers().not_saved(),
+            *self.workers.not_saved(),
             *([] if self.config.save_replay else [replay]),
             *([order] if self.config.asynchronous else []),
         )
 
     def get_state(self) -> dict[str, Any]:
-        workers = self._workers()
         kept, self._reports = self._reports, []
         failures: list[RlplatError] = []
         while self._pending:  # nothing new is asked for
@@ -910,39 +867,25 @@ class DQN:
             except RlplatError as failure:
                 failures.append(failure)
         for report in self._reports:
-            self._tally.count(0, _episodes_of(report))
+            self.tally.count(0, _episodes_of(report))
         self._reports = kept
         if failures:
             raise failures[0]
-        return self._tally.get_state() | {
-            "updates": self._updates,
-            "learner": self._ring().get_state(),
-            "shards": rlplat.get([shard.get_state.remote() for shard in self._shards]),
-            "rollout_workers": workers.get_state(),
-        }
+        shards = rlplat.get([shard.get_state.remote() for shard in self._shards])
+        return super().get_state() | {"updates": self._updates, "shards": shards}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        workers = self._workers()
         if len(state["shards"]) != len(self._shards):
             raise ConfigError(
                 f"the checkpoint has {len(state['shards'])} replay shards, and the config {len(self._shards)}: "
                 "asynchronous and num_replay_shards cannot change when a run is resumed"
             )
-        self._ring().set_state(state["learner"])
         if self._shards:
             states = zip(self._shards, state["shards"], strict=True)
             self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
             self._empty_at = int(state["env_steps"]) if None in state["shards"] else 0
-        workers.set_state(state["rollout_workers"])
-        self._tally.set_state(state)
+        super().set_state(state)
         self._updates = int(state["updates"])
-
-    def set_weights(self, weights: Weights) -> None:
-        """Act and learn on from these weights (`rlplat.load(RUN).weights()`). The
-        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
-        state = self.get_state()
-        require_fitting(self.policy_weights(state), weights, normalizes=False)
-        self.set_state(self.with_weights(state, weights))
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
@@ -968,39 +911,6 @@ class DQN:
             return learner | {"weights": network_weights(own), "target": network_weights(own)}
 
         return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
-
-    def close(self) -> None:
-        """Stop the actors; and the runtime, if this object started it. May be called again."""
-        self._pending.clear()
-        if rlplat.is_initialized():
-            self._evaluation.close()
-            if self._rollout_workers is not None:
-                self._rollout_workers.close()
-            for actor in self._actors:
-                rlplat.kill(actor)
-            if self._rings is not None:
-                self._rings.close()
-            if self._owns_runtime:
-                rlplat.shutdown()
-        self._rollout_workers = self._rings = None
-        self._actors.clear()
-        self._shards.clear()
-
-    def _workers(self) -> RolloutWorkers:
-        if self._rollout_workers is None:
-            raise NotInitialized("this DQN is closed: make a new one, and use it within `with`")
-        return self._rollout_workers
-
-    def _ring(self) -> PolicyRings:
-        self._workers()
-        assert self._rings is not None
-        return self._rings
-
-    def __enter__(self) -> DQN:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def q_spec(config: DQNConfig) -> QSpec:

@@ -40,11 +40,12 @@ import numpy as np
 from pydantic import Field
 
 import rlplat
-from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
-from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
+from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
@@ -52,10 +53,8 @@ from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
 from rlplat.rl.policies.noise_table import NoiseTable, make_noise
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
-from rlplat.rl.run.evaluation import Evaluation
-from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
-from rlplat.rl.run.tally import RunTally
-from rlplat.rl.sampling.worker_group import RolloutWorkers
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.run.initial_weights import carried_statistics, network_weights
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.unused_settings import Unused
@@ -219,12 +218,9 @@ def join_returns(left: Returns, right: Returns) -> Returns:
 class ESWorker:
     """An actor: plays its share of the population, the same in every update; keeps nothing from one to the next."""
 
-    def __init__(
-        self, config: dict[str, Any], worker_index: int, noise: Array, parameter_server: ActorHandle
-    ) -> None:
+    def __init__(self, config: dict[str, Any], worker_index: int, noise: Array) -> None:
         self.config = ESConfig.model_validate(config)
         self._noise = NoiseTable(noise)
-        self._parameter_server = parameter_server
         self._pairs = share_of_population(self.config, worker_index)
         num_episodes = len(self._pairs) * self.config.episodes_per_perturbation
         self._env = make_vector_env(
@@ -243,11 +239,11 @@ class ESWorker:
         )
         self._env_s = self._act_s = 0.0
 
-    def sample(self, pinned: tuple[int, Weights] | None = None) -> Returns:
-        """Plays the share with these (version, weights); None: with those that the parameter server has."""
+    def sample(self, latest: tuple[int, Weights]) -> Returns:
+        """Plays the share with these (version, weights)."""
         started = perf_counter()
         self._env_s = self._act_s = 0.0
-        version, weights = pinned or rlplat.get(self._parameter_server.latest.remote())
+        version, weights = latest
         self._mlps.set_weights(weights)
         config, num_pairs = self.config, len(self._pairs)
         # All draw the population's indices and keep their share: the noise does not depend on the number of workers.
@@ -588,7 +584,7 @@ def _non_finite_report(config: ESConfig, returns: Array, indices: Array, env_ste
 # -- the ring
 
 
-class ES:
+class ES(Algorithm[ESConfig]):
     """The ring, and `step()`, which turns it once.
 
     with ES(ESConfig(env="CartPole-v1", seed=1)) as es:
@@ -598,101 +594,51 @@ class ES:
 
     name = "es"
     config_class = ESConfig
-    not_saved: tuple[str, ...] = ()
 
-    def __init__(self, config: ESConfig) -> None:
-        self.config = settings_of(config, ESConfig, "ES")
-        self._rollout_workers: RolloutWorkers | None = None
-        self._learner: ActorHandle | None = None
-        self._parameter_server: ActorHandle | None = None
-        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
-        self._tally = RunTally()
-        self._owns_runtime = not rlplat.is_initialized()
-        if self._owns_runtime:
-            rlplat.init(backend="zmq" if config.num_rollout_workers else "inproc")
-        try:
-            self.spaces = preflight(config)
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self) -> None:
+    def setup(self) -> None:
         """Noise, parameter server, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
+        spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
-        parameter_server = self._parameter_server = rlplat.remote(ParameterServer).remote()
-        self._learner = rlplat.remote(ESLearner).remote(settings, self.spaces, noise, parameter_server)
-        self._rollout_workers = RolloutWorkers(
-            lambda index, _incarnation: rlplat.remote(ESWorker).remote(
-                settings, index, noise, parameter_server
-            ),
-            max(1, config.num_rollout_workers),
-            max_restarts=config.max_worker_restarts,
-            restart_on_env_error=config.on_env_error == "restart",
+        server = self.server = self.start(ParameterServer)
+        learner, worker = rlplat.remote(ESLearner), rlplat.remote(ESWorker)
+        self.learner = self.add(
+            LearnerGroup(lambda _rank: learner.remote(settings, spaces, noise, server)), saved_as="learner"
         )
-        rlplat.get(self._learner.ready.remote())
+        # No state of theirs is saved: every episode follows from its place in the population.
+        self.workers = self.add(
+            self.rollout_workers(lambda index, _incarnation: worker.remote(settings, index, noise))
+        )
+        self.learner.wait_until_ready()
 
     def step(self) -> Result:
         """One update: play the population, estimate, step, publish."""
-        workers, learner = self._ring()
+        self.require_open()
         started = perf_counter()
-        weights = self.weights()
-        for slot in range(len(workers.handles)):
-            workers.asked(slot)
-        answers = [handle.sample.remote(weights) for handle in workers.handles]
-        workers.wait_for(answers)
+        answers = self.workers.sample(self.weights())
         sampled = perf_counter()
-        while True:
-            try:
-                joined = reduce_in_tasks(answers, join_returns, self.config.reduce_fan_in)
-                report: UpdateReport = rlplat.get(learner.update.remote(*joined))
-                break
-            except RlplatError as error:
-                # A new worker in the place of a lost one plays the same episodes again: of the version that is still
-                # the newest.
-                answers = workers.replace_lost(answers, error)
-        self._tally.count(report.env_steps, report.episodes)
-        return self._tally.result(
-            report.metrics
-            | {
-                "rollout/worker_restarts": workers.restarts,
+        report = self.workers.deliver(
+            answers,
+            lambda parts: self.learner.update(
+                reduce_in_tasks(parts, join_returns, self.config.reduce_fan_in)
+            ),
+        )
+        return self.result(
+            report,
+            {
+                "rollout/worker_restarts": self.workers.restarts,
                 "time/sample_s": sampled - started,
                 "time/update_s": perf_counter() - sampled,
             },
         )
 
     def weights(self) -> ObjectRef:
-        """A ref to (version, weights) as they are now."""
-        self._ring()
-        assert self._parameter_server is not None
-        return self._parameter_server.latest.remote()
-
-    def evaluate(self, episodes: int) -> list[Episode]:
-        """Episodes with unperturbed weights on raw rewards."""
-        return self._evaluation.run(self.weights(), episodes)
-
-    def get_state(self) -> dict[str, Any]:
-        _, learner = self._ring()
-        return self._tally.get_state() | {
-            "learner": rlplat.get(learner.get_state.remote()),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        _, learner = self._ring()
-        rlplat.get(learner.set_state.remote(state["learner"]))
-        self._tally.set_state(state)
-
-    def set_weights(self, weights: Weights) -> None:
-        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
-        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
-        state = self.get_state()
-        require_fitting(self.policy_weights(state), weights, normalizes=self.config.normalize_observations)
-        self.set_state(self.with_weights(state, weights))
+        self.require_open()
+        return self.server.latest.remote()
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        """Acts with unperturbed weights."""
         config = ESConfig.model_validate(settings)
         return MLPPolicy(
             mlp_shape(config, spaces),
@@ -703,39 +649,13 @@ class ES:
 
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
         weights: Weights = state["learner"]["weights"]
         return weights
 
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own."""
         own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
         return state | {"learner": state["learner"] | own}
-
-    def close(self) -> None:
-        """Stop the actors; and the runtime, if this object started it. May be called again."""
-        if rlplat.is_initialized():
-            self._evaluation.close()
-            if self._rollout_workers is not None:
-                self._rollout_workers.close()
-            for actor in (self._learner, self._parameter_server):
-                if actor is not None:
-                    rlplat.kill(actor)
-            if self._owns_runtime:
-                rlplat.shutdown()
-        self._rollout_workers = self._learner = self._parameter_server = None
-
-    def _ring(self) -> tuple[RolloutWorkers, ActorHandle]:
-        if self._rollout_workers is None or self._learner is None:
-            raise NotInitialized("this ES is closed: make a new one, and use it within `with`")
-        return self._rollout_workers, self._learner
-
-    def __enter__(self) -> ES:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def preflight(config: ESConfig) -> SpaceSpec:

@@ -33,10 +33,10 @@ import numpy as np
 from pydantic import Field
 
 import rlplat
-from rlplat.errors import ConfigError, NonFiniteError, NotInitialized, RlplatError
-from rlplat.rl.algorithm_config import AlgorithmConfig, settings_of
+from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
-from rlplat.rl.interfaces import Array, Episode, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
@@ -46,14 +46,12 @@ from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMea
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import make_policy
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.run.evaluation import Evaluation
-from rlplat.rl.run.initial_weights import carried_statistics, network_weights, require_fitting
-from rlplat.rl.run.tally import RunTally
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.run.initial_weights import carried_statistics, network_weights
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
-from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import ClipRange, EntropyCoef, Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
@@ -519,7 +517,7 @@ def _advantage_moments(advantages: Array, indices: Array, valid: Array) -> dict[
     }
 
 
-class PPO:
+class PPO(Algorithm[PPOConfig]):
     """The ring, and `step()`, which turns it once.
 
     with PPO(PPOConfig(env="CartPole-v1", seed=1)) as ppo:
@@ -530,30 +528,9 @@ class PPO:
     name = "ppo"
     config_class = PPOConfig
 
-    def __init__(self, config: PPOConfig) -> None:
-        self.config = settings_of(config, PPOConfig, "PPO")
-        self._rollout_workers: RolloutWorkers | None = None
-        self._rings: PolicyRings | None = None
-        self._next_batches: list[ObjectRef] | None = None
-        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
-        self._tally = RunTally()
-        self._owns_runtime = not rlplat.is_initialized()
-        if self._owns_runtime:
-            # Before the pre-flight: the first processes start while it looks at the environment.
-            backend = "zmq" if config.num_rollout_workers else "inproc"
-            rlplat.init(backend=backend, preload=(config.framework,) if config.framework == "torch" else ())
-        try:
-            specs, self.spaces = preflight(config)
-            self._start(specs)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, specs: dict[str, PolicySpec]) -> None:
-        """Parameter servers, learners, rollout workers; returns when the first weights are published.
-
-        specs: by policy; one with the name "" where the environment has one agent.
-        """
+    def setup(self) -> None:
+        """Parameter servers, learners, rollout workers; returns when the first weights are published."""
+        specs, self.spaces = preflight(self.config)
         config, settings = self.config, self.config.model_dump()
         plan = self.spaces if isinstance(self.spaces, MultiAgentPlan) else None
 
@@ -565,7 +542,7 @@ class PPO:
                 lambda rank: learner.remote(own, spec, parameter_server, rank), config.learner.num_learners
             )
 
-        rings = self._rings = PolicyRings(specs, start_learners, plan)
+        rings = self.rings = self.add(PolicyRings(specs, start_learners, plan), saved_as="learner")
 
         def make_worker(index: int, incarnation: int) -> ActorHandle:
             if plan is None:
@@ -574,78 +551,33 @@ class PPO:
             several = rlplat.remote(MultiAgentRolloutWorker)
             return several.remote(settings, plan, index, incarnation, rings.sources, PPO.make_policy)
 
-        self._rollout_workers = RolloutWorkers(
-            make_worker,
-            max(1, config.num_rollout_workers),
-            max_restarts=config.max_worker_restarts,
-            restart_on_env_error=config.on_env_error == "restart",
-            num_batches=len(plan.trained) if plan else 1,
-        )
+        num_batches = len(plan.trained) if plan else 1
+        self.workers = self.add(self.rollout_workers(make_worker, num_batches), saved_as="rollout_workers")
         rings.wait_until_ready()
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
-        workers, rings = self._ring()
+        self.require_open()
         started = perf_counter()
-        batches = self._next_batches or workers.sample()
-        if self.config.overlap_sampling:
-            self._next_batches = workers.start_sampling()
-            workers.wait_for(batches)  # begun in the step before: what is still waited for is measured
+        batches = self.workers.sample(ahead=self.config.overlap_sampling)
         sampled = perf_counter()
-        while True:
-            try:
-                report = rings.update(batches)
-                break
-            except RlplatError as error:
-                handles = list(workers.handles)
-                batches = workers.replace_lost(batches, error)
-                if self._next_batches is not None:  # of the others, what they have begun is kept
-                    for slot, handle in enumerate(handles):
-                        if workers.handles[slot] is not handle:
-                            self._next_batches[slot] = workers.start_fragment(slot)
-        self._tally.count(report.env_steps, report.episodes)
-        return self._tally.result(
-            report.metrics
-            | {
-                "rollout/worker_restarts": workers.restarts,
+        report = self.workers.deliver(batches, self.rings.update)
+        return self.result(
+            report,
+            {
+                "rollout/worker_restarts": self.workers.restarts,
                 "time/sample_s": sampled - started,
                 "time/update_s": perf_counter() - sampled,
             },
         )
 
     def weights(self) -> ObjectRef:
-        """A ref to (version, weights) as they are now."""
-        return self._ring()[1].weights()
-
-    def evaluate(self, episodes: int) -> list[Episode]:
-        """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights."""
-        return self._evaluation.run(self.weights(), episodes)
+        self.require_open()
+        return self.rings.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:
-        """What a checkpoint leaves out, for its manifest."""
-        return self._ring()[0].not_saved()
-
-    def get_state(self) -> dict[str, Any]:
-        workers, rings = self._ring()
-        return self._tally.get_state() | {
-            "learner": rings.get_state(),
-            "rollout_workers": workers.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        workers, rings = self._ring()
-        self._next_batches = None
-        rings.set_state(state["learner"])
-        workers.set_state(state["rollout_workers"])
-        self._tally.set_state(state)
-
-    def set_weights(self, weights: Weights) -> None:
-        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
-        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
-        state = self.get_state()
-        require_fitting(self.policy_weights(state), weights, normalizes=self.config.normalize_observations)
-        self.set_state(self.with_weights(state, weights))
+        return self.workers.not_saved()
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
@@ -667,29 +599,6 @@ class PPO:
             return learner | {"weights": network_weights(own), "obs_statistics": carried_statistics(own)}
 
         return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
-
-    def close(self) -> None:
-        """Stop the actors; and the runtime, if this object started it. May be called again."""
-        if rlplat.is_initialized():
-            self._evaluation.close()
-            if self._rollout_workers is not None:
-                self._rollout_workers.close()
-            if self._rings is not None:
-                self._rings.close()
-            if self._owns_runtime:
-                rlplat.shutdown()
-        self._rollout_workers = self._rings = None
-
-    def _ring(self) -> tuple[RolloutWorkers, PolicyRings]:
-        if self._rollout_workers is None or self._rings is None:
-            raise NotInitialized("this PPO is closed: make a new one, and use it within `with`")
-        return self._rollout_workers, self._rings
-
-    def __enter__(self) -> PPO:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def preflight(config: PPOConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | MultiAgentPlan]:

@@ -152,49 +152,6 @@ class Result:
     """Grouped names: `learner/...`, `rollout/...`, `time/...`, `eval/...`."""
 
 
-class Algorithm(Protocol):
-    """A ring of actors and the one method that turns it.
-
-    with PPO(PPOConfig(env="CartPole-v1", seed=1)) as algorithm:
-        for result in rlplat.training_loop(algorithm, stop={"episode_return_mean": 475}):
-            print(result.env_steps, result.episode_return_mean)
-    """
-
-    name: str
-    config: Any
-
-    def __init__(self, config: Any) -> None:
-        """Pre-flight in the driver (environment, spaces, resources), then start the actors."""
-        ...
-
-    def step(self) -> Result:
-        """One round: sample, update, publish."""
-        ...
-
-    def evaluate(self, episodes: int) -> list[Episode]:
-        """Greedy episodes on raw rewards with the newest weights, in environments of their own; `CutEpisode`s among
-        them where one does not end."""
-        ...
-
-    def set_weights(self, weights: Weights) -> None:
-        """Act and learn on from another run's weights, normaliser statistics included; for `--init-from`."""
-        ...
-
-    def get_state(self) -> dict[str, Any]:
-        """Everything a checkpoint needs: nested dicts of numpy arrays and JSON values."""
-        ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
-
-    def close(self) -> None:
-        """Stop the actors. Called by `with`."""
-        ...
-
-    def __enter__(self) -> Algorithm: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
-
-
 MakePolicy = Callable[[dict[str, Any], SpaceSpec, np.random.SeedSequence], Policy]
 """(the config as a dict, spaces, seed) -> a policy that has no weights yet; `make_policy` of an algorithm class."""
 

@@ -256,7 +256,7 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
 def test_a_dead_worker_is_replaced_and_the_others_go_on(processes: None) -> None:
     with make(num_rollout_workers=2) as a3c:
         before = a3c.step()
-        rlplat.kill(a3c._workers().handles[1])
+        rlplat.kill(a3c.workers.handles[1])
         results = [a3c.step()]
         while not results[-1].metrics["rollout/worker_restarts"] and len(results) < 50:
             results.append(a3c.step())
@@ -272,7 +272,7 @@ def test_a_dead_worker_is_replaced_and_the_others_go_on(processes: None) -> None
 def test_a_worker_that_keeps_dying_ends_the_run(runtime: None) -> None:
     with make(max_worker_restarts=1) as a3c, pytest.raises(ActorDied, match="more than 1 times"):
         for _ in range(3):
-            rlplat.kill(a3c._workers().handles[0])
+            rlplat.kill(a3c.workers.handles[0])
             a3c.step()
 
 

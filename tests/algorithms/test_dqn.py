@@ -136,7 +136,7 @@ def test_counts_decisions_and_reports_raw_returns(runtime: None) -> None:
 def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None) -> None:
     with DQN(DQNConfig(**(QUICK | {"num_rollout_workers": 2}))) as dqn:
         dqn.step()
-        rlplat.kill(dqn._workers().handles[1])
+        rlplat.kill(dqn.workers.handles[1])
         result = dqn.step()
         assert result.metrics["rollout/worker_restarts"] == 1 and result.iteration == 2
         dqn.step()
@@ -154,7 +154,7 @@ def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, A
         assert all(0.0 < seconds < last.metrics["time/round_s"] for seconds in busy.values()), busy
         assert last.metrics["learner/replay_size"] > 0 and np.isfinite(last.metrics["learner/loss"])
         assert max(dqn._shard_sizes) < 3 * min(dqn._shard_sizes), "a worker was left out"
-        rlplat.kill(dqn._workers().handles[1])
+        rlplat.kill(dqn.workers.handles[1])
         assert [dqn.step().metrics["rollout/worker_restarts"] for _ in range(4)][-1] == 1
         state = dqn.get_state()
         assert any("order of events" in text for text in dqn.not_saved)

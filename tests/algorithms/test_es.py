@@ -163,7 +163,7 @@ def test_a_dead_worker_changes_nothing_but_the_count(runtime: None) -> None:
     with make(num_rollout_workers=3) as one, make(num_rollout_workers=3) as other:
         for dead in (None, 1, 2, None):
             if dead is not None:
-                rlplat.kill(one._rollout_workers.handles[dead])  # type: ignore[union-attr]
+                rlplat.kill(one.workers.handles[dead])
             result = one.step()
             assert untimed(result) == untimed(other.step())
         assert result.metrics["rollout/worker_restarts"] == 2
@@ -172,9 +172,9 @@ def test_a_dead_worker_changes_nothing_but_the_count(runtime: None) -> None:
 
 def test_workers_that_keep_dying_end_the_run(runtime: None) -> None:
     with make(num_rollout_workers=2, max_worker_restarts=1) as es:
-        rlplat.kill(es._rollout_workers.handles[1])  # type: ignore[union-attr]
+        rlplat.kill(es.workers.handles[1])
         es.step()
-        rlplat.kill(es._rollout_workers.handles[1])  # type: ignore[union-attr]
+        rlplat.kill(es.workers.handles[1])
         with pytest.raises(ActorDied, match="rollout worker 1 was lost more than 1 times"):
             es.step()
 
@@ -186,7 +186,7 @@ def test_tens_of_workers_in_a_tree_are_the_same_as_without(runtime: None) -> Non
     with make(**settings, reduce_fan_in=4) as tree, make(**settings, reduce_fan_in=64) as flat:
         for update in range(2):
             if update == 1:
-                rlplat.kill(tree._rollout_workers.handles[17])  # type: ignore[union-attr]
+                rlplat.kill(tree.workers.handles[17])
             results = [untimed(es.step()) for es in (tree, flat)]
             # The same numbers come in fewer answers.
             wire = [result["metrics"].pop("es/wire_bytes") for result in results]
@@ -206,8 +206,8 @@ def test_processes_give_what_one_process_gives(runtime: None) -> None:
     rlplat.shutdown()
     with make(num_rollout_workers=2) as es:
         results = [untimed(es.step())]
-        handle = es._rollout_workers.handles[0]  # type: ignore[union-attr]
-        handle.sample.remote()
+        handle = es.workers.handles[0]
+        handle.sample.remote(es.weights())
         rlplat.kill(handle)
         results += [untimed(es.step()) for _ in range(2)]
         assert results == expected

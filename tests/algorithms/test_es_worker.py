@@ -44,7 +44,7 @@ def config_of(env: str, **settings: Any) -> ESConfig:
 
 
 def worker_of(config: ESConfig, index: int = 0) -> ESWorker:
-    return ESWorker(config.model_dump(), index, NOISE, None)  # type: ignore[arg-type]
+    return ESWorker(config.model_dump(), index, NOISE)
 
 
 def weights_of(config: ESConfig, spaces: SpaceSpec, seed: int = 1) -> Weights:

@@ -98,7 +98,7 @@ def test_state_carries_over_counts_weights_and_window(runtime: None) -> None:
 def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None) -> None:
     with PPO(PPOConfig(**(QUICK | {"num_rollout_workers": 2}))) as ppo:
         ppo.step()
-        rlplat.kill(ppo._ring()[0].handles[1])
+        rlplat.kill(ppo.workers.handles[1])
         result = ppo.step()
         assert result.metrics["rollout/worker_restarts"] == 1
         assert result.iteration == 2
@@ -114,9 +114,11 @@ def test_a_death_while_the_next_round_is_sampled_costs_the_others_nothing(
     asked: list[int] = []
     learnt: list[tuple[int, int]] = []
 
-    def start_fragment(self: RolloutWorkers, slot: int, start: Any = RolloutWorkers.start_fragment) -> Any:
+    def start_fragment(
+        self: RolloutWorkers, slot: int, *arguments: Any, start: Any = RolloutWorkers.start_fragment
+    ) -> Any:
         asked.append(slot)
-        return start(self, slot)
+        return start(self, slot, *arguments)
 
     def update(self: PPOLearner, *batches: SampleBatch, update: Any = PPOLearner.update) -> Any:
         learnt.extend((batch.worker_index, batch.incarnation) for batch in batches)
@@ -126,7 +128,7 @@ def test_a_death_while_the_next_round_is_sampled_costs_the_others_nothing(
     monkeypatch.setattr(PPOLearner, "update", update)
     with PPO(PPOConfig(**(QUICK | {"num_rollout_workers": 2, "overlap_sampling": True}))) as ppo:
         ppo.step()
-        rlplat.kill(ppo._ring()[0].handles[1])
+        rlplat.kill(ppo.workers.handles[1])
         result = [ppo.step() for _ in range(3)][-1]
     assert asked.count(0) == 4 + 1  # four rounds and the one ahead
     assert learnt.count((0, 0)) == 4 and len(learnt) == 2 * 4
@@ -136,7 +138,7 @@ def test_a_death_while_the_next_round_is_sampled_costs_the_others_nothing(
 def test_a_dead_learner_ends_the_run(runtime: None) -> None:
     with PPO(PPOConfig(**QUICK)) as ppo:
         ppo.step()
-        rlplat.kill(ppo._ring()[1].learner())
+        rlplat.kill(ppo.rings.learner())
         with pytest.raises(RlplatError):
             ppo.step()
 

@@ -17,6 +17,7 @@ from pydantic import PositiveInt
 from rlplat.errors import EnvError, ObjectLost
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Episode, Result
+from rlplat.rl.run.algorithm import Algorithm
 
 
 class CountingConfig(AlgorithmConfig):
@@ -35,14 +36,14 @@ class CountingConfig(AlgorithmConfig):
     """So many calls of get_state raise ObjectLost."""
 
 
-class CountingAlgorithm:
+class CountingAlgorithm(Algorithm[CountingConfig]):
     name = "counting"
     config_class = CountingConfig
-    not_saved = ["environment state"]
+    not_saved = ("environment state",)
     spaces = "Box(1,) -> Discrete(2)"
 
     def __init__(self, config: CountingConfig) -> None:
-        self.config = config
+        self.config = config  # no more of `Algorithm`'s: there are no actors, and no runtime is started
         self.iteration = 0
         self.rng = np.random.default_rng(config.seed)
         self.sums = np.zeros(3)
@@ -88,9 +89,3 @@ class CountingAlgorithm:
 
     def close(self) -> None:
         self.is_closed = True
-
-    def __enter__(self) -> CountingAlgorithm:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

@@ -183,7 +183,7 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
         (["--algo", "pp", "--env", "X"], "unknown algorithm 'pp'; did you mean 'ppo'?\nalgorithms: "),
         (["--algo", "no.such.module:X", "--env", "X"], "there is no module 'no.such.module'"),
         (["--algo", "os:nothing", "--env", "X"], "'os' has no 'nothing'"),
-        (["--algo", "os:getcwd", "--env", "X"], "has no `config_class`"),
+        (["--algo", "os:getcwd", "--env", "X"], "os:getcwd is not a subclass of"),
         ([], "which algorithm? give --algo ppo"),
         (["--algo", ALGO], "'env' is not set and has no default: give --env VALUE"),
         (["nothing.yaml"], "no config file 'nothing.yaml'"),
@@ -234,7 +234,8 @@ def test_weights_that_hold_nan_are_not_saved_after_a_failure(
     here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = staticmethod(lambda state: {"actor.weight": np.array([1.0, np.nan])})
-    monkeypatch.setattr(CountingAlgorithm, "policy_weights", weights, raising=False)
+    monkeypatch.setattr(CountingAlgorithm, "policy_weights", weights)
+    monkeypatch.setattr(CountingAlgorithm, "make_policy", staticmethod(lambda *_: None))
     assert train("--fail-at", "8", "--checkpoint-period", "50", "--out", "demo") == 1
     error = capsys.readouterr().err
     assert "no checkpoint of the failed run: the weights hold NaN or infinity (actor.weight)" in error

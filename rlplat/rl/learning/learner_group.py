@@ -25,7 +25,7 @@ class LearnerGroup:
     that the group computes what one learner would, up to the order of floating-point sums.
     """
 
-    def __init__(self, make_learner: Callable[[int], ActorHandle], num_learners: int) -> None:
+    def __init__(self, make_learner: Callable[[int], ActorHandle], num_learners: int = 1) -> None:
         """make_learner(rank) starts a learner actor."""
         if num_learners > 1 and rlplat.get_runtime_context().client_id == "inproc":
             raise ConfigError(

@@ -17,7 +17,8 @@
    it is given up (`eval/failures`). Only the one at the end of the run may end it with an error.
 6. What runs or waits when a checkpoint is saved begins anew, with that checkpoint's weights, when the run resumes.
 
-An algorithm without `weights()` and `make_policy` evaluates by its own `evaluate()`, while the training waits.
+An algorithm that does not act without its actors (`Algorithm.acts_alone`) evaluates by its own `evaluate()`, while the
+training waits.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import rlplat
 from rlplat.errors import RlplatError
 from rlplat.rl.interfaces import Episode, Result
+from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.evaluation import Evaluated, Evaluation, evaluation_metrics, what_was_cut
 from rlplat.rl.run.run_directory import RunDirectory
 
@@ -47,19 +49,20 @@ class _Running:
 
 
 class Evaluations:
-    def __init__(self, algorithm: Any, *, run: RunDirectory | None = None) -> None:
-        """algorithm: an `interfaces.Algorithm`; run: where films and best weights go; without one there are neither."""
+    def __init__(self, algorithm: Algorithm[Any], *, run: RunDirectory | None = None) -> None:
+        """run: where films and best weights go; without one there are neither."""
         config = algorithm.config
-        section = getattr(config, "evaluation", None)
+        section = config.evaluation
         self._algorithm = algorithm
         self._run = run
-        self._period: int = section.period if section else 0
-        self._episodes: int = section.episodes if section else 0
-        self._max_episode_steps: int = section.max_episode_steps if section else 0
-        self._video_period: int = getattr(section, "video_period", 0) if run else 0
-        self._waits: bool = getattr(config, "deterministic", False)
-        has_own_actor = hasattr(algorithm, "weights") and hasattr(algorithm, "make_policy")
-        self._evaluation = Evaluation(config.model_dump(), algorithm.make_policy) if has_own_actor else None
+        self._period: int = section.period
+        self._episodes: int = section.episodes
+        self._max_episode_steps: int = section.max_episode_steps
+        self._video_period: int = section.video_period if run else 0
+        self._waits: bool = config.deterministic
+        self._evaluation = (
+            Evaluation(config.model_dump(), algorithm.make_policy) if algorithm.acts_alone() else None
+        )
         self._best: dict[str, float] = run.best_evaluation() if run else {}
         self._running: _Running | None = None
         self._is_waiting = False

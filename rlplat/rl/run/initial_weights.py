@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.errors import CheckpointError, ConfigError
+from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON
@@ -37,11 +37,7 @@ class InitialWeights:
 
     def give_to(self, algorithm: Any) -> str:
         """What to tell about it; CheckpointError names every leaf that does not fit."""
-        if not hasattr(algorithm, "set_weights"):
-            raise ConfigError(
-                f"'{algorithm.name}' cannot start from other weights: {type(algorithm).__name__} has no set_weights()"
-            )
-        spaces = str(getattr(algorithm, "spaces", ""))
+        spaces = str(algorithm.spaces)
         differ = f"its spaces are {self.spaces}, and here {spaces}" if self.spaces != spaces else ""
         try:
             algorithm.set_weights(self.weights)

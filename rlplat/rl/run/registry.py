@@ -43,7 +43,7 @@ def _homes_in_source_tree() -> dict[str, str]:
 
 
 def load_algorithm(name: str) -> type[Any]:
-    """The class of `ppo`, or of `pkg.mod:Class`; it implements `interfaces.Algorithm` and has a `config_class`."""
+    """The class of `ppo`, or of `pkg.mod:Class`; an `Algorithm`."""
     homes = algorithm_homes()
     home = homes.get(name) or homes.get(name.lower()) or (name if ":" in name else None)
     if home is None:
@@ -54,11 +54,17 @@ def load_algorithm(name: str) -> type[Any]:
         found = load_class(home)
     except ConfigError as error:
         raise ConfigError(str(error) if home == name else f"algorithm '{name}': {error}") from None
-    if not hasattr(found, "config_class"):
+    if not is_algorithm(found):
         raise ConfigError(
-            f"algorithm '{name}': {home} has no `config_class`, so it is not an algorithm class"
+            f"algorithm '{name}': {home} is not a subclass of rlplat.rl.run.algorithm.Algorithm"
         )
     return found
+
+
+def is_algorithm(found: Any) -> bool:
+    from rlplat.rl.run.algorithm import Algorithm  # whoever asks has it loaded, or is about to
+
+    return isinstance(found, type) and issubclass(found, Algorithm)
 
 
 def configs_directory() -> Path | None:

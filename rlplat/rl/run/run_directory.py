@@ -267,7 +267,7 @@ class RunDirectory:
 
 def _require_finite(algorithm: Any, state: dict[str, Any]) -> None:
     """Where the algorithm can say what it acts with."""
-    if not hasattr(algorithm, "policy_weights"):
+    if not algorithm.acts_alone():
         return
     for name, array in algorithm.policy_weights(state).items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

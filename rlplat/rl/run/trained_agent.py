@@ -253,13 +253,13 @@ class Agent:
         return array.reshape(num_rows, self.state_size)
 
     def _acts_alone(self) -> bool:
-        return all(hasattr(self.plan.algorithm_class, name) for name in ("make_policy", "policy_weights"))
+        return bool(self.plan.algorithm_class.acts_alone())
 
     def _require_acting(self, what: str) -> None:
         if not self._acts_alone():
             raise ConfigError(
                 f"'{self.plan.algo}' cannot {what}: {self.plan.algorithm_class.__name__} has no make_policy() and "
-                "policy_weights(), by which it would act without its actors (see interfaces.Algorithm)"
+                "policy_weights(), by which it would act without its actors (see rlplat.rl.run.algorithm)"
             )
 
     def _require_spaces(self, spaces: SpaceSpec) -> None:

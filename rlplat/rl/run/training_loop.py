@@ -24,8 +24,9 @@ from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.rl.env_objects import is_same_env, what_it_takes
-from rlplat.rl.interfaces import Algorithm, Result
+from rlplat.rl.interfaces import Result
 from rlplat.rl.policies.spec import bounds_advice
+from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.bottleneck import add_seconds, bottleneck
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.initial_weights import InitialWeights, find_initial
@@ -48,7 +49,7 @@ _STOP_ALIASES = {"episode_return": "episode_return_mean"}
 
 
 def training_loop(
-    algorithm: Algorithm,
+    algorithm: Algorithm[Any],
     stop: Mapping[str, float | None] | None = None,
     run: RunDirectory | None = None,
     evaluations: Evaluations | None = None,
@@ -68,8 +69,8 @@ def training_loop(
     with contextlib.ExitStack() as stack:
         if evaluations is None:
             evaluations = stack.enter_context(Evaluations(algorithm, run=run))
-        checkpoint_period = getattr(algorithm.config, "checkpoint_period", 0)
-        checkpoint_period_s = getattr(algorithm.config, "checkpoint_period_s", 0.0) if saves_by_clock else 0.0
+        checkpoint_period = algorithm.config.checkpoint_period
+        checkpoint_period_s = algorithm.config.checkpoint_period_s if saves_by_clock else 0.0
         earlier_wall_s = run.wall_s if run else 0.0
         previous_env_steps = run.last.env_steps if run and run.last else 0
         if run and run.last and stop_reason(rules, run.last, earlier_wall_s):
@@ -281,7 +282,7 @@ def open_run(
     *,
     takes_over: bool = False,
     initial: InitialWeights | None = None,
-) -> Iterator[tuple[Any, RunDirectory, Evaluations]]:
+) -> Iterator[tuple[Algorithm[Any], RunDirectory, Evaluations]]:
     """The algorithm, its run directory and its evaluations; from a checkpoint, of this run or of another, they go on.
 
     initial: without a checkpoint, the weights to begin with.
@@ -320,7 +321,7 @@ def open_run(
 
 def _turn(
     plan: TrainingPlan,
-    algorithm: Any,
+    algorithm: Algorithm[Any],
     run: RunDirectory,
     evaluations: Evaluations,
     interruption: Interruption,
@@ -352,7 +353,7 @@ def _turn(
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
 
 
-def _save_last_checkpoint(algorithm: Any, run: RunDirectory, evaluations: Evaluations) -> None:
+def _save_last_checkpoint(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> None:
     """Tried again while the actors live: the weights of the whole run are in them."""
     for attempt in range(1, SAVE_ATTEMPTS + 1):
         try:
@@ -367,7 +368,7 @@ def _save_last_checkpoint(algorithm: Any, run: RunDirectory, evaluations: Evalua
                 raise
 
 
-def _save_after_failure(algorithm: Any, run: RunDirectory, evaluations: Evaluations) -> None:
+def _save_after_failure(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> None:
     """A checkpoint of what the learner has, whatever failed beside it; a warning where it cannot be had.
 
     In a thread, because a learner that waits for a lost one might never answer.
@@ -393,21 +394,20 @@ def _save_after_failure(algorithm: Any, run: RunDirectory, evaluations: Evaluati
         run.say(f"warning: no checkpoint of the failed run: {first}")
 
 
-def _about_actions(algorithm: Any) -> str:
+def _about_actions(algorithm: Algorithm[Any]) -> str:
     """One line where Box actions have bounds that a policy does not learn well in as it is, or the empty string."""
-    spaces, config = getattr(algorithm, "spaces", None), algorithm.config
-    policy = getattr(config, "policy", None)
-    if not isinstance(spaces, SpaceSpec) or policy is None or policy.squash_actions or policy.rescale_actions:
+    spaces, policy = algorithm.spaces, algorithm.config.policy
+    if not isinstance(spaces, SpaceSpec) or policy.squash_actions or policy.rescale_actions:
         return ""
-    return bounds_advice(spaces.action, "policy.rescale_actions" not in getattr(config, "unused", {}))
+    return bounds_advice(spaces.action, "policy.rescale_actions" not in algorithm.config.unused)
 
 
-def restore(algorithm: Any, checkpoint: Checkpoint) -> None:
+def restore(algorithm: Algorithm[Any], checkpoint: Checkpoint) -> None:
     """Give the algorithm the checkpoint's state; CheckpointError, naming both sides, when it belongs to another one."""
     saved = checkpoint.info
     for what, theirs, ours in (
         ("algorithm", saved.algorithm, algorithm.name),
-        ("spaces", saved.spaces, str(getattr(algorithm, "spaces", ""))),
+        ("spaces", saved.spaces, str(algorithm.spaces)),
     ):
         if theirs != ours:
             raise CheckpointError(
@@ -432,11 +432,11 @@ def what_is_saved(run: RunDirectory) -> str:
     return f"checkpoint saved at {run.saved_env_steps:,} env steps; {resume}"
 
 
-def _checkpoint_info(algorithm: Any, env_steps: int) -> CheckpointInfo:
+def _checkpoint_info(algorithm: Algorithm[Any], env_steps: int) -> CheckpointInfo:
     return CheckpointInfo(
         algorithm=algorithm.name,
         env=algorithm.config.env,
         env_steps=env_steps,
-        spaces=str(getattr(algorithm, "spaces", "")),
-        not_saved=list(getattr(algorithm, "not_saved", [])),
+        spaces=str(algorithm.spaces),
+        not_saved=list(algorithm.not_saved),
     )

@@ -19,6 +19,7 @@ from rlplat.rl.run.registry import (
     algorithm_homes,
     base_config,
     configs_directory,
+    is_algorithm,
     load_algorithm,
     require_config,
     shown,
@@ -124,7 +125,7 @@ def _named(algo: Any) -> str:
     """`: write 'ppo'` for the class or an object of an algorithm."""
     wanted = algo if isinstance(algo, type) else type(algo)
     home = f"{wanted.__module__}:{wanted.__qualname__}"
-    if not hasattr(wanted, "config_class"):
+    if not is_algorithm(wanted):
         return ""
     names = [name for name, value in algorithm_homes().items() if value == home]
     return f": write '{names[0] if names else home}'"

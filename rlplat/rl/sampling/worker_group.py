@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import rlplat
 from rlplat.errors import ActorDied, EnvError, RlplatError, UsageError, WorkerCrashed
@@ -13,6 +13,8 @@ from rlplat.rl.sampling.worker_start import check_num_workers, wait_for_first
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
+
+Used = TypeVar("Used")
 
 RESTART_WINDOW_S = 60.0
 
@@ -45,10 +47,7 @@ class RolloutWorkers:
 
     workers = RolloutWorkers(make_worker, num_workers=2)
     batches = workers.sample()                                  # refs, one per slot
-    try:
-        report = get(learner.update.remote(*batches))
-    except RlplatError as error:
-        batches = workers.replace_lost(batches, error)          # raises `error` when no fragment was lost
+    report = workers.deliver(batches, lambda batches: get(learner.update.remote(*batches)))
     """
 
     def __init__(
@@ -70,28 +69,44 @@ class RolloutWorkers:
         self._num_batches = num_batches
         self._clock = clock
         self._asked_s: list[float | None] = [None] * num_workers
+        self._arguments: list[tuple[Any, ...]] = [()] * num_workers  # of the newest `sample` of each
+        self._ahead: list[Any] = []
         self._is_starting = True
         self.restarts = 0
         check_num_workers(num_workers)
         self.handles = [make_worker(index, 0) for index in range(num_workers)]
 
-    def sample(self) -> list[Any]:
-        """One fragment from every worker; returns when all are there (or lost)."""
-        fragments = self.start_sampling()
+    def sample(self, *arguments: Any, ahead: bool = False) -> list[Any]:
+        """One fragment from every worker; returns when all are there (or lost).
+
+        arguments: of the workers' `sample`; ahead: they begin the next fragments as well, which the next call returns.
+        """
+        fragments = self._ahead or self._start_all(arguments)
+        self._ahead = self._start_all(arguments) if ahead else []
         self.wait_for(fragments)
         return fragments
 
-    def start_sampling(self) -> list[Any]:
-        """One fragment from every worker; returns at once."""
-        return [self.start_fragment(slot) for slot in range(len(self.handles))]
+    def deliver(self, fragments: Sequence[Any], use: Callable[[Sequence[Any]], Used]) -> Used:
+        """use(fragments); where it raises because some of them were lost, again, with what the next incarnations of
+        their workers sample in their place."""
+        while True:
+            try:
+                return use(fragments)
+            except RlplatError as error:
+                fragments = self.replace_lost(fragments, error)
 
-    def start_fragment(self, slot: int) -> Any:
+    def _start_all(self, arguments: tuple[Any, ...]) -> list[Any]:
+        return [self.start_fragment(slot, *arguments) for slot in range(len(self.handles))]
+
+    def start_fragment(self, slot: int, *arguments: Any) -> Any:
         """One fragment from one worker: a ref, or a list of them; returns at once."""
         self.asked(slot)
-        return self.handles[slot].sample.options(num_returns=self._num_batches).remote()
+        self._arguments[slot] = arguments
+        return self.handles[slot].sample.options(num_returns=self._num_batches).remote(*arguments)
 
     def replace_lost(self, refs: Sequence[Any], error: RlplatError) -> list[Any]:
-        """Called when the use of `refs` raised: replace the workers whose fragments were lost, and sample these again.
+        """Called when the use of `refs` raised: replace the workers whose fragments were lost, and sample these again,
+        with the same arguments.
 
         Nothing of a lost fragment is used. Raises `error` when none was lost, and when a worker dies too often.
         """
@@ -108,7 +123,9 @@ class RolloutWorkers:
         if not lost:
             raise error
         for slot in lost:
-            completed[slot] = self.start_fragment(slot)
+            completed[slot] = self.start_fragment(slot, *self._arguments[slot])
+            if self._ahead:
+                self._ahead[slot] = self.start_fragment(slot, *self._arguments[slot])
         self.wait_for(completed)
         return completed
 
@@ -135,6 +152,7 @@ class RolloutWorkers:
     def set_state(self, state: dict[str, Any]) -> None:
         """Into a new group: a worker goes on as the saved one where its environments' states were saved, and starts as
         the next incarnation, with random numbers of its own, where they were not."""
+        self._ahead = []
         if len(state["incarnations"]) != len(self.handles):
             return  # another number of workers than before: nothing to carry over
         for slot, (incarnation, worker) in enumerate(

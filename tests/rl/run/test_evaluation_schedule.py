@@ -14,6 +14,7 @@ from rlplat.errors import ActorDied, EnvError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Episode, Result
 from rlplat.rl.run import evaluation_schedule
+from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.evaluation import Evaluated
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.run_directory import RunDirectory
@@ -61,7 +62,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     return runtime
 
 
-class Algorithm:
+class Fake(Algorithm[AlgorithmConfig]):
     """Its weights' version is its env steps."""
 
     name = "fake"
@@ -83,10 +84,10 @@ class Algorithm:
         self.runtime.values[ref] = (self.env_steps, {"w": np.array([self.env_steps], np.float32)})
         return ref
 
-    def make_policy(self) -> None: ...
+    make_policy = policy_weights = staticmethod(lambda *_: None)  # type: ignore[assignment]
 
 
-def turn(algorithm: Algorithm, evaluations: Evaluations, num_steps: int = 1) -> dict[str, float]:
+def turn(algorithm: Fake, evaluations: Evaluations, num_steps: int = 1) -> dict[str, float]:
     """The figures that came with the last of the steps."""
     figures: dict[str, float] = {}
     for _ in range(num_steps):
@@ -130,7 +131,7 @@ def said(run: RunDirectory) -> list[str]:
 
 
 def test_the_training_goes_on_and_the_figures_come_with_a_later_line(runtime: Runtime) -> None:
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm)
     assert turn(algorithm, evaluations, 3) == {}  # 150 env steps; one began at 100, with the weights of then
     assert runtime.started == [("outcome 0", "weights 100", "")]
@@ -144,7 +145,7 @@ def test_the_training_goes_on_and_the_figures_come_with_a_later_line(runtime: Ru
 
 
 def test_one_that_is_due_meanwhile_waits_and_a_second_is_counted(runtime: Runtime) -> None:
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm)
     turn(algorithm, evaluations, 9)  # due at 100 (runs), 200 (waits), 300 and 400 (left out)
     assert len(runtime.started) == 1
@@ -166,14 +167,14 @@ def test_deterministic_training_waits(runtime: Runtime, monkeypatch: pytest.Monk
         return outcome
 
     monkeypatch.setattr(runtime, "start", start_and_finish)
-    algorithm = Algorithm(runtime, deterministic=True)
+    algorithm = Fake(runtime, deterministic=True)
     evaluations = Evaluations(algorithm)
     assert [bool(turn(algorithm, evaluations)) for _ in range(4)] == [False, True, False, True]
     assert evaluations.get_state() == {"is_waiting": False, "started": 2, "skipped": 0, "failures": 0}
 
 
 def test_the_best_weights_are_kept_and_of_equal_ones_the_newer(runtime: Runtime, run: RunDirectory) -> None:
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=run)
     kept = []
     for index, mean in enumerate((5.0, 4.0, 5.0, 9.0, 8.0)):
@@ -190,7 +191,7 @@ def test_the_best_weights_are_kept_and_of_equal_ones_the_newer(runtime: Runtime,
 
 def test_a_resumed_run_knows_its_best(runtime: Runtime, tmp_path: Path) -> None:
     first = open_run(tmp_path / "run")
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=first)
     turn(algorithm, evaluations, 2)
     runtime.finish(0, 5.0)
@@ -209,7 +210,7 @@ def test_a_resumed_run_knows_its_best(runtime: Runtime, tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_cut_off_begins_again(runtime: Runtime) -> None:
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm)
     turn(algorithm, evaluations, 3)
     state = evaluations.get_state()
@@ -223,7 +224,7 @@ def test_what_a_checkpoint_cut_off_begins_again(runtime: Runtime) -> None:
 def test_the_final_one_is_not_played_twice_and_an_older_one_is_given_up(
     runtime: Runtime, run: RunDirectory
 ) -> None:
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=run)
     turn(algorithm, evaluations, 2)
     runtime.finish(0, 3.0)  # it is of the newest weights: waited for
@@ -242,7 +243,7 @@ def test_the_final_one_is_not_played_twice_and_an_older_one_is_given_up(
 def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
     runtime: Runtime, run: RunDirectory
 ) -> None:
-    algorithm = Algorithm(runtime, evaluation={"video_period": 1})
+    algorithm = Fake(runtime, evaluation={"video_period": 1})
     evaluations = Evaluations(algorithm, run=run)
     turn(algorithm, evaluations, 2)
     assert runtime.started == [("outcome 0", "weights 100", "eval_100.mp4")]
@@ -262,7 +263,7 @@ def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
 
 
 def test_the_one_at_the_end_raises_when_it_fails_twice(runtime: Runtime, run: RunDirectory) -> None:
-    algorithm = Algorithm(runtime)
+    algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=run)
     runtime.values |= {"outcome 0": EnvError("broken"), "outcome 1": EnvError("broken still")}
     with pytest.raises(EnvError, match="broken still"):
@@ -272,7 +273,7 @@ def test_the_one_at_the_end_raises_when_it_fails_twice(runtime: Runtime, run: Ru
 def test_every_kth_is_filmed_the_last_always_and_what_cannot_be_is_said_once(
     runtime: Runtime, run: RunDirectory
 ) -> None:
-    algorithm = Algorithm(runtime, evaluation={"video_period": 2})
+    algorithm = Fake(runtime, evaluation={"video_period": 2})
     evaluations = Evaluations(algorithm, run=run)
     for index in range(3):
         turn(algorithm, evaluations, 2)

@@ -14,8 +14,10 @@ from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.policies.exploration import EPSILON
+from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import CARRIED_OBSERVATIONS, find_initial, network_weights, require_fitting
 from rlplat.rl.run.training_plan import plan_from_file
+from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 from tests.rl.run.test_trained_agent import NORMAL, SMALL, make, trained
 
 
@@ -109,8 +111,10 @@ def test_other_spaces_with_the_same_network_are_told_of(runs: dict[str, Path], t
     initial = find_initial(f"{runs['dqn']}:latest")
     assert initial.path.startswith(f"{runs['dqn']}/checkpoints/step_")
 
-    class Other:
+    class Other(Algorithm[Any]):
         name, spaces = "dqn", "others"
+
+        def __init__(self) -> None: ...
 
         def set_weights(self, weights: Any) -> None:
             require_fitting(initial.weights, weights, normalizes=False)
@@ -118,10 +122,10 @@ def test_other_spaces_with_the_same_network_are_told_of(runs: dict[str, Path], t
     assert initial.give_to(Other()).endswith(
         "; note: its spaces are Box(3) float32 -> Discrete(3, start=-1), and here others"
     )
-    with pytest.raises(
-        ConfigError, match=r"'x' cannot start from other weights: Without has no set_weights\(\)"
-    ):
-        initial.give_to(type("Without", (), {"name": "x"})())
+    with pytest.raises(ConfigError, match=r"cannot act without its actors: it has no policy_weights\(\)"):
+        initial.give_to(CountingAlgorithm(CountingConfig(env="X")))
+    with pytest.raises(ConfigError, match=r"cannot start from other weights: it has no with_weights\(\)"):
+        Algorithm.with_weights({}, initial.weights)
     with pytest.raises(CheckpointError, match="'step_9'; there are: latest, best, step_"):
         find_initial(f"{runs['dqn']}:step_9")
 

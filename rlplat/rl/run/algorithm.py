@@ -1,0 +1,216 @@
+"""`Algorithm`: what all algorithms do alike, and every member that the platform reads of one.
+
+    class PPO(Algorithm[PPOConfig]):
+        name, config_class = "ppo", PPOConfig
+
+        def setup(self) -> None:                        # the ring: which actors there are, and who knows whom
+            server = self.start(ParameterServer)
+            self.learners = self.add(LearnerGroup(...), saved_as="learner")
+            self.workers = self.add(self.rollout_workers(...), saved_as="rollout_workers")
+
+        def step(self) -> Result:                       # turns it once; only refs pass through the driver
+            ...
+            return self.result(report)
+
+    with PPO(PPOConfig(env="CartPole-v1", seed=1)) as algorithm:
+        for result in rlplat.training_loop(algorithm, stop={"episode_return_mean": 475}):
+            print(result.env_steps, result.episode_return_mean)
+
+It has no order of its own: what happens when is written in the `step` of each algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+import rlplat
+from rlplat.errors import ConfigError, NotInitialized
+from rlplat.rl.algorithm_config import Config, settings_of
+from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.run.evaluation import Evaluation
+from rlplat.rl.run.initial_weights import require_fitting
+from rlplat.rl.run.tally import RunTally
+from rlplat.rl.sampling.worker_group import RolloutWorkers
+from rlplat.rl.spaces import SpaceSpec
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef
+
+
+class Saved(Protocol):
+    """What a checkpoint keeps something of."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any) -> None: ...
+
+
+class Part(Saved, Protocol):
+    """Several actors that are asked, saved and ended together."""
+
+    def close(self) -> None: ...
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+class Algorithm(Generic[Config]):
+    """A ring of actors and the one method that turns it. A subclass writes `name`, `config_class`, `setup`, `step` and
+    `weights`; to be evaluated during the training, played and loaded also `make_policy` and `policy_weights`."""
+
+    name: str
+    """By which checkpoints know it; as it is announced (pyproject.toml), it is found by `--algo`."""
+    config_class: type[Config]
+    config: Config
+    spaces: object
+    """Of the environment, set by `setup`: a `SpaceSpec` where there is one agent. A checkpoint is for the spaces that
+    have the same `str`."""
+
+    def __init__(self, config: Config) -> None:
+        """Starts the runtime, where there is none, and the actors: ConfigError and others where that cannot be."""
+        self.config = settings_of(config, self.config_class, type(self).__name__)
+        self.tally = RunTally()
+        self.saved: dict[str, Saved] = {}
+        """By name: what a checkpoint holds, beside the tally."""
+        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
+        self.ends = ExitStack()
+        """What `close` ends: the last one started first."""
+        self._is_open = True
+        if not rlplat.is_initialized():
+            # Before the pre-flight: the first processes start while it looks at the environment.
+            needs_torch = config.framework == "torch" and "framework" not in config.unused
+            backend = "zmq" if config.num_rollout_workers else "inproc"
+            rlplat.init(backend=backend, preload=("torch",) if needs_torch else ())
+            self.ends.callback(rlplat.shutdown)
+        self.ends.callback(self._evaluation.close)
+        try:
+            self.setup()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what a subclass writes
+
+    def setup(self) -> None:
+        """Pre-flight in the driver (environment, spaces, resources), then start the actors; returns when the first
+        weights are published."""
+        raise NotImplementedError
+
+    def step(self) -> Result:
+        """One turn of the ring, e.g. sample, update, publish."""
+        raise NotImplementedError
+
+    def weights(self) -> ObjectRef:
+        """A ref to (version, weights) as they are now."""
+        raise NotImplementedError
+
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        """What a checkpoint leaves out, for its manifest."""
+        return ()
+
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        """The policy that acts with this algorithm's weights, without its actors; settings: the config as a dict."""
+        raise ConfigError("this algorithm cannot act without its actors: it has no make_policy()")
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        raise ConfigError("this algorithm cannot act without its actors: it has no policy_weights()")
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its own: for `--init-from`."""
+        raise ConfigError("this algorithm cannot start from other weights: it has no with_weights()")
+
+    def wants_statistics(self, weights: Weights) -> bool:
+        """Whether such weights have to bring statistics of observations along: where those are normalised."""
+        return bool(self.config.model_dump().get("normalize_observations"))
+
+    # -- what it calls
+
+    def start(self, actor_class: type, *arguments: Any) -> ActorHandle:
+        """An actor that ends with this object."""
+        handle: ActorHandle = rlplat.remote(actor_class).remote(*arguments)
+        self.ends.callback(rlplat.kill, handle)
+        return handle
+
+    def add(self, part: AnyPart, saved_as: str = "") -> AnyPart:
+        """The part, which ends with this object; saved_as: the name of its state in a checkpoint, empty for none."""
+        self.ends.callback(part.close)
+        if saved_as:
+            self.saved[saved_as] = part
+        return part
+
+    def rollout_workers(
+        self, make_worker: Callable[[int, int], ActorHandle], num_batches: int = 1
+    ) -> RolloutWorkers:
+        """As many as the config says, replaced as it says; the arguments are those of `RolloutWorkers`."""
+        return RolloutWorkers(
+            make_worker,
+            max(1, self.config.num_rollout_workers),
+            max_restarts=self.config.max_worker_restarts,
+            restart_on_env_error=self.config.on_env_error == "restart",
+            num_batches=num_batches,
+        )
+
+    def result(self, report: UpdateReport, metrics: dict[str, float]) -> Result:
+        """One more iteration, in which this was learnt; metrics: more than the report has."""
+        self.tally.count(report.env_steps, report.episodes)
+        return self.tally.result(report.metrics | metrics)
+
+    def require_open(self) -> None:
+        if not self._is_open:
+            name = type(self).__name__
+            raise NotInitialized(f"this {name} is closed: make a new one, and use it within `with`")
+
+    # -- what the platform calls
+
+    @classmethod
+    def acts_alone(cls) -> bool:
+        """Whether it acts without its actors: else evaluations hold up the training, and it cannot be played."""
+        asked = (cls.make_policy, Algorithm.make_policy), (cls.policy_weights, Algorithm.policy_weights)
+        return all(own is not inherited for own, inherited in asked)
+
+    def evaluate(self, episodes: int) -> list[Episode]:
+        """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights, in
+        environments of their own; `CutEpisode`s among them where one does not end."""
+        self.require_open()
+        return self._evaluation.run(self.weights(), episodes)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the
+        optimizer stays as it is. CheckpointError names every leaf that does not fit."""
+        state = self.get_state()
+        require_fitting(self.policy_weights(state), weights, normalizes=self.wants_statistics(weights))
+        self.set_state(self.with_weights(state, weights))
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything a checkpoint needs: nested dicts of numpy arrays and JSON values."""
+        self.require_open()
+        return self.tally.get_state() | {name: part.get_state() for name, part in self.saved.items()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self.require_open()
+        for name, part in self.saved.items():
+            part.set_state(state[name])
+        self.tally.set_state(state)
+
+    def close(self) -> None:
+        """Stop the actors; and the runtime, if this object started it. May be called again."""
+        self._is_open = False
+        ends = self.ends.pop_all()
+        if rlplat.is_initialized():
+            ends.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
