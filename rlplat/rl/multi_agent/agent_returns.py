@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlplat.rl.interfaces import Episode
-from rlplat.rl.sampling.episode_window import EpisodeWindow
+from rlplat.rl.sampling.tally import EpisodeWindow
 
 
 class AgentEpisode(NamedTuple):
