@@ -49,7 +49,7 @@ from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.make import make_policy
+from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import carried_statistics, network_weights
@@ -496,12 +496,7 @@ class A3C(Algorithm[A3CConfig]):
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        return make_policy(
-            policy_spec(settings["policy"], spaces),
-            seed,
-            framework=settings["framework"],
-            precision=settings["learner"]["precision"],
-        )
+        return policy_for(settings, spaces, seed)
 
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:

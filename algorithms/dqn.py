@@ -56,7 +56,7 @@ from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.make import make_q_policy
+from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
@@ -64,8 +64,8 @@ from rlplat.rl.replay.ratio_limiter import RatioLimiter
 from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import network_weights
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.sampling.transition_worker import TransitionWorker
 from rlplat.rl.schedules import LinearSchedule, Schedule, ScheduledShare, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -488,7 +488,7 @@ class DQNLearner:
         self._net: TorchDQN = load_class(FRAMEWORKS[self.config.framework])(
             self.config, spec, q_spec(self.config), network_seed
         )
-        self._replay = make_replay(replay, spec.obs, replay_seed) if replay is not None else None
+        self._replay = make_replay(replay, spec.obs, spec.action, replay_seed) if replay is not None else None
         # Without priorities that change in between, minibatches of small observations are drawn many at a time.
         draws_ahead = not self.config.prioritized and spec.core == "none" and not spec.has_images
         self._chunk = 64 if draws_ahead else 1
@@ -711,11 +711,12 @@ class DQN(Algorithm[DQNConfig]):
         def make_worker(index: int, incarnation: int) -> ActorHandle:
             if plan is None:
                 own_epsilons = epsilons[index] if epsilons is not None else None
-                return rlplat.remote(TransitionWorker).remote(
-                    settings, q, index, incarnation, rings.sources[ALONE], own_epsilons
+                acting = partial(policy_for, q=q, epsilons=own_epsilons)
+                return rlplat.remote(RolloutWorker).remote(
+                    settings, index, incarnation, rings.sources[ALONE], acting, record="transitions"
                 )
             return rlplat.remote(MultiAgentRolloutWorker).remote(
-                settings, plan, index, incarnation, rings.sources, DQN.make_policy, writes="transitions"
+                settings, plan, index, incarnation, rings.sources, DQN.make_policy, record="transitions"
             )
 
         num_batches = len(plan.trained) if plan else 1
@@ -890,13 +891,7 @@ class DQN(Algorithm[DQNConfig]):
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return make_q_policy(
-            policy_spec(settings["policy"], spaces),
-            q_spec(DQNConfig.model_validate(settings)),
-            seed,
-            framework=settings["framework"],
-            precision=settings["learner"]["precision"],
-        )
+        return policy_for(settings, spaces, seed, q=q_spec(DQNConfig.model_validate(settings)))
 
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:

@@ -44,7 +44,7 @@ from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_i
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
 from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.make import make_policy
+from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import carried_statistics, network_weights
@@ -582,9 +582,7 @@ class PPO(Algorithm[PPOConfig]):
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        spec = policy_spec(settings["policy"], spaces)
-        precision = settings["learner"]["precision"]
-        return make_policy(spec, seed, framework=settings["framework"], precision=precision)
+        return policy_for(settings, spaces, seed)
 
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:

@@ -65,7 +65,9 @@ class PolicyOutput(NamedTuple):
     log_probs: Array
     """float32[B]: log pi(actions | obs)."""
     values: Array
-    """float32[B]: V(obs)."""
+    """float32[B]: V(obs); of a policy that acts by Q-values, the largest Q(obs, .) of a legal action."""
+    q_taken: Array | None = None
+    """float32[B]: Q(obs, actions), of a policy that acts by Q-values."""
 
 
 class Policy(Protocol):

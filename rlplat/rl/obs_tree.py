@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.spaces import MASK
 
 
 def map_obs(f: Callable[..., Any], *obs: Any) -> Any:
@@ -38,6 +39,25 @@ def concat_obs(obs: Sequence[Obs], axis: int = 0) -> Obs:
     """Several one after another along `axis`."""
     result: Obs = map_obs(lambda *leaves: np.concatenate(leaves, axis=axis), *obs)
     return result
+
+
+def put_obs(target: Obs, where: Any, rows: Obs) -> None:
+    """target[where] = rows, leaf by leaf."""
+    if isinstance(target, dict):
+        assert isinstance(rows, dict)
+        for path, leaf in rows.items():
+            target[path][where] = leaf
+    else:
+        target[where] = rows
+
+
+def empty_columns(num_steps: int, obs: Obs) -> Obs:
+    """Zeros [T, B, ...] for steps of observations [B, ...]; in a mask everything is legal, so that rows that mean
+    nothing do no harm."""
+    columns: Obs = map_obs(lambda leaf: np.zeros((num_steps, *leaf.shape), leaf.dtype), obs)
+    if isinstance(columns, dict) and MASK in columns:
+        columns[MASK][:] = True
+    return columns
 
 
 def copy_obs(obs: Obs) -> Obs:

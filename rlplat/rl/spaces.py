@@ -237,3 +237,11 @@ def _span(bounds: tuple[float, ...]) -> str:
     return (
         f"{bounds[0]:g}" if len(set(bounds)) == 1 else "(" + ", ".join(f"{bound:g}" for bound in bounds) + ")"
     )
+
+
+def empty_actions(action: ActionSpec, num_rows: int) -> np.ndarray:
+    """Zeros, shaped as `PolicyOutput.actions`."""
+    if action.kind == "discrete":
+        return np.zeros(num_rows, np.int64)
+    is_whole = action.kind in ("multi_discrete", "multi_binary")
+    return np.zeros((num_rows, action.flat_size), np.int64 if is_whole else np.float32)

@@ -186,7 +186,7 @@ def test_acts_from_a_checkpoint_without_actors(runtime: None) -> None:
         state, spaces = dqn.get_state(), dqn.spaces
     policy = DQN.make_policy(DQNConfig(**QUICK).model_dump(), spaces, np.random.SeedSequence(0))
     policy.set_weights(DQN.policy_weights(state))
-    assert policy.epsilon < 1.0  # type: ignore[attr-defined]  # explores as the learner would now, not as at the start
+    assert policy.exploration.epsilon < 1.0  # type: ignore[attr-defined]  # explores as the learner would now, not as at the start
     actions = policy.act(np.zeros((3, 4), np.float32), deterministic=True).actions
     assert actions.shape == (3,) and actions.dtype == np.int64
 

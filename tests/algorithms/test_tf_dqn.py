@@ -16,7 +16,7 @@ from rlplat.algorithms.dqn import DQNConfig, TorchDQN, c51_projection, q_spec, q
 from rlplat.algorithms.dqn_tf import TfDQN, tf_c51_projection, tf_quantile_huber_losses  # noqa: E402
 from rlplat.rl.interfaces import Weights  # noqa: E402
 from rlplat.rl.obs_tree import map_obs  # noqa: E402
-from rlplat.rl.policies.make import make_q_policy  # noqa: E402
+from rlplat.rl.policies.make import make_policy  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch  # noqa: E402
 from rlplat.rl.tf.q_network import NoisyLinear  # noqa: E402
@@ -204,11 +204,11 @@ def test_acts_like_torch(case: str) -> None:
     name, _ = CASES[case]
     spec, q, rng = SPECS[name](), q_spec(config_of(case)), np.random.default_rng(0)
     weights: Weights = perturbed(make(TorchDQN, case, 1).weights(), rng)
-    ours = make_q_policy(spec, q, np.random.SeedSequence(1), framework="tf", precision="float32")
+    ours = make_policy(spec, np.random.SeedSequence(1), q=q, framework="tf", precision="float32")
     theirs = TorchQPolicy(spec, q, np.random.SeedSequence(1), precision="float32")
     for policy in (ours, theirs):
         policy.set_weights(weights)
-        policy.epsilon = 0.0
+        policy.exploration.epsilon = 0.0
     for _ in range(3):
         obs = random_obs(spec, 5, rng)
         np.testing.assert_allclose(ours.q_values(obs), theirs.q_values(obs), rtol=1e-4, atol=1e-5)
@@ -218,9 +218,9 @@ def test_acts_like_torch(case: str) -> None:
         for policy in (ours, theirs):
             policy.reset_core(np.array([True, False, False, True, False]))
     state = ours.get_state()
-    drawn = [ours.choose(obs) for _ in range(2)]
+    drawn = [ours.act(obs) for _ in range(2)]
     ours.set_state(state)
-    np.testing.assert_array_equal(ours.choose(obs)[2], drawn[0][2])
+    np.testing.assert_array_equal(ours.act(obs).values, drawn[0][2])
     if q.noisy:
         assert (drawn[0][2] != drawn[1][2]).any()
     ours.set_state(theirs.get_state())

@@ -13,12 +13,12 @@ from typing import Any
 
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Weights
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
-from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
+from rlplat.rl.multi_agent.columns import PolicyColumns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.policy_rings import split_weights
 from rlplat.rl.multi_agent.vector_env import MultiAgentVectorEnv, make_multi_agent_vector_env
 from rlplat.rl.policies.exploration import use_greedy_epsilon
-from rlplat.rl.sampling.rows import NoRows
+from rlplat.rl.sampling.recorders import has_core
 from rlplat.rl.seeding import seed_sequences
 
 
@@ -90,13 +90,13 @@ class GamePlayer:
             acting = self._make_policy(settings, policy.spaces, policy_seed)
             acting.set_weights(by_policy[name])
             use_greedy_epsilon(acting, settings)
-            section = settings["policy"]
+            num_columns = len(env.columns[name])
             columns[name] = PolicyColumns(
                 acting,
-                NoRows(),
-                env.empty_obs(name, len(env.columns[name])),
-                empty_actions(policy.spaces.action, len(env.columns[name])),
-                has_core=section["core"] != "none" or bool(section["custom"]),
+                env.empty_obs(name, num_columns),
+                policy.spaces.action,
+                num_columns,
+                has_core=has_core(settings["policy"]),
             )
         return columns
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import rlplat
-from rlplat.rl.interfaces import Array, MakePolicy, Weights
-from rlplat.rl.multi_agent.columns import PolicyColumns, empty_actions
+from rlplat.rl.interfaces import MakePolicy, Weights
+from rlplat.rl.multi_agent.columns import PolicyColumns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.vector_env import make_multi_agent_vector_env
 from rlplat.rl.policies.spec import cpu_share
-from rlplat.rl.sampling.rows import NoRows, Rows, SampleRows, TransitionRows
+from rlplat.rl.sampling.recorders import Record, has_core
 from rlplat.rl.seeding import seed_sequences
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ class MultiAgentRolloutWorker:
         sources: dict[str, ActorHandle],
         make_policy: MakePolicy,
         *,
-        writes: Literal["samples", "transitions"] = "samples",
-        epsilons: Array | None = None,
+        record: Record = "samples",
     ) -> None:
         """sources: where each policy's weights come from: its parameter server, or the pool of opponents;
-        make_policy: of the algorithm's class; writes: `SampleBatch`es or `TransitionBatch`es, those epsilon-greedily
-        with epsilons float[E], one per copy (None: the one that comes with the weights)."""
+        make_policy: of the algorithm's class; record: as what batches."""
         self.worker_index, self.incarnation = worker_index, incarnation
         self._plan = plan
         self._sources = sources
@@ -66,24 +64,15 @@ class MultiAgentRolloutWorker:
         self._columns: dict[str, PolicyColumns] = {}
         for name, seed in zip(plan.policies, policy_seeds, strict=True):
             settings, spaces = plan.settings(config, name), plan.policies[name].spaces
-            places = self._env.columns[name]
-            obs, actions = (
-                self._env.empty_obs(name, len(places)),
-                empty_actions(spaces.action, len(places)),
-            )
-            rows: Rows = NoRows()
-            if name in plan.trained and writes == "samples":
-                rows = SampleRows(config["rollout_length"], obs, actions)
-            elif name in plan.trained:
-                by_column = None if epsilons is None else epsilons[[copy for copy, _ in places]]
-                rows = TransitionRows(config["rollout_length"], obs, actions, epsilons=by_column)
-            section = settings["policy"]
+            num_columns = len(self._env.columns[name])
             self._columns[name] = PolicyColumns(
                 make_policy(settings, spaces, seed),
-                rows,
-                obs,
-                actions,
-                has_core=section["core"] != "none" or bool(section["custom"]),
+                self._env.empty_obs(name, num_columns),
+                spaces.action,
+                num_columns,
+                has_core=has_core(settings["policy"]),
+                record=record if name in plan.trained else None,
+                num_steps=config["rollout_length"],
             )
         torch = sys.modules.get("torch")
         if torch is not None and config["num_rollout_workers"] > 0:
@@ -113,7 +102,7 @@ class MultiAgentRolloutWorker:
         trained = [self._columns[name] for name in self._plan.trained]
         act_s = env_s = 0.0
         before = perf_counter()
-        while not any(columns.rows.is_full for columns in trained):
+        while not any(columns.is_full for columns in trained):
             actions = {name: columns.act() for name, columns in self._columns.items()}
             between = perf_counter()
             turns = self._env.step(actions)
@@ -160,8 +149,6 @@ class MultiAgentRolloutWorker:
         turns = self._env.reset()
         for name, columns in self._columns.items():
             columns.forget()
-            if isinstance(columns.rows, TransitionRows):
-                columns.rows.continues = False
             columns.take(turns[name])
 
     def _pull_weights(self) -> None:

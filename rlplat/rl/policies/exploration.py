@@ -1,4 +1,4 @@
-"""Exploration: epsilon-greedy actions, and how greedy each environment's are."""
+"""Exploration: epsilon-greedy actions, and how greedy those of each environment are."""
 
 from __future__ import annotations
 
@@ -6,11 +6,37 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.rl.interfaces import Array, Obs, Policy
+from rlplat.rl.interfaces import Array, Obs, Policy, PolicyOutput, Weights
 from rlplat.rl.spaces import MASK
 
 EPSILON = "exploration.epsilon"
 """Under this name the share of random actions travels inside the weights: float32[1]."""
+
+
+class EpsilonGreedy:
+    """How a policy that acts by Q-values explores.
+
+    output = exploration.choose(q_values, obs, deterministic=False)
+    """
+
+    def __init__(self, seed: np.random.SeedSequence, epsilons: Array | None = None) -> None:
+        """epsilons: float[B], fixed; None: one for all, which comes with the weights."""
+        self.epsilon: Array | float = 1.0 if epsilons is None else epsilons
+        """Share of random actions."""
+        self._is_fixed = epsilons is not None
+        self.greedy_epsilon = 0.0
+        """Share of random actions where `deterministic` is asked for."""
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+
+    def set_weights(self, weights: Weights) -> None:
+        if not self._is_fixed and EPSILON in weights:
+            self.epsilon = float(weights[EPSILON][0])
+
+    def choose(self, q_values: Array, obs: Obs, *, deterministic: bool) -> PolicyOutput:
+        """q_values: float32[B, A] -> actions int64[B], log_probs 0, the largest Q, that of the actions."""
+        epsilon = self.greedy_epsilon if deterministic else self.epsilon
+        actions, q_taken, q_max = choose_actions(q_values, obs, epsilon, self.rng)
+        return PolicyOutput(actions, np.zeros(len(actions), np.float32), q_max, q_taken)
 
 
 def choose_actions(
@@ -46,5 +72,6 @@ def lane_epsilons(num_lanes: int, base: float = 0.4, exponent: float = 7.0) -> A
 def use_greedy_epsilon(policy: Policy, settings: dict[str, Any]) -> None:
     """`evaluation.epsilon`, where the algorithm has it (DQN), for a policy that acts by Q-values."""
     epsilon = settings["evaluation"].get("epsilon", 0.0)
-    if epsilon and hasattr(policy, "greedy_epsilon"):
-        policy.greedy_epsilon = epsilon
+    exploration = getattr(policy, "exploration", None)
+    if epsilon and isinstance(exploration, EpsilonGreedy):
+        exploration.greedy_epsilon = epsilon

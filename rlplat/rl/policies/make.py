@@ -1,72 +1,68 @@
-"""Who acts with a spec: plain MLPs in numpy, others in the framework, which is imported then."""
+"""Who acts: plain MLPs in numpy (no framework import, several times faster for few rows), others in the framework."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from rlplat.rl.class_path import load_class
-from rlplat.rl.interfaces import Policy
+from rlplat.rl.interfaces import Array, Policy
 from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.spaces import SpaceSpec
 
-if TYPE_CHECKING:
-    from rlplat.rl.policies.numpy_q import NumpyQPolicy
+ACTOR_CRITICS = {
+    "numpy": "rlplat.rl.policies.numpy_actor_critic:NumpyActorCritic",
+    "torch": "rlplat.rl.torch.policy:TorchActorCritic",
+    "tf": "rlplat.rl.tf.policy:TfActorCritic",
+}
+Q_POLICIES = {
+    "numpy": "rlplat.rl.policies.numpy_q:NumpyQPolicy",
+    "torch": "rlplat.rl.torch.q_policy:TorchQPolicy",
+    "tf": "rlplat.rl.tf.q_policy:TfQPolicy",
+}
+
+
+def policy_for(
+    settings: dict[str, Any],
+    spaces: SpaceSpec,
+    seed: np.random.SeedSequence,
+    *,
+    q: QSpec | None = None,
+    epsilons: Array | None = None,
+    num_threads: int = 0,
+) -> Policy:
+    """The policy of an algorithm's config (as a dict) in these spaces; see `make_policy`."""
+    return make_policy(
+        policy_spec(settings["policy"], spaces),
+        seed,
+        q=q,
+        epsilons=epsilons,
+        framework=settings["framework"],
+        precision=settings["learner"]["precision"],
+        num_threads=num_threads,
+    )
 
 
 def make_policy(
     spec: PolicySpec,
     seed: np.random.SeedSequence,
     *,
+    q: QSpec | None = None,
+    epsilons: Array | None = None,
     framework: str = "torch",
     precision: str = "auto",
     num_threads: int = 0,
-) -> Policy:
-    """A policy that acts: plain MLPs in numpy (no framework import, several times faster for few rows), others in the
-    framework.
+) -> Any:
+    """A `Policy` without weights: an actor-critic's, or by Q-values where `q` says so (epsilons: see `EpsilonGreedy`).
 
-    `num_threads`: of the framework, 0 leaves its setting alone.
+    num_threads: of the framework, 0 leaves the choice to it.
     """
+    by_framework, heads = (ACTOR_CRITICS, ()) if q is None else (Q_POLICIES, (q,))
+    exploration = {} if q is None else {"epsilons": epsilons}
     if spec.is_plain_mlp:
-        from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic
-
-        return NumpyActorCritic(spec, seed)
-    from rlplat.rl.class_path import load_class
-
-    policy: Policy = load_class(POLICIES[framework])(spec, seed, precision=precision, num_threads=num_threads)
-    return policy
-
-
-POLICIES = {
-    "torch": "rlplat.rl.torch.policy:TorchActorCritic",
-    "tf": "rlplat.rl.tf.policy:TfActorCritic",
-}
-"""Who acts where numpy cannot, by framework."""
-
-
-Q_POLICIES = {
-    "torch": "rlplat.rl.torch.q_policy:TorchQPolicy",
-    "tf": "rlplat.rl.tf.q_policy:TfQPolicy",
-}
-"""Who acts where numpy cannot, by framework."""
-
-
-def make_q_policy(
-    spec: PolicySpec,
-    q: QSpec,
-    seed: np.random.SeedSequence,
-    *,
-    framework: str = "torch",
-    precision: str = "auto",
-    num_threads: int = 0,
-) -> NumpyQPolicy:
-    """Plain MLPs act in numpy (no framework import, several times faster for few rows), others in the framework."""
-    if spec.is_plain_mlp:
-        from rlplat.rl.policies.numpy_q import NumpyQPolicy
-
-        return NumpyQPolicy(spec, q, seed)
-    policy: NumpyQPolicy = load_class(Q_POLICIES[framework])(
-        spec, q, seed, precision=precision, num_threads=num_threads
+        return load_class(by_framework["numpy"])(spec, *heads, seed, **exploration)
+    return load_class(by_framework[framework])(
+        spec, *heads, seed, precision=precision, num_threads=num_threads, **exploration
     )
-    return policy

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
-from rlplat.rl.policies.exploration import EPSILON, choose_actions
+from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 
@@ -22,17 +22,13 @@ Layer = tuple[Array, Array]
 class NumpyQPolicy:
     """Acts epsilon-greedily with the weights of a Q-network built from the same specs (encoder: mlp)."""
 
-    def __init__(self, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
+    def __init__(
+        self, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence, *, epsilons: Array | None = None
+    ) -> None:
         assert spec.is_plain_mlp, f"NumpyQPolicy acts for plain MLPs, not for {spec}"
         self.spec, self.q = spec, q
-        self.epsilon: Array | float = 1.0
-        """Share of random actions: one for all, or float[B]."""
-        self.greedy_epsilon = 0.0
-        """Share of random actions where `deterministic` is asked for."""
-        self.follows_weights = True
-        """Whether `set_weights` sets epsilon too."""
+        self.exploration = EpsilonGreedy(seed, epsilons)
         self.core_state = np.zeros((0, 0), np.float32)
-        self._rng = np.random.Generator(np.random.PCG64(seed))
         self._weights: Weights = {}
         self._encoder: list[Layer] = []
         self._mean_heads: dict[str, list[Layer]] = {}
@@ -44,19 +40,12 @@ class NumpyQPolicy:
             self._layer(f"encoder.layers.{i}", is_noisy=False) for i in range(len(self.spec.hidden_sizes))
         ]
         self._mean_heads = self._heads(with_noise=False)
-        if self.follows_weights and EPSILON in weights:
-            self.epsilon = float(weights[EPSILON][0])
+        self.exploration.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
-        """obs: [B, ...] -> actions int64[B]; log_probs are 0, values are the largest Q. `deterministic`: greedy."""
-        actions, _, q_max = self.choose(obs, deterministic=deterministic)
-        return PolicyOutput(actions, np.zeros(len(actions), np.float32), q_max)
-
-    def choose(self, obs: Obs, *, deterministic: bool = False) -> tuple[Array, Array, Array]:
-        """(actions int64[B], their Q float32[B], the largest Q float32[B])."""
+        """obs: [B, ...] -> see `EpsilonGreedy.choose`. `deterministic`: greedy, without noise."""
         heads = self._heads(with_noise=True) if self.q.noisy and not deterministic else self._mean_heads
-        epsilon = self.greedy_epsilon if deterministic else self.epsilon
-        return choose_actions(self._q_values(obs, heads), obs, epsilon, self._rng)
+        return self.exploration.choose(self._q_values(obs, heads), obs, deterministic=deterministic)
 
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]: the largest Q."""
@@ -71,13 +60,13 @@ class NumpyQPolicy:
         """Nothing is carried from step to step."""
 
     def seed(self, seed: np.random.SeedSequence) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self.exploration.rng = np.random.Generator(np.random.PCG64(seed))
 
     def get_state(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
+        return {"rng": self.exploration.rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        self.exploration.rng.bit_generator.state = state["rng"]
 
     def _q_values(self, obs: Obs, heads: dict[str, list[Layer]]) -> Array:
         assert isinstance(obs, np.ndarray)
@@ -123,7 +112,7 @@ class NumpyQPolicy:
 
     def _noise(self, size: int) -> Array:
         """f(x) = sgn(x) sqrt|x| of normal numbers (factorised noise)."""
-        noise: Array = self._rng.standard_normal((size,), np.float32)
+        noise: Array = self.exploration.rng.standard_normal((size,), np.float32)
         return np.sign(noise) * np.sqrt(np.abs(noise))
 
 

@@ -25,7 +25,7 @@ from rlplat.rl.replay.frame_storage import is_frame_stack
 from rlplat.rl.replay.step_store import FINAL, GAP, StepStore
 from rlplat.rl.replay.sum_tree import SumTree
 from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.spaces import ObsSpec, obs_leaves
+from rlplat.rl.spaces import ActionSpec, ObsSpec, obs_leaves
 
 BYTES_BESIDE_OBS = 64
 """Of a row: action, rewards, returns, marks, its share of a sum tree."""
@@ -40,7 +40,7 @@ class Minibatch:
     obs: Obs
     """[M, ...]"""
     actions: Array
-    """int64[M]"""
+    """[M, ...], as `PolicyOutput.actions`"""
     returns: Array
     """float32[M]: the discounted rewards of the window."""
     discounts: Array
@@ -72,7 +72,7 @@ class SequenceMinibatch:
     core_states: Array
     """float32[M, S]: of the policy when it acted on row 0."""
     actions: Array
-    """int64[U, M]: of the rows after the burn-in, as are the next ones."""
+    """[U, M, ...]: of the rows after the burn-in, as are the next ones."""
     returns: Array
     """float32[U, M]"""
     discounts: Array
@@ -400,10 +400,14 @@ class ReplayShape:
 
 
 def make_replay(
-    shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec], seed: np.random.SeedSequence
+    shape: ReplayShape,
+    obs: ObsSpec | dict[str, ObsSpec],
+    action: ActionSpec,
+    seed: np.random.SeedSequence,
 ) -> ReplayBuffer | SequenceReplay:
     store = StepStore(
         obs,
+        action,
         num_lanes=shape.num_lanes,
         lane_capacity=shape.lane_capacity,
         n_step=shape.n_step,

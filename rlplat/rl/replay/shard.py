@@ -20,7 +20,9 @@ class ReplayShard:
     """
 
     def __init__(self, config: dict[str, Any], spec: PolicySpec, shape: ReplayShape, index: int) -> None:
-        self._replay = make_replay(shape, spec.obs, seed_sequences(config["seed"], "learner", 1 + index)[1])
+        self._replay = make_replay(
+            shape, spec.obs, spec.action, seed_sequences(config["seed"], "learner", 1 + index)[1]
+        )
         self._saves = config["save_replay"]
 
     def add(self, batch: TransitionBatch, first_lane: int) -> tuple[int, UpdateReport]:

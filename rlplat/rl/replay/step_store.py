@@ -19,7 +19,7 @@ from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import concat_obs, map_obs, take_obs
 from rlplat.rl.replay.frame_storage import make_storage
 from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.spaces import ObsSpec, obs_leaves
+from rlplat.rl.spaces import ActionSpec, ObsSpec, empty_actions, obs_leaves
 
 GOES_ON, TERMINATED, TRUNCATED, FINAL, GAP = range(5)
 """Kinds of rows; up to TRUNCATED they are decisions of the agent."""
@@ -45,6 +45,7 @@ class StepStore:
     def __init__(
         self,
         obs: ObsSpec | dict[str, ObsSpec],
+        action: ActionSpec,
         *,
         num_lanes: int,
         lane_capacity: int,
@@ -72,7 +73,7 @@ class StepStore:
         """int64[rows]: the number of the row in its lane; another one says that the row was overwritten."""
         self.kinds = np.full(num_rows, GAP, np.int8)
         self.is_start = np.zeros(num_rows, np.bool_)
-        self.actions = np.zeros(num_rows, np.int64)
+        self.actions = empty_actions(action, num_rows)
         self.rewards = np.zeros(num_rows, np.float32)
         self.q_taken = np.zeros(num_rows, np.float32)
         self.q_max = np.zeros(num_rows, np.float32)
@@ -123,12 +124,13 @@ class StepStore:
         previous[firsts] = np.where(stamps[firsts] > 0, self.kinds[before[firsts]], GAP)
 
         def put(column: Array, values: Array) -> None:
-            column[rows] = values.reshape(-1)[source]
+            column[rows] = values.reshape(T * B, *values.shape[2:])[source]
 
         put(self.actions, batch.actions)
         put(self.rewards, np.sign(batch.rewards) if self._clip_rewards else batch.rewards)
-        put(self.q_taken, batch.q_taken)
-        put(self.q_max, batch.q_max)
+        if batch.q_taken is not None and batch.q_max is not None:
+            put(self.q_taken, batch.q_taken)
+            put(self.q_max, batch.q_max)
         self.kinds[rows], self.stamps[rows] = kinds, stamps
         self.is_start[rows] = is_real & np.isin(previous, (TERMINATED, FINAL, GAP))
         self.is_complete[rows] = False

@@ -1,7 +1,9 @@
-"""`RolloutWorker`: an actor that steps environments with the newest weights and sends home what it saw, as it is."""
+"""`RolloutWorker`: an actor that steps environments with the newest weights and sends home what it saw, unchanged."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +11,10 @@ import numpy as np
 
 import rlplat
 from rlplat.rl.envs.make import make_vector_env
-from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.obs_tree import concat_obs, take_obs
-from rlplat.rl.policies.make import make_policy
-from rlplat.rl.policies.spec import cpu_share, policy_spec
-from rlplat.rl.sampling.sample_batch import SampleBatch
-from rlplat.rl.sampling.worker_state import restore_worker, worker_not_saved, worker_state
+from rlplat.rl.interfaces import Array, Obs, Policy, Weights
+from rlplat.rl.policies.make import policy_for
+from rlplat.rl.policies.spec import cpu_share
+from rlplat.rl.sampling.recorders import Record, has_core, make_recorder, values_in_columns
 from rlplat.rl.seeding import seed_sequences
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RolloutWorker:
-    """Stays dumb on purpose: no advantages, no reward scaling, no statistics; these are the learner's.
+    """No advantages, n-step returns, reward scaling or statistics: these belong to the learner and the replay.
 
     worker = rlplat.remote(RolloutWorker).remote(config.model_dump(), 0, 0, parameter_server)
     batch = worker.sample.remote()                      # a ref to a SampleBatch[T, B]
@@ -34,8 +34,12 @@ class RolloutWorker:
         worker_index: int,
         incarnation: int,
         parameter_server: ActorHandle | None,
+        make_policy: Callable[..., Policy] = policy_for,
+        *,
+        record: Record = "samples",
     ) -> None:
-        """parameter_server: where `sample` gets its weights from; None: they come by `set_weights`."""
+        """parameter_server: where `sample` gets its weights from; None: they come by `set_weights`;
+        make_policy(config, spaces, seed, num_threads=N): how it acts and explores; record: as what batches."""
         self.worker_index = worker_index
         self.incarnation = incarnation
         self._num_steps: int = config["rollout_length"]
@@ -52,16 +56,21 @@ class RolloutWorker:
             num_threads=num_threads,
             keep_state=config["deterministic"],
         )
-        spec = policy_spec(config["policy"], self._env.spec)
-        precision = config["learner"]["precision"]
-        self._policy = make_policy(
-            spec, policy_seed, framework=config["framework"], precision=precision, num_threads=num_threads
-        )
-        self._has_core = spec.core != "none" or bool(spec.custom)
+        self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=num_threads)
+        self._has_core = has_core(config["policy"])
         self._obs: Obs = self._env.reset()
+        self._recorder = make_recorder(
+            record,
+            self._num_steps,
+            self._obs,
+            self._env.spec.action,
+            self._policy.core_state.shape[1],
+            values_of=self._values_of,
+            values_at_once=self._has_core,
+        )
 
-    def sample(self) -> SampleBatch:
-        """T steps in B environments under the newest weights that the parameter server has."""
+    def sample(self) -> Any:
+        """T steps in B environments under the newest weights that the parameter server has: a batch."""
         started = perf_counter()
         self._pull_weights()
         weights_s = perf_counter() - started
@@ -74,84 +83,65 @@ class RolloutWorker:
         self._version = version
         self._policy.set_weights(weights)
 
-    def roll_out(self) -> SampleBatch:
-        """T steps in B environments under the weights that are there."""
+    def roll_out(self) -> Any:
+        """T steps in B environments under the weights that are there: a batch."""
         assert self._version >= 0, "the learner publishes its first weights before rollout workers sample"
-        act, step = self._policy.act, self._env.step
-        obs = self._obs
-        batch: SampleBatch | None = None
-        # (t, indices of cut-off environments, their last observations)
-        cut_rows: list[tuple[int, Array, Obs]] = []
-        cut_values: list[Array] = []
-        core_state = self._policy.core_state
+        policy, recorder, obs = self._policy, self._recorder, self._obs
+        act, decided, step, answered = policy.act, recorder.decided, self._env.step, recorder.answered
+        core_state: Array | None = None
         act_s = env_s = 0.0
         before = perf_counter()
         for t in range(self._num_steps):
-            actions, log_probs, values = act(obs)
+            if self._has_core:
+                core_state = self._core_state() if t == 0 or recorder.needs_every_core else None
+            output = act(obs)
             between = perf_counter()
-            if batch is None:
-                batch = SampleBatch.empty(
-                    self._num_steps,
-                    obs,
-                    actions,
-                    weights_version=self._version,
-                    worker_index=self.worker_index,
-                    incarnation=self.incarnation,
-                )
-                if self._has_core:
-                    # Rows appear with the first `act`; before it, all of them begin an episode.
-                    begun = np.zeros_like(self._policy.core_state)
-                    batch.core_state = core_state if core_state.shape == begun.shape else begun
-            # Before the step: an environment may write its next observation into the same memory.
-            batch.put_obs(t, obs)
-            taken = step(actions)
+            decided(t, obs, output, core_state)
+            taken = step(output.actions)
             obs = taken.obs
             after = perf_counter()
             act_s += between - before
             env_s += after - between
             before = after
-            batch.actions[t] = actions
-            batch.log_probs[t] = log_probs
-            batch.values[t] = values
-            batch.rewards[t] = taken.rewards
-            batch.terminated[t] = taken.terminated
-            batch.truncated[t] = taken.truncated
-            batch.valid[t] = taken.valid
-            if taken.final_obs is not None and taken.truncated.any():
-                cut = np.flatnonzero(taken.truncated)
-                cut_rows.append((t, cut, take_obs(taken.final_obs, cut)))
-                if self._has_core:  # a core's state is that of now; else all are valued at once in the end
-                    cut_values.append(self._policy.values(taken.final_obs)[cut])
+            answered(t, taken.rewards, taken.terminated, taken.truncated, taken.valid, taken.final_obs)
             if self._has_core:
-                self._policy.reset_core(taken.terminated | taken.truncated | ~taken.valid)
-        assert batch is not None
-        batch.next_values[:-1] = batch.values[1:]
-        batch.next_values[-1] = self._policy.values(obs)
-        if cut_rows:
-            last_values = (
-                np.concatenate(cut_values)
-                if cut_values
-                else self._policy.values(concat_obs([last_obs for _, _, last_obs in cut_rows]))
-            )
-            start = 0
-            for t, cut, _ in cut_rows:
-                batch.next_values[t, cut] = last_values[start : start + len(cut)]
-                start += len(cut)
+                policy.reset_core(taken.terminated | taken.truncated | ~taken.valid)
         self._obs = obs
-        batch.episodes = self._env.pop_episodes()
-        batch.timing = {"act_s": act_s, "env_s": env_s}
-        return batch
+        return recorder.finish(
+            lambda batch: (self._num_steps - 1, policy.values(obs)),
+            weights_version=self._version,
+            worker_index=self.worker_index,
+            incarnation=self.incarnation,
+            episodes=self._env.pop_episodes(),
+            timing={"act_s": act_s, "env_s": env_s},
+        )
 
     def get_state(self) -> dict[str, Any]:
-        return worker_state(self._policy, self._env, deterministic=self._deterministic)
+        """`env` is None where the environments cannot be saved, or need not be (`not_saved`)."""
+        return {
+            "policy": self._policy.get_state(),
+            "env": self._env.get_state() if self._deterministic and not self._env.not_saved else None,
+            "continues": self._recorder.continues,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there; environments that were not saved begin new episodes."""
-        self._obs, _ = restore_worker(self._policy, self._env, self._obs, state)
+        """Continue from there; environments that were not saved begin new episodes."""
+        self._policy.set_state(state["policy"])
+        begins_anew = np.ones(self._env.num_envs, np.bool_)
+        if state["env"] is not None:
+            self._obs = self._env.set_state(state["env"])
+            for reason in self._env.not_restored.values():
+                print(f"warning: {reason}; a new episode begins there", file=sys.stderr)
+            begins_anew[:] = [b in self._env.not_restored for b in range(self._env.num_envs)]
+        self._policy.reset_core(begins_anew)
+        # Where an episode begins, the next row does not follow the last one.
+        self._recorder.continues = bool(state.get("continues")) and not begins_anew.any()
 
     def not_saved(self) -> str:
         """What `get_state` leaves out, or the empty string."""
-        return worker_not_saved(self._env, deterministic=self._deterministic)
+        if not self._deterministic:
+            return "the states of the environments (deterministic: true saves them): after a resume new episodes start"
+        return self._env.not_saved
 
     def close(self) -> None:
         self._env.close()
@@ -161,3 +151,14 @@ class RolloutWorker:
         newer = rlplat.get(self._parameter_server.latest.remote(self._version))
         if newer is not None:
             self.set_weights(*newer)
+
+    def _core_state(self) -> Array:
+        """float32[B, S]. Rows appear with the first `act`; before it, all of them begin an episode."""
+        state = self._policy.core_state
+        num_envs = self._env.num_envs
+        return state if len(state) == num_envs else np.zeros((num_envs, state.shape[1]), np.float32)
+
+    def _values_of(self, columns: Array, obs: Obs) -> Array:
+        if self._has_core:
+            return values_in_columns(self._policy, self._obs, columns, obs)
+        return self._policy.values(obs)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Episode, Obs
-from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.obs_tree import empty_columns, map_obs
 
 COLUMNS = (
     "obs", "actions", "log_probs", "values", "next_values", "rewards", "terminated", "truncated", "valid",
@@ -76,10 +76,10 @@ class SampleBatch:
     def empty(cls, num_steps: int, obs: Obs, actions: Array, **metadata: Any) -> SampleBatch:
         """Columns to be filled row by row, shaped after one step's `obs` [B, ...] and `actions` [B, ...]."""
         shape = (num_steps, len(actions))
-        columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in _DTYPES.items()}
+        columns: dict[str, Any] = {name: np.zeros(shape, dtype) for name, dtype in _DTYPES.items()}
         return cls(
-            obs=map_obs(lambda leaf: np.empty((num_steps, *leaf.shape), leaf.dtype), obs),
-            actions=np.empty((num_steps, *actions.shape), actions.dtype),
+            obs=empty_columns(num_steps, obs),
+            actions=np.zeros((num_steps, *actions.shape), actions.dtype),
             **columns,
             **metadata,
         )
@@ -94,16 +94,6 @@ class SampleBatch:
     def env_steps(self) -> int:
         """Decisions of the agent in this batch; rows in which an environment reset itself are none."""
         return int(np.count_nonzero(self.valid))
-
-    def put_obs(self, t: int, obs: Obs) -> None:
-        """Copy one step's observations [B, ...] into row t."""
-        if isinstance(obs, dict):
-            assert isinstance(self.obs, dict)
-            for path, leaf in obs.items():
-                self.obs[path][t] = leaf
-        else:
-            assert not isinstance(self.obs, dict)
-            self.obs[t] = obs
 
     def flat_obs(self) -> Obs:
         """Observations as [T*B, ...], without a copy."""
@@ -166,13 +156,7 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
     columns["obs"] = map_obs(
         lambda *leaves: np.concatenate(leaves, axis=1), *(batch.obs for batch in batches)
     )
-    width = max(batch.core_state.shape[1] for batch in batches)
-    columns["core_state"] = np.concatenate(
-        [  # a batch without any decision has no core's state
-            batch.core_state if batch.core_state.size else np.zeros((batch.shape[1], width), np.float32)
-            for batch in batches
-        ]
-    )
+    columns["core_state"] = np.concatenate([batch.core_state for batch in batches])
     return replace(
         batches[0],
         **columns,

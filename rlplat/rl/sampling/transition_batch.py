@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Episode, Obs
-from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.obs_tree import empty_columns, map_obs
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class TransitionBatch:
     obs: Obs
     """[T, B, ...] (or a dict of such) as the environment gave them."""
     actions: Array
-    """int64[T, B]"""
+    """int64[T, B] (Discrete), int64[T, B, K] or float32[T, B, A], as `PolicyOutput.actions`."""
     rewards: Array
     """float32[T, B], raw."""
     terminated: Array
@@ -30,10 +30,6 @@ class TransitionBatch:
     """bool[T, B]"""
     valid: Array
     """bool[T, B]: False in rows where the environment only reset itself."""
-    q_taken: Array
-    """float32[T, B]: Q(obs, action) under the weights that acted."""
-    q_max: Array
-    """float32[T, B]: the largest Q(obs, .) of a legal action under the weights that acted."""
     cut_rows: Array
     """int64[K]: t * B + b of the steps with which an episode was cut off, ascending."""
     final_obs: Obs
@@ -41,6 +37,10 @@ class TransitionBatch:
     core_states: Array
     """float32[T, B, S]: the policy's core before each step; S = 0 without a core."""
 
+    q_taken: Array | None = None
+    """float32[T, B]: Q(obs, action) under the weights that acted, where these act by Q-values."""
+    q_max: Array | None = None
+    """float32[T, B]: the largest Q(obs, .) of a legal action, likewise."""
     continues: bool = True
     """Whether row 0 follows the last row of the fragment before; False at a worker's beginning."""
     episodes: list[Episode] = field(default_factory=list)
@@ -51,6 +51,23 @@ class TransitionBatch:
 
     def __post_init__(self) -> None:
         self.check_valid()
+
+    @classmethod
+    def empty(cls, num_steps: int, obs: Obs, actions: Array) -> TransitionBatch:
+        """Columns to be filled row by row, shaped after one step's `obs` [B, ...] and `actions` [B, ...]."""
+        shape = (num_steps, len(actions))
+        columns = empty_columns(num_steps, obs)
+        return cls(
+            obs=columns,
+            actions=np.zeros((num_steps, *actions.shape), actions.dtype),
+            rewards=np.zeros(shape, np.float32),
+            terminated=np.zeros(shape, np.bool_),
+            truncated=np.zeros(shape, np.bool_),
+            valid=np.zeros(shape, np.bool_),
+            cut_rows=np.empty(0, np.int64),
+            final_obs=map_obs(lambda leaf: leaf[:0, 0], columns),
+            core_states=np.zeros((*shape, 0), np.float32),
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,11 +84,14 @@ class TransitionBatch:
         """Shapes and dtypes agree with the docstrings, or AssertionError naming the column."""
         shape = self.rewards.shape
         assert len(shape) == 2, f"rewards must be [T, B], got shape {shape}"
-        for name in ("actions", "terminated", "truncated", "valid", "q_taken", "q_max"):
+        for name in ("terminated", "truncated", "valid", "q_taken", "q_max"):
             column = getattr(self, name)
-            assert column.shape == shape, f"{name}: shape {column.shape}, expected [T, B] = {shape}"
+            assert column is None or column.shape == shape, (
+                f"{name}: shape {column.shape}, expected [T, B] = {shape}"
+            )
+        assert self.actions.shape[:2] == shape, f"actions: shape {self.actions.shape}"
         assert self.core_states.shape[:2] == shape, f"core_states: shape {self.core_states.shape}"
-        assert self.actions.dtype == np.int64, f"actions: dtype {self.actions.dtype}"
+        assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
         assert self.truncated.sum() == len(self.cut_rows), "one final observation per truncation"
         map_obs(self._check_leaf, self.obs, self.final_obs)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.obs_tree import obs_rows
-from rlplat.rl.policies.exploration import EPSILON, choose_actions
+from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
@@ -29,16 +29,14 @@ class TfQPolicy:
         *,
         precision: str = "auto",
         num_threads: int = 0,
+        epsilons: Array | None = None,
     ) -> None:
         set_up(num_threads, spec)
         self.spec, self.q = spec, q
-        self.epsilon: Array | float = 1.0
-        self.greedy_epsilon = 0.0
-        self.follows_weights = True
+        self.exploration = EpsilonGreedy(seed, epsilons)
         with tf.device(CPU), seeded(seed):
             self._network = make_q_network(spec, q, resolve_precision(precision, spec, CPU))
             check_q_network(self._network)
-        self._rng = np.random.Generator(np.random.PCG64(seed))
         self._core_state = np.zeros((0, self._network.state_size), np.float32)
         self._forward = graph(self._forward_rows, obs_signature(spec.obs), rows(self._network.state_size))
 
@@ -54,24 +52,17 @@ class TfQPolicy:
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
-        if self.follows_weights and EPSILON in weights:
-            self.epsilon = float(weights[EPSILON][0])
+        self.exploration.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
-        """obs: [B, ...] -> actions int64[B]; log_probs are 0, values are the largest Q. `deterministic`: greedy."""
-        actions, _, q_max = self.choose(obs, deterministic=deterministic)
-        return PolicyOutput(actions, np.zeros(len(actions), np.float32), q_max)
-
-    def choose(self, obs: Obs, *, deterministic: bool = False) -> tuple[Array, Array, Array]:
-        """(actions int64[B], their Q float32[B], the largest Q float32[B])."""
+        """obs: [B, ...] -> see `EpsilonGreedy.choose`. `deterministic`: greedy, without noise."""
         is_noisy = self.q.noisy and not deterministic
         if is_noisy:
-            self._network.draw_noise(self._rng)
+            self._network.draw_noise(self.exploration.rng)
         q_values, self._core_state = self._advance(obs)
         if is_noisy:
             self._network.clear_noise()
-        epsilon = self.greedy_epsilon if deterministic else self.epsilon
-        return choose_actions(q_values, obs, epsilon, self._rng)
+        return self.exploration.choose(q_values, obs, deterministic=deterministic)
 
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]: the largest Q; the core's state is used and left as it is."""
@@ -87,14 +78,14 @@ class TfQPolicy:
             self._core_state = self._core_state * ~ended[:, None]
 
     def seed(self, seed: np.random.SeedSequence) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self.exploration.rng = np.random.Generator(np.random.PCG64(seed))
 
     def get_state(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state, "core": self.core_state}
+        return {"rng": self.exploration.rng.bit_generator.state, "core": self.core_state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Also that of a `TorchQPolicy`, whose noise comes from another generator."""
-        self._rng.bit_generator.state = state["rng"]
+        self.exploration.rng.bit_generator.state = state["rng"]
         self.core_state = state["core"]
 
     def _advance(self, obs: Obs) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.obs_tree import map_obs, obs_rows
-from rlplat.rl.policies.exploration import EPSILON, choose_actions
+from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.device import resolve_precision, use_threads
@@ -30,19 +30,17 @@ class TorchQPolicy:
         *,
         precision: str = "auto",
         num_threads: int = 0,
+        epsilons: Array | None = None,
     ) -> None:
         use_threads(num_threads, spec)
         self.spec, self.q = spec, q
-        self.epsilon: Array | float = 1.0
-        self.greedy_epsilon = 0.0
-        self.follows_weights = True
+        self.exploration = EpsilonGreedy(seed, epsilons)
         self._network = make_q_network(spec, q, resolve_precision(precision, spec, torch.device("cpu")))
         self._network.requires_grad_(False)
         for module in self._network.modules():
             hold: Any = getattr(module, "hold_in_compute_dtype", None)
             if hold is not None:
                 hold()
-        self._rng: np.random.Generator
         self._generator = torch.Generator()
         self.seed(seed)
         self._state = torch.zeros(0, self._network.state_size)
@@ -59,22 +57,15 @@ class TorchQPolicy:
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
-        if self.follows_weights and EPSILON in weights:
-            self.epsilon = float(weights[EPSILON][0])
+        self.exploration.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
-        """obs: [B, ...] -> actions int64[B]; log_probs are 0, values are the largest Q. `deterministic`: greedy."""
-        actions, _, q_max = self.choose(obs, deterministic=deterministic)
-        return PolicyOutput(actions, np.zeros(len(actions), np.float32), q_max)
-
-    def choose(self, obs: Obs, *, deterministic: bool = False) -> tuple[Array, Array, Array]:
-        """(actions int64[B], their Q float32[B], the largest Q float32[B])."""
+        """obs: [B, ...] -> see `EpsilonGreedy.choose`. `deterministic`: greedy, without noise."""
         if self.q.noisy and not deterministic:
             self._network.draw_noise(self._generator)
         q_values, self._state = self._forward(obs)
         self._network.clear_noise()
-        epsilon = self.greedy_epsilon if deterministic else self.epsilon
-        return choose_actions(q_values, obs, epsilon, self._rng)
+        return self.exploration.choose(q_values, obs, deterministic=deterministic)
 
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]: the largest Q; the core's state is used and left as it is."""
@@ -91,18 +82,18 @@ class TorchQPolicy:
 
     def seed(self, seed: np.random.SeedSequence) -> None:
         numpy_seed, torch_seed = np.random.SeedSequence(seed.entropy, spawn_key=seed.spawn_key).spawn(2)
-        self._rng = np.random.Generator(np.random.PCG64(numpy_seed))
+        self.exploration.rng = np.random.Generator(np.random.PCG64(numpy_seed))
         self._generator.manual_seed(int(torch_seed.generate_state(1, np.uint64)[0]) >> 1)
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "rng": self._rng.bit_generator.state,
+            "rng": self.exploration.rng.bit_generator.state,
             "generator": self._generator.get_state().numpy().copy(),
             "core": self.core_state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        self.exploration.rng.bit_generator.state = state["rng"]
         if "generator" in state:  # not where the other framework saved it
             self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
         self.core_state = state["core"]

@@ -171,11 +171,7 @@ class TablePolicy:
             self.core_state = state + 1
         mask = obs.get("action_mask") if isinstance(obs, dict) else None
         actions = np.zeros(len(values), np.int64) if mask is None else mask.argmax(axis=1)
-        return PolicyOutput(actions, -values, values)
-
-    def choose(self, obs: Any, *, deterministic: bool = False) -> tuple[Array, Array, Array]:
-        actions, _, values = self.act(obs)
-        return actions, values, values + 1
+        return PolicyOutput(actions, -values, values, values - 1)
 
     def values(self, obs: Any) -> Array:
         return self._values(obs, self._state(obs))

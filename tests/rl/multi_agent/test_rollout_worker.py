@@ -250,7 +250,7 @@ def test_swapped_sides(rolled: Any) -> None:
 
 def test_transitions_for_replay(rolled: Any) -> None:
     worker = rolled(
-        settings("Turns", length=2, env_kwargs={"num_turns": 3, "is_cut": True}), writes="transitions"
+        settings("Turns", length=2, env_kwargs={"num_turns": 3, "is_cut": True}), record="transitions"
     )
     [first], [second] = worker.roll_out(), worker.roll_out()
     assert not first.continues and second.continues
@@ -260,7 +260,7 @@ def test_transitions_for_replay(rolled: Any) -> None:
     assert first.cut_rows.tolist() == [1, 2]  # t * B + b: y's row 0, x's row 1
     assert first.final_obs["observation"].tolist() == [[2, 3], [1, 3]]
     assert (first.q_max[first.valid] == first.q_taken[first.valid] + 1).all()
-    assert first.q_taken[first.valid].tolist() == [10, 21, 12]
+    assert first.q_max[first.valid].tolist() == [10, 21, 12]
     worker.set_state(worker.get_state())
     [third] = worker.roll_out()
     assert not third.continues and third.obs["observation"][0, 0].tolist() == [1, 0], "new games"
@@ -271,12 +271,11 @@ def test_transitions_in_a_replay_follow_each_other(rolled: Any) -> None:
     from rlplat.rl.replay.step_store import StepStore
 
     config = settings("Turns", length=2, env_kwargs={"num_turns": 9})
-    worker = rolled(config, writes="transitions")
+    worker = rolled(config, record="transitions")
     plan = plan_multi_agent(config)
     assert plan is not None
-    store = StepStore(
-        plan.policies["shared"].spaces.obs, num_lanes=2, lane_capacity=30, n_step=1, discount=0.5
-    )
+    spaces = plan.policies["shared"].spaces
+    store = StepStore(spaces.obs, spaces.action, num_lanes=2, lane_capacity=30, n_step=1, discount=0.5)
     for _ in range(4):
         [batch] = worker.roll_out()
         store.add(batch, 0)
@@ -286,15 +285,6 @@ def test_transitions_in_a_replay_follow_each_other(rolled: Any) -> None:
         assert turns[:4] == [first_turn + 2 * i for i in range(4)]
         following = store.get_obs(store.bootstrap_rows(decisions[:3]))["observation"][:, 1].tolist()
         assert following == turns[1:4]
-
-
-def test_epsilons_by_copy(rolled: Any) -> None:
-    worker = rolled(
-        settings("Dying", copies=2, length=1), writes="transitions", epsilons=np.array([0.1, 0.4])
-    )
-    worker.roll_out()
-    policy = worker._columns["shared"].policy
-    assert policy.epsilon.tolist() == [0.1, 0.1, 0.1, 0.4, 0.4, 0.4]
 
 
 def test_sample_gives_each_batch_as_a_ref_of_its_own(cluster: None) -> None:
@@ -368,7 +358,7 @@ def test_workers_go_on_from_their_state_with_new_games() -> None:
 
         def make_worker(index: int, incarnation: int) -> Any:
             return rlplat.remote(MultiAgentRolloutWorker).remote(
-                config, plan, index, incarnation, {"shared": server}, make_table_policy, writes="transitions"
+                config, plan, index, incarnation, {"shared": server}, make_table_policy, record="transitions"
             )
 
         workers, again = RolloutWorkers(make_worker, 2), RolloutWorkers(make_worker, 2)

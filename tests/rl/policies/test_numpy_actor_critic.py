@@ -47,7 +47,7 @@ def make_policy(spec: PolicySpec, params: list[float], seed: int = 0) -> NumpyAc
 
 def test_actions_are_drawn_with_their_probabilities() -> None:
     probabilities = np.array([0.7, 0.25, 0.05])
-    actions, log_probs, values = make_policy(DISCRETE, np.log(probabilities).tolist()).act(
+    actions, log_probs, values, _ = make_policy(DISCRETE, np.log(probabilities).tolist()).act(
         np.zeros((20_000, 3))
     )
     frequencies = np.bincount(actions, minlength=3) / len(actions)
@@ -58,7 +58,7 @@ def test_actions_are_drawn_with_their_probabilities() -> None:
 
 
 def test_gaussian_actions_have_mean_and_deviation() -> None:
-    actions, log_probs, _ = make_policy(GAUSSIAN, [1.0, -3.0]).act(np.zeros((20_000, 3), np.float32))
+    actions, log_probs, *_ = make_policy(GAUSSIAN, [1.0, -3.0]).act(np.zeros((20_000, 3), np.float32))
     np.testing.assert_allclose(actions.mean(axis=0), [1.0, -3.0], atol=0.07)
     np.testing.assert_allclose(actions.std(axis=0), [0.5, 2.0], rtol=0.03)
     deviations = (actions - [1.0, -3.0]) / [0.5, 2.0]

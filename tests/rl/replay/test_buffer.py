@@ -21,10 +21,11 @@ from rlplat.rl.replay.buffer import (
 )
 from rlplat.rl.replay.step_store import GOES_ON, TERMINATED, TRUNCATED
 from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import ActionSpec, ObsSpec
 
 STACK = ObsSpec("image", (4, 2, 2), "uint8", "CHW")
 NUMBER = ObsSpec("vector", (1,), "float32")
+ACTION = ActionSpec("discrete", n=5)
 DISCOUNT = 0.9
 SHAPE = ReplayShape(
     capacity=60, num_lanes=3, n_step=1, discount=DISCOUNT, alpha=0.0, clip_rewards=False, frame_stacks=True
@@ -166,7 +167,7 @@ def test_holds_the_newest_transitions_and_nothing_else(autoreset: str, n: int, m
     rng = np.random.default_rng([n, int(mean_length)])
     games = [Game(lane, rng, mean_length) for lane in range(3)]
     replay = make_replay(
-        replace(SHAPE, n_step=n, capacity=90, alpha=0.5), {"stack": STACK, "number": NUMBER}, SEED
+        replace(SHAPE, n_step=n, capacity=90, alpha=0.5), {"stack": STACK, "number": NUMBER}, ACTION, SEED
     )
     assert isinstance(replay, ReplayBuffer)
     for k in range(40):
@@ -229,11 +230,11 @@ def test_rings_of_every_size_wrap_around_and_are_restored_at_every_place(seed: i
         alpha=float(rng.choice([0, 0.5])),
     )
     games = [Game(lane, rng, float(rng.choice([1.0, 1.5, 3.0, 12.0]))) for lane in range(lanes)]
-    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     for batch in played_at_the_edges(rng, games, shape.lane_capacity):
         replay.add(batch, 0)
         if rng.random() < 0.2:
-            restored = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+            restored = make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED)
             restored.set_state(replay.get_state())
             replay = restored
         assert isinstance(replay, ReplayBuffer)
@@ -244,7 +245,7 @@ def test_rings_of_every_size_wrap_around_and_are_restored_at_every_place(seed: i
 def test_workers_fill_their_own_lanes_and_a_gap_joins_nothing() -> None:
     rng = np.random.default_rng(3)
     games = [Game(lane, rng, 6.0) for lane in range(3)]
-    replay = make_replay(replace(SHAPE, n_step=3), {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(replace(SHAPE, n_step=3), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     assert isinstance(replay, ReplayBuffer)
     for k in range(30):
         if k % 7 == 6:  # the second worker is replaced: its fragment is lost, its environment begins anew
@@ -260,7 +261,7 @@ def test_workers_fill_their_own_lanes_and_a_gap_joins_nothing() -> None:
 def test_uniform_draws_are_uniform_over_what_is_complete() -> None:
     rng = np.random.default_rng(1)
     games = [Game(lane, rng, 5.0) for lane in range(3)]
-    replay = make_replay(SHAPE, {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(SHAPE, {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     replay.add(play(games, 11), 0)
     draws = replay.sample(30_000).rows
     counts = np.bincount(draws, minlength=60)
@@ -274,7 +275,7 @@ def test_prioritised_draws_and_importance_weights() -> None:
     """Schaul et al. 2016, eq. 1 and section 3.4, written out."""
     rng = np.random.default_rng(1)
     games = [Game(lane, rng, 5.0) for lane in range(3)]
-    replay = make_replay(replace(SHAPE, alpha=0.7), {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(replace(SHAPE, alpha=0.7), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     replay.add(play(games, 11), 0)
     first = replay.sample(16, beta=0.5)
     np.testing.assert_array_equal(first.weights, np.ones(16))  # all new ones have the same priority
@@ -294,7 +295,7 @@ def test_prioritised_draws_and_importance_weights() -> None:
 def test_priorities_that_come_late_do_not_reach_what_took_the_place() -> None:
     rng = np.random.default_rng(1)
     games = [Game(lane, rng, 50.0) for lane in range(3)]
-    replay = make_replay(replace(SHAPE, alpha=1.0), {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(replace(SHAPE, alpha=1.0), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     assert isinstance(replay, ReplayBuffer) and replay._priorities is not None
     replay.add(play(games, 15), 0)
     drawn = replay.sample(8)
@@ -313,7 +314,9 @@ def test_actors_priorities_are_their_errors() -> None:
     """|R + discount^m max Q(s', .) - Q(s, a)|; where nobody acted at the end of the window, the largest so far."""
     rng = np.random.default_rng(2)
     games = [Game(lane, rng, 4.0) for lane in range(3)]
-    replay = make_replay(replace(SHAPE, alpha=1.0, n_step=2), {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(
+        replace(SHAPE, alpha=1.0, n_step=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED
+    )
     assert isinstance(replay, ReplayBuffer) and replay._priorities is not None
     batch = play(games, 11)
     replay.add(batch, 0, priorities_by_actor=True)
@@ -346,7 +349,7 @@ def test_actors_priorities_are_their_errors() -> None:
 
 def test_rewards_by_sign() -> None:
     games = [Game(lane, np.random.default_rng(0), 5.0) for lane in range(3)]
-    replay = make_replay(replace(SHAPE, clip_rewards=True), {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(replace(SHAPE, clip_rewards=True), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     replay.add(play(games, 11), 0)
     assert set(replay.sample(200).returns.tolist()) == {-1.0, 0.0, 1.0}
 
@@ -357,7 +360,7 @@ def test_a_restored_replay_goes_on_draw_by_draw(alpha: float, unroll: int) -> No
     rng = np.random.default_rng(4)
     games = [Game(lane, rng, 4.0) for lane in range(3)]
     shape = replace(SHAPE, alpha=alpha, n_step=2, unroll=unroll, burn_in=unroll // 2)
-    one, other = (make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED) for _ in range(2))
+    one, other = (make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED) for _ in range(2))
     for k in range(9):
         one.add(play(games, 5, continues=k > 0), 0)
         if len(one):
@@ -385,7 +388,7 @@ def test_sequences_are_stretches_of_history_with_the_state_that_acted() -> None:
     games = [Game(lane, rng, 7.0) for lane in range(3)]
     burn_in, unroll, n = 3, 6, 2
     shape = replace(SHAPE, capacity=120, n_step=n, burn_in=burn_in, unroll=unroll, alpha=0.5)
-    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     assert isinstance(replay, SequenceReplay)
     checked = masked = 0
     for k in range(30):
@@ -406,11 +409,11 @@ def test_sequences_of_every_length_wrap_around_and_are_restored_at_every_place(s
         alpha=float(rng.choice([0, 0.5])),
     )  # fmt: skip
     games = [Game(lane, rng, float(rng.choice([1.0, 1.5, 3.0, 12.0]))) for lane in range(lanes)]
-    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     for batch in played_at_the_edges(rng, games, shape.lane_capacity):
         replay.add(batch, 0)
         if rng.random() < 0.2:
-            restored = make_replay(shape, {"stack": STACK, "number": NUMBER}, SEED)
+            restored = make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED)
             restored.set_state(replay.get_state())
             replay = restored
         if len(replay):
@@ -462,7 +465,9 @@ def check_draw(
 
 def test_sequence_parts_are_columns() -> None:
     games = [Game(lane, np.random.default_rng(0), 9.0) for lane in range(3)]
-    replay = make_replay(replace(SHAPE, unroll=4, burn_in=2), {"stack": STACK, "number": NUMBER}, SEED)
+    replay = make_replay(
+        replace(SHAPE, unroll=4, burn_in=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED
+    )
     replay.add(play(games, 18), 0)
     drawn = replay.sample(6, 0.0)
     part = drawn.part(2, 4)

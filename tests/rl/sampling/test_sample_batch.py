@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.interfaces import Episode
+from rlplat.rl.obs_tree import put_obs
 from rlplat.rl.sampling.sample_batch import COLUMNS, SampleBatch, episode_starts, join_envs
 
 
@@ -25,7 +26,7 @@ def make_tree_batch(num_steps: int = 3, num_envs: int = 2) -> SampleBatch:
     obs = {"camera": np.zeros((num_envs, 1, 6, 6), np.uint8), "gear": np.zeros(num_envs, np.int64)}
     batch = SampleBatch.empty(num_steps, obs, np.zeros((num_envs, 3), np.float32))
     for t in range(num_steps):
-        batch.put_obs(t, {"camera": obs["camera"] + t, "gear": np.arange(num_envs) + 10 * t})
+        put_obs(batch.obs, t, {"camera": obs["camera"] + t, "gear": np.arange(num_envs) + 10 * t})
     batch.core_state = np.arange(num_envs * 4, dtype=np.float32).reshape(num_envs, 4)
     return batch
 
@@ -70,7 +71,7 @@ def test_put_obs_copies() -> None:
     batch = make_batch()
     assert isinstance(batch.obs, np.ndarray)
     obs = np.full((2, 4, 5), 7, np.uint8)
-    batch.put_obs(1, obs)
+    put_obs(batch.obs, 1, obs)
     obs[:] = 9
     assert (batch.obs[1] == 7).all() and not (batch.obs[0] == 7).all()
 
@@ -141,16 +142,6 @@ def test_trees_and_core_states_are_joined_as_well() -> None:
     np.testing.assert_array_equal(joined.obs["gear"][:, 2:], two.obs["gear"])
     np.testing.assert_array_equal(joined.core_state, np.concatenate([one.core_state, two.core_state]))
     assert join_envs([make_batch(3, 2), make_batch(3, 4)]).core_state.size == 0
-
-
-def test_a_batch_without_decisions_joins_one_with_a_core() -> None:
-    actions = np.zeros(2, np.int64)
-    idle, busy = (SampleBatch.empty(3, np.zeros((2, 4), np.float32), actions) for _ in range(2))
-    busy.core_state = np.ones((2, 5), np.float32)
-    for batch in (idle, busy):
-        batch.valid[:] = batch is busy
-    joined = join_envs([idle, busy])
-    assert joined.core_state.tolist() == [[0.0] * 5] * 2 + [[1.0] * 5] * 2
 
 
 @pytest.mark.parametrize("seed", range(10))

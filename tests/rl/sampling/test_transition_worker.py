@@ -1,8 +1,9 @@
-"""`TransitionWorker` on an environment whose episodes are written down beforehand."""
+"""`RolloutWorker` recording transitions, on an environment whose episodes are written down beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from rlplat.algorithms.dqn import DQNConfig, q_spec
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.policies.exploration import EPSILON
-from rlplat.rl.sampling.transition_worker import TransitionWorker
+from rlplat.rl.policies.make import policy_for
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
 
 ENV = "tests.rl.fixture_envs:ScriptedEnv"
 """Episodes of 3 (terminated), 2 (cut off), 1 (both: terminated) steps; obs [episode, step, last action]; four actions;
@@ -22,13 +24,14 @@ reward 10 * episode + step."""
 def make_worker() -> Iterator[Any]:
     workers = []
 
-    def make(**settings: Any) -> TransitionWorker:
+    def make(**settings: Any) -> RolloutWorker:
         epsilons = settings.pop("epsilons", None)
         policy = {"hidden_sizes": [4]}
         config = DQNConfig(
             **({"env": ENV, "rollout_length": 7, "num_envs_per_worker": 2, "policy": policy} | settings)
         )
-        worker = TransitionWorker(config.model_dump(), q_spec(config), 0, 0, None, epsilons)  # type: ignore[arg-type]
+        acting = partial(policy_for, q=q_spec(config), epsilons=epsilons)
+        worker = RolloutWorker(config.model_dump(), 0, 0, None, acting, record="transitions")
         workers.append(worker)
         return worker
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.obs_tree import take_obs
+from rlplat.rl.obs_tree import put_obs, take_obs
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec
@@ -125,7 +125,7 @@ def random_batch(
     batch = SampleBatch.empty(num_steps, take_obs(obs, slice(num_envs)), actions[:num_envs])
     for t in range(num_steps):
         rows = slice(t * num_envs, (t + 1) * num_envs)
-        batch.put_obs(t, take_obs(obs, rows))
+        put_obs(batch.obs, t, take_obs(obs, rows))
         batch.actions[t] = actions[rows]
     batch.core_state = random_state(spec, num_envs, state_size, rng)
     batch.log_probs[:] = rng.normal(-1.0, 0.3, shape)

@@ -78,7 +78,7 @@ def test_numpy_and_torch_give_the_same_numbers(name: str) -> None:
     assert isinstance(policy, NumpyActorCritic)
     policy.set_weights(weights_of(network))
     obs = random_obs(spec, (64,), rng)
-    actions, log_probs, values = policy.act(obs)
+    actions, log_probs, values, _ = policy.act(obs)
     with torch.no_grad():
         expected = network.evaluate_actions(tensors(obs, spec), torch.from_numpy(actions))
     np.testing.assert_allclose(log_probs, expected[0].numpy(), atol=2e-5)
@@ -115,7 +115,7 @@ def test_every_kind_of_action_and_observation(name: str, obs_kind: str) -> None:
     policy = acting(spec, network)
     obs = random_obs(spec, (32,), np.random.default_rng(0))
     map_obs(lambda leaf: leaf.setflags(write=False), obs)  # as it comes from shared memory
-    actions, log_probs, values = policy.act(obs)
+    actions, log_probs, values, _ = policy.act(obs)
     assert actions.dtype == (np.float32 if spec.action.kind in ("box", "composite") else np.int64)
     with torch.no_grad():
         expected = network.evaluate_actions(tensors(obs, spec), torch.from_numpy(actions))
@@ -221,7 +221,7 @@ def test_cnn_policy_acts_like_the_learners_network(precision: str, tolerance: fl
     policy = make_policy(IMAGE, np.random.SeedSequence(1), precision=precision, num_threads=1)
     policy.set_weights(weights_of(network))
     obs = random_obs(IMAGE, (8,), np.random.default_rng(0))
-    actions, log_probs, values = policy.act(obs)
+    actions, log_probs, values, _ = policy.act(obs)
     with torch.no_grad():
         expected = network.evaluate_actions(tensors(obs, IMAGE), torch.from_numpy(actions))
     np.testing.assert_allclose(log_probs, expected[0].numpy(), atol=tolerance)

@@ -15,7 +15,7 @@ import torch
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.policies.exploration import EPSILON, choose_actions, lane_epsilons
-from rlplat.rl.policies.make import make_q_policy
+from rlplat.rl.policies.make import make_policy
 from rlplat.rl.policies.numpy_q import NumpyQPolicy
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
@@ -117,7 +117,7 @@ def test_a_greedy_policy_may_have_an_epsilon_of_its_own(policy_class: Any) -> No
     def play(greedy_epsilon: float) -> list[int]:
         policy = policy_class(spec_of(), PLAIN, SEED)
         policy.set_weights(weights)
-        policy.greedy_epsilon = greedy_epsilon
+        policy.exploration.greedy_epsilon = greedy_epsilon
         return [int(policy.act(obs, deterministic=True).actions[0]) for _ in range(40)]
 
     assert len(set(play(0.0))) == 1
@@ -144,9 +144,8 @@ def test_epsilons_of_horgan_et_al() -> None:
     """0.4^(1 + 7 i / (N - 1))"""
     np.testing.assert_allclose(lane_epsilons(3), [0.4, 0.4**4.5, 0.4**8])
     np.testing.assert_allclose(lane_epsilons(1), [0.4])
-    policy = NumpyQPolicy(spec_of(), PLAIN, SEED)
-    policy.set_weights(weights_of(network_of(spec_of(), PLAIN)))
-    policy.epsilon, policy.follows_weights = np.array([0.0, 1.0]), False
+    policy = make_policy(spec_of(), SEED, q=PLAIN, epsilons=np.array([0.0, 1.0]))
+    policy.set_weights(weights_of(network_of(spec_of(), PLAIN)) | {EPSILON: np.ones(1, np.float32)})
     obs = np.ones((2, 5), np.float32)
     taken = np.array([policy.act(obs).actions for _ in range(40)])
     assert len(set(taken[:, 0])) == 1 and len(set(taken[:, 1])) > 1
@@ -155,7 +154,7 @@ def test_epsilons_of_horgan_et_al() -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru", "attention"])
 def test_a_core_remembers_until_it_is_reset(core: str) -> None:
     spec = spec_of(core=core, core_size=8, attention_window=4, attention_heads=2)
-    policy = make_q_policy(spec, PLAIN, SEED)
+    policy = make_policy(spec, SEED, q=PLAIN)
     assert isinstance(policy, TorchQPolicy)
     policy.set_weights(weights_of(network_of(spec, PLAIN)))
     obs = np.random.default_rng(0).normal(size=(3, 2, 5)).astype(np.float32)
