@@ -38,9 +38,10 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
-from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings, put_weights_in_state, weights_in_state
+from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
 from rlplat.rl.policies.framework_check import require_framework

@@ -22,9 +22,9 @@ from rlplat.checkpoints import load as load_checkpoint
 from rlplat.config import closest, layer_from_arguments
 from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
 from rlplat.rl.interfaces import Array, Episode, Policy, Weights
+from rlplat.rl.learning.policy_weights import split_weights
 from rlplat.rl.multi_agent.games import make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
-from rlplat.rl.multi_agent.policy_rings import split_weights
 from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.run.agent_spaces import AgentSpaces, agent_spaces
 from rlplat.rl.run.evaluation import Evaluator, raw_env_kwargs
