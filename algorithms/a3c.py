@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +45,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
@@ -395,19 +397,17 @@ class A3C(Algorithm[A3CConfig]):
         """Parameter servers, then workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         spec, self.spaces = preflight(config)
-        self._calls: dict[ObjectRef, int] = {}  # under way: ref -> slot of the worker
-        self.ends.callback(self._calls.clear)
+        self.in_flight = self.add(InFlight())
+        self._learning: set[int] = set()  # slots of the workers that have a call
         servers = self._servers = [
             self.start(ParameterServer, make_optimizer(config), config.max_staleness)
             for _ in range(config.num_parameter_servers)
         ]
         worker = rlplat.remote(A3CWorker)
-        self.workers = self.add(
-            self.rollout_workers(lambda *place: worker.remote(settings, *place, spec, servers))
-        )
+        self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, spec, servers))
         shapes = rlplat.get(self.workers.handles[0].publish.remote())
         self.server = ShardedParameterServer(servers, shapes)
-        self.saved = {"parameter_server": self.server, "rollout_workers": self.workers}
+        self.saved["parameter_server"] = self.server
         self._not_saved = self.workers.not_saved()  # asked now: later they are busy
 
     @property
@@ -421,8 +421,7 @@ class A3C(Algorithm[A3CConfig]):
         report = UpdateReport(0, [], {})
         while not report.env_steps:
             self._keep_learning()
-            ready, _ = rlplat.wait(list(self._calls), num_returns=1)
-            self._collect(ready)
+            self.in_flight.next()
             report = self._take_report()
         if self.config.num_rollout_workers > 1:
             self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
@@ -440,30 +439,21 @@ class A3C(Algorithm[A3CConfig]):
 
     def _keep_learning(self) -> None:
         """A call for every worker that has none."""
-        busy = set(self._calls.values())
         for slot, worker in enumerate(self.workers.handles):
-            if slot not in busy:
+            if slot not in self._learning:
+                self._learning.add(slot)
                 self.workers.asked(slot)
-                self._calls[worker.learn.remote(self.config.updates_per_report, self.tally.env_steps)] = slot
+                call = worker.learn.remote(self.config.updates_per_report, self.tally.env_steps)
+                self.in_flight.ask(call, then=partial(self._on_learnt, slot))
 
-    def _collect(self, calls: Sequence[ObjectRef]) -> None:
-        """These calls are over; a worker that died in one is replaced, and only its fragment is lost. What ends the run
-        is raised when all are collected, so that its state can still be saved."""
-        failures: list[RlplatError] = []
-        for call in calls:
-            slot = self._calls.pop(call)
-            try:
-                try:
-                    rlplat.get(call)
-                except (ActorDied, WorkerCrashed, EnvError) as loss:
-                    self._check_servers()
-                    if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
-                        raise
-                    self.workers.replace(slot, loss)
-            except RlplatError as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+    def _on_learnt(self, slot: int, call: ObjectRef) -> None:
+        """Its updates are made; a worker that died in them is replaced, and only its fragment is lost."""
+        self._learning.discard(slot)
+        try:
+            rlplat.get(call)
+        except (ActorDied, WorkerCrashed, EnvError) as loss:
+            self._check_servers()
+            self.workers.replace(slot, loss)
 
     def _take_report(self) -> UpdateReport:
         try:
@@ -489,9 +479,7 @@ class A3C(Algorithm[A3CConfig]):
 
     def get_state(self) -> dict[str, Any]:
         """Waits until every worker has made its updates; what they reported is counted by the next step."""
-        if self._calls:
-            rlplat.wait(list(self._calls), num_returns=len(self._calls))
-            self._collect(list(self._calls))
+        self.in_flight.finish()
         return super().get_state()
 
     @staticmethod

@@ -27,7 +27,7 @@ stored state and burn-in. Different from the papers:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -47,13 +47,14 @@ from rlplat.errors import (
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.class_path import load_class
-from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
-from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings
-from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
+from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
@@ -668,61 +669,69 @@ class DQN(Algorithm[DQNConfig]):
     config_class = DQNConfig
 
     def setup(self) -> None:
-        """Parameter servers, replay, learners, rollout workers; returns when the first weights are published."""
-        # Asynchronous: what is under way, and what to do when it is there.
-        self._pending: dict[ObjectRef, Callable[[], None]] = {}
-        self.ends.callback(self._pending.clear)
-        self._shards: list[ActorHandle] = []
-        self._sampling: set[int] = set()
-        self._calls_under_way = 0
-        self._updates = 0
+        """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
+        config, settings = self.config, self.config.model_dump()
+        spaces = self.spaces = preflight(config)
+        self.learners: LearnerGroup | PolicyRings
+        self.in_flight = self.add(InFlight())
+        self.shards: list[ActorHandle] = []
+        self.updates = 0  # gradient steps of the asynchronous ring
+        if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
+            plan = spaces
+            rings = PolicyRings(
+                plan,
+                settings,
+                lambda name, own, spec, server: start_learner(
+                    own,
+                    spec,
+                    server,
+                    replay_shape(config, spec, plan.num_columns(name, config.num_envs_per_worker)),
+                ),
+            )
+            self.learners = self.add(rings, saved_as="learner")
+            make_worker = rings.worker_maker(DQN.make_policy, record="transitions")
+            self.workers = self.start_workers(make_worker, len(plan.trained))
+        else:
+            server, worker = self.start(ParameterServer), rlplat.remote(RolloutWorker)
+            spec, q = policy_spec(settings["policy"], spaces), q_spec(config)
+            shape = replay_shape(config, spec, config.num_envs_per_worker)
+            epsilons: Sequence[Array | None] = [None] * max(1, config.num_rollout_workers)
+            if config.asynchronous:
+                epsilons = self._setup_shards(settings, spec, shape)
+            learners = start_learner(settings, spec, server, None if config.asynchronous else shape)
+            self.learners = self.add(learners, saved_as="learner")
+            self.workers = self.start_workers(
+                lambda index, incarnation: worker.remote(
+                    settings,
+                    index,
+                    incarnation,
+                    server,
+                    partial(policy_for, q=q, epsilons=epsilons[index]),
+                    record="transitions",
+                )
+            )
+        self.learners.wait_until_ready()
+
+    def _setup_shards(self, settings: dict[str, Any], spec: PolicySpec, shape: ReplayShape) -> list[Array]:
+        """The replay of the asynchronous ring, and what its driver keeps in mind; returns every worker's epsilons."""
+        config, S = self.config, self.config.num_replay_shards
+        num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
+        # Worker w fills shard w % S, lanes w // S * B and on.
+        part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
+        self.shards = [self.start(ReplayShard, settings, spec, part, index) for index in range(S)]
+        self._shard_sizes = [0] * S
+        self._empty_at = 0  # env steps when the replay was empty
+        self._sampling: set[int] = set()  # slots of the workers that have a call
+        self._learning = 0  # calls of the learner, and of shards that draw for it
         self._next_shard = self._next_slot = 0
         self._reports: list[UpdateReport] = []
         self._learner_metrics: list[dict[str, float]] = []
-        specs, self.spaces = preflight(self.config)
-        plan = self.spaces if isinstance(self.spaces, MultiAgentPlan) else None
-        config, settings, q = self.config, self.config.model_dump(), q_spec(self.config)
-        num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
-
-        def start_learner(name: str, spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
-            num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
-            learner = rlplat.remote(DQNLearner).options(num_gpus=num_gpus)
-            own = plan.settings(settings, name) if plan else settings
-            replay = None if config.asynchronous else replay_shape(config, spec, plan, name)
-            return LearnerGroup(lambda rank: learner.remote(own, spec, parameter_server, replay), 1)
-
-        rings = self.rings = self.add(PolicyRings(specs, start_learner, plan), saved_as="learner")
-        epsilons = None
-        if config.asynchronous:
-            spec = specs[ALONE]
-            shape = replay_shape(config, spec)
-            # Worker w fills shard w % S, lanes w // S * B and on.
-            S = config.num_replay_shards
-            part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
-            self._shards = [self.start(ReplayShard, settings, spec, part, index) for index in range(S)]
-            self._shard_sizes = [0] * S
-            self._empty_at = 0  # env steps when the replay was empty
-            epsilons = lane_epsilons(num_workers * B).reshape(num_workers, B)
-            under_way = float(num_workers * config.rollout_length * B)
-            under_way += 2 * config.updates_per_call * config.env_steps_per_update
-            self._limiter = RatioLimiter(
-                config.env_steps_per_update, config.learning_starts, max(config.ratio_slack, under_way)
-            )
-
-        def make_worker(index: int, incarnation: int) -> ActorHandle:
-            if plan is None:
-                own_epsilons = epsilons[index] if epsilons is not None else None
-                acting = partial(policy_for, q=q, epsilons=own_epsilons)
-                return rlplat.remote(RolloutWorker).remote(
-                    settings, index, incarnation, rings.sources[ALONE], acting, record="transitions"
-                )
-            return rlplat.remote(MultiAgentRolloutWorker).remote(
-                settings, plan, index, incarnation, rings.sources, DQN.make_policy, record="transitions"
-            )
-
-        num_batches = len(plan.trained) if plan else 1
-        self.workers = self.add(self.rollout_workers(make_worker, num_batches), saved_as="rollout_workers")
-        rings.wait_until_ready()
+        running = float(num_workers * config.rollout_length * B)
+        running += 2 * config.updates_per_call * config.env_steps_per_update
+        self._limiter = RatioLimiter(
+            config.env_steps_per_update, config.learning_starts, max(config.ratio_slack, running)
+        )
+        return [*lane_epsilons(num_workers * B).reshape(num_workers, B)]
 
     def step(self) -> Result:
         """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
@@ -733,121 +742,110 @@ class DQN(Algorithm[DQNConfig]):
         started = perf_counter()
         batches = self.workers.sample()
         sampled = perf_counter()
-        report = self.workers.deliver(batches, self.rings.update)
-        times = {"time/sample_s": sampled - started, "time/update_s": perf_counter() - sampled}
-        return self._result([report], report.metrics | times)
+        report = self.workers.deliver(batches, self.learners.update)
+        return self.result(
+            report,
+            {
+                "rollout/worker_restarts": self.workers.restarts,
+                "time/sample_s": sampled - started,
+                "time/update_s": perf_counter() - sampled,
+            },
+        )
 
     def _step_asynchronous(self) -> Result:
-        started = perf_counter()
-        round_size = len(self.workers.handles) * self.config.rollout_length * self.config.num_envs_per_worker
-        self._reports, self._learner_metrics = [], []
-        while sum(report.env_steps for report in self._reports) < round_size:
+        """Until one more round of env steps is in the replay."""
+        started, num_workers = perf_counter(), len(self.workers.handles)
+        reports, trained = self._reports, self._learner_metrics
+        reports.clear()
+        trained.clear()
+        while sum(report.env_steps for report in reports) < self._fragment_steps * num_workers:
             self._ask()
-            self._handle_next()
-        updates_beyond = max(1, self._updates)
-        metrics = _means([report.metrics for report in self._reports]) | _means(self._learner_metrics)
-        num_workers = len(self.workers.handles)
-        metrics |= {
-            # What a worker and the learner were busy with in this round; they do not wait for each other.
-            "time/worker_busy_s": sum(report.metrics["rollout/sample_s"] for report in self._reports)
-            / num_workers,
-            "time/learner_busy_s": sum(each["time/train_s"] for each in self._learner_metrics),
-            "learner/updates": self._updates,
-            "learner/env_steps_per_update": (self._limiter.ahead(self.tally.env_steps, 0)) / updates_beyond,
-            "learner/replay_size": sum(self._shard_sizes),
-            "time/round_s": perf_counter() - started,
-        }
-        return self._result(self._reports, metrics, counted=True)
+            self.in_flight.next()
+        metrics = _means([report.metrics for report in reports]) | _means(trained)
+        return self.result(
+            UpdateReport(0, [episode for report in reports for episode in report.episodes], metrics),
+            {
+                # What a worker and the learner were busy with in this round; they do not wait for each other.
+                "time/worker_busy_s": sum(each.metrics["rollout/sample_s"] for each in reports) / num_workers,
+                "time/learner_busy_s": sum(each["time/train_s"] for each in trained),
+                "time/round_s": perf_counter() - started,
+                "learner/updates": self.updates,
+                "learner/env_steps_per_update": self._limiter.ahead(self.tally.env_steps, 0)
+                / max(1, self.updates),
+                "learner/replay_size": sum(self._shard_sizes),
+                "rollout/worker_restarts": self.workers.restarts,
+            },
+        )
 
     def _ask(self) -> None:
         """Ask for whatever may be asked for: fragments of idle workers, and gradient steps, two messages at a time."""
-        config, workers = self.config, self.workers
-        fragment = config.rollout_length * config.num_envs_per_worker
-        first, num_workers = self._next_slot, len(workers.handles)
+        config, first, num_workers = self.config, self._next_slot, len(self.workers.handles)
         for slot in (*range(first, num_workers), *range(first)):  # in turn: the limit must not silence any
-            promised = self.tally.env_steps + len(self._sampling) * fragment
-            is_allowed = self._limiter.may_sample(promised, self._updates) or not self._is_filled()
+            promised = self.tally.env_steps + len(self._sampling) * self._fragment_steps
+            is_allowed = self._limiter.may_sample(promised, self.updates) or not self._is_filled()
             if slot not in self._sampling and is_allowed:
                 self._sampling.add(slot)
                 self._next_slot = (slot + 1) % num_workers
-                ref = workers.start_fragment(slot)
-                self._pending[ref] = partial(self._on_fragment, slot, ref)
-        while self._calls_under_way < 2 and self._is_filled():
-            promised = self._updates + self._calls_under_way * config.updates_per_call
+                self.in_flight.ask(self.workers.start_fragment(slot), then=partial(self._on_fragment, slot))
+        while self._learning < 2 and self._is_filled():
+            promised = self.updates + self._learning * config.updates_per_call
             if not self._limiter.may_update(self.tally.env_steps, promised):
                 break
-            self._calls_under_way += 1
-            shard = self._shards[self._next_shard]
-            self._next_shard = (self._next_shard + 1) % len(self._shards)
+            self._learning += 1
+            shard = self.shards[self._next_shard]
+            self._next_shard = (self._next_shard + 1) % len(self.shards)
             beta = schedule_value(config.importance_beta, self.tally.env_steps, config.stop.env_steps)
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
-            self._pending[drawn] = partial(self._on_drawn, shard, drawn)
+            self.in_flight.ask(drawn, then=partial(self._on_drawn, shard))
+
+    @property
+    def _fragment_steps(self) -> int:
+        """Env steps that one worker brings at a time."""
+        return self.config.rollout_length * self.config.num_envs_per_worker
 
     def _is_filled(self) -> bool:
         """Whether the replay has what the first gradient step waits for; anew after a resume without its contents."""
         steps = self.tally.env_steps - self._empty_at
         return min(self._shard_sizes) > 0 and steps >= self.config.learning_starts
 
-    def _handle_next(self) -> None:
-        """Wait until something is there, and hand everything that is to whom it belongs."""
-        ready, _ = rlplat.wait(list(self._pending), num_returns=1)
-        handlers = [self._pending.pop(ref) for ref in ready]
-        failures: list[RlplatError] = []
-        for handle in handlers:
-            try:
-                handle()
-            except RlplatError as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
-
     def _on_fragment(self, slot: int, fragment: ObjectRef) -> None:
         """A worker has sampled: its shard takes the fragment."""
-        S = len(self._shards)
+        S = len(self.shards)
         lane = slot // S * self.config.num_envs_per_worker
-        added = self._shards[slot % S].add.remote(fragment, lane)
-        self._pending[added] = partial(self._on_added, slot, fragment, added)
+        added = self.shards[slot % S].add.remote(fragment, lane)
+        self.in_flight.ask(added, then=partial(self._on_added, slot, fragment))
 
     def _on_added(self, slot: int, fragment: ObjectRef, added: ObjectRef) -> None:
         """A shard has taken a fragment: count it; a lost one is sampled anew by the worker's next incarnation."""
         self._sampling.discard(slot)
         try:
-            self._shard_sizes[slot % len(self._shards)], report = rlplat.get(added)
+            self._shard_sizes[slot % len(self.shards)], report = rlplat.get(added)
         except RlplatError:
             try:
                 rlplat.get(fragment)
             except (ActorDied, WorkerCrashed, EnvError) as loss:
-                if isinstance(loss, EnvError) and self.config.on_env_error == "fail":
-                    raise
-                self.workers.replace(slot, loss)
-                return
+                return self.workers.replace(slot, loss)
             raise
         self.tally.env_steps += report.env_steps
         self._reports.append(report)
 
     def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
         """A shard has drawn minibatches: the learner trains on them."""
-        metrics, priorities = self.rings.learner().learn.remote(drawn, self.tally.env_steps)
-        self._pending[metrics] = partial(self._on_learnt, shard, metrics, priorities)
+        assert isinstance(self.learners, LearnerGroup)
+        metrics, priorities = self.learners.handles[0].learn.remote(drawn, self.tally.env_steps)
+        self.in_flight.ask(metrics, then=partial(self._on_learnt, shard, priorities))
 
-    def _on_learnt(self, shard: ActorHandle, metrics: ObjectRef, priorities: ObjectRef) -> None:
+    def _on_learnt(self, shard: ActorHandle, priorities: ObjectRef, metrics: ObjectRef) -> None:
         """The learner has trained: the priorities go back to the shard."""
-        self._calls_under_way -= 1
+        self._learning -= 1
         self._learner_metrics.append(rlplat.get(metrics))
-        self._updates += self.config.updates_per_call
+        self.updates += self.config.updates_per_call
         if self.config.prioritized:
             shard.update_priorities.remote(priorities)
 
-    def _result(
-        self, reports: list[UpdateReport], metrics: dict[str, float], *, counted: bool = False
-    ) -> Result:
-        for report in reports:
-            self.tally.count(0 if counted else report.env_steps, _episodes_of(report))
-        return self.tally.result(metrics | {"rollout/worker_restarts": self.workers.restarts})
-
     def weights(self) -> ObjectRef:
         self.require_open()
-        return self.rings.weights()
+        return self.learners.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:
@@ -861,33 +859,28 @@ class DQN(Algorithm[DQNConfig]):
         )
 
     def get_state(self) -> dict[str, Any]:
-        kept, self._reports = self._reports, []
-        failures: list[RlplatError] = []
-        while self._pending:  # nothing new is asked for
+        if self.config.asynchronous:  # nothing new is asked for; what still comes is counted
+            self._reports.clear()
             try:
-                self._handle_next()
-            except RlplatError as failure:
-                failures.append(failure)
-        for report in self._reports:
-            self.tally.count(0, _episodes_of(report))
-        self._reports = kept
-        if failures:
-            raise failures[0]
-        shards = rlplat.get([shard.get_state.remote() for shard in self._shards])
-        return super().get_state() | {"updates": self._updates, "shards": shards}
+                self.in_flight.finish()
+            finally:
+                for report in self._reports:
+                    self.tally.count(0, report.episodes)
+        shards = rlplat.get([shard.get_state.remote() for shard in self.shards])
+        return super().get_state() | {"updates": self.updates, "shards": shards}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if len(state["shards"]) != len(self._shards):
+        if len(state["shards"]) != len(self.shards):
             raise ConfigError(
-                f"the checkpoint has {len(state['shards'])} replay shards, and the config {len(self._shards)}: "
+                f"the checkpoint has {len(state['shards'])} replay shards, and the config {len(self.shards)}: "
                 "asynchronous and num_replay_shards cannot change when a run is resumed"
             )
-        if self._shards:
-            states = zip(self._shards, state["shards"], strict=True)
+        if self.shards:
+            states = zip(self.shards, state["shards"], strict=True)
             self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
             self._empty_at = int(state["env_steps"]) if None in state["shards"] else 0
         super().set_state(state)
-        self._updates = int(state["updates"])
+        self.updates = int(state["updates"])
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
@@ -920,12 +913,19 @@ def q_spec(config: DQNConfig) -> QSpec:
     )
 
 
-def replay_shape(
-    config: DQNConfig, spec: PolicySpec, plan: MultiAgentPlan | None = None, name: str = ALONE
-) -> ReplayShape:
-    """The whole replay, one lane for every environment (several agents: for every column of the policy)."""
-    has_core, num_copies = spec.core != "none", config.num_envs_per_worker
-    num_columns = plan.num_columns(name, num_copies) if plan else num_copies
+def start_learner(
+    settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape | None
+) -> LearnerGroup:
+    """replay: what the learner itself holds."""
+    num_gpus = learner_gpus(settings["learner"]["num_gpus"], settings["learner"]["device"], spec)
+    learner = rlplat.remote(DQNLearner).options(num_gpus=num_gpus)
+    return LearnerGroup(parameter_server, lambda _: learner.remote(settings, spec, parameter_server, replay))
+
+
+def replay_shape(config: DQNConfig, spec: PolicySpec, num_columns: int) -> ReplayShape:
+    """The whole replay, with a lane for each of `num_columns` of a rollout worker (its environments, or with several
+    agents the columns of one policy)."""
+    has_core = spec.core != "none"
     return ReplayShape(
         capacity=config.replay_capacity,
         num_lanes=max(1, config.num_rollout_workers) * num_columns,
@@ -939,24 +939,23 @@ def replay_shape(
     )
 
 
-def preflight(config: DQNConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | MultiAgentPlan]:
+def preflight(config: DQNConfig) -> SpaceSpec | MultiAgentPlan:
     """In the driver, before any actor starts: environment and policies fit, and the replay fits into memory."""
     require_framework(config.framework)
-    settings = config.model_dump()
+    settings, num_copies = config.model_dump(), config.num_envs_per_worker
     spaces = look_at_env(settings)
-    if isinstance(spaces, MultiAgentPlan):
-        if config.asynchronous:
-            raise ConfigError("asynchronous replay shards are for one agent: set asynchronous to false")
-        for policy in spaces.policies.values():
-            require_discrete(policy.spaces, config.env)
-        specs = spaces.specs(settings)
-        for name, spec in specs.items():
-            _check_replay(config, spec, replay_shape(config, spec, spaces, name))
-        return specs, spaces
-    require_discrete(spaces, config.env)
-    spec = policy_spec(settings["policy"], spaces)
-    _check_replay(config, spec, replay_shape(config, spec))
-    return {ALONE: spec}, spaces
+    if not isinstance(spaces, MultiAgentPlan):
+        require_discrete(spaces, config.env)
+        spec = policy_spec(settings["policy"], spaces)
+        _check_replay(config, spec, replay_shape(config, spec, num_copies))
+        return spaces
+    if config.asynchronous:
+        raise ConfigError("asynchronous replay shards are for one agent: set asynchronous to false")
+    for policy in spaces.policies.values():
+        require_discrete(policy.spaces, config.env)
+    for name, spec in spaces.specs(settings).items():
+        _check_replay(config, spec, replay_shape(config, spec, spaces.num_columns(name, num_copies)))
+    return spaces
 
 
 def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
@@ -993,7 +992,3 @@ def _means(metrics: list[dict[str, float]]) -> dict[str, float]:
     """The mean of every figure over the reports that have it."""
     names = {name for each in metrics for name in each}
     return {name: float(np.mean([each[name] for each in metrics if name in each])) for name in sorted(names)}
-
-
-def _episodes_of(report: UpdateReport) -> list[Episode]:
-    return [Episode(*episode) for episode in report.episodes]

@@ -600,14 +600,15 @@ class ES(Algorithm[ESConfig]):
         config, settings = self.config, self.config.model_dump()
         spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
-        server = self.server = self.start(ParameterServer)
+        server = self.start(ParameterServer)
         learner, worker = rlplat.remote(ESLearner), rlplat.remote(ESWorker)
         self.learner = self.add(
-            LearnerGroup(lambda _rank: learner.remote(settings, spaces, noise, server)), saved_as="learner"
+            LearnerGroup(server, lambda _rank: learner.remote(settings, spaces, noise, server)),
+            saved_as="learner",
         )
         # No state of theirs is saved: every episode follows from its place in the population.
-        self.workers = self.add(
-            self.rollout_workers(lambda index, _incarnation: worker.remote(settings, index, noise))
+        self.workers = self.start_workers(
+            lambda index, _incarnation: worker.remote(settings, index, noise), saved_as=""
         )
         self.learner.wait_until_ready()
 
@@ -634,7 +635,7 @@ class ES(Algorithm[ESConfig]):
 
     def weights(self) -> ObjectRef:
         self.require_open()
-        return self.server.latest.remote()
+        return self.learner.weights()
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:

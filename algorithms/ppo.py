@@ -38,11 +38,11 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
-from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
-from rlplat.rl.multi_agent.policy_rings import ALONE, PolicyRings
-from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
+from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
@@ -530,31 +530,20 @@ class PPO(Algorithm[PPOConfig]):
     config_class = PPOConfig
 
     def setup(self) -> None:
-        """Parameter servers, learners, rollout workers; returns when the first weights are published."""
-        specs, self.spaces = preflight(self.config)
-        config, settings = self.config, self.config.model_dump()
-        plan = self.spaces if isinstance(self.spaces, MultiAgentPlan) else None
-
-        def start_learners(name: str, spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
-            num_gpus = learner_gpus(config.learner.num_gpus, config.learner.device, spec)
-            learner = rlplat.remote(PPOLearner).options(num_gpus=num_gpus)
-            own = plan.settings(settings, name) if plan else settings
-            return LearnerGroup(
-                lambda rank: learner.remote(own, spec, parameter_server, rank), config.learner.num_learners
-            )
-
-        rings = self.rings = self.add(PolicyRings(specs, start_learners, plan), saved_as="learner")
-
-        def make_worker(index: int, incarnation: int) -> ActorHandle:
-            if plan is None:
-                worker = rlplat.remote(RolloutWorker)
-                return worker.remote(settings, index, incarnation, rings.sources[ALONE])
-            several = rlplat.remote(MultiAgentRolloutWorker)
-            return several.remote(settings, plan, index, incarnation, rings.sources, PPO.make_policy)
-
-        num_batches = len(plan.trained) if plan else 1
-        self.workers = self.add(self.rollout_workers(make_worker, num_batches), saved_as="rollout_workers")
-        rings.wait_until_ready()
+        """Parameter server, learners, rollout workers; returns when the first weights are published."""
+        settings = self.config.model_dump()
+        spaces = self.spaces = preflight(self.config)
+        self.learners: LearnerGroup | PolicyRings
+        if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
+            rings = PolicyRings(spaces, settings, lambda _name, *its: start_learners(*its))
+            self.learners = self.add(rings, saved_as="learner")
+            self.workers = self.start_workers(rings.worker_maker(PPO.make_policy), len(spaces.trained))
+        else:
+            server, worker = self.start(ParameterServer), rlplat.remote(RolloutWorker)
+            learners = start_learners(settings, policy_spec(settings["policy"], spaces), server)
+            self.learners = self.add(learners, saved_as="learner")
+            self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, server))
+        self.learners.wait_until_ready()
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
@@ -562,7 +551,7 @@ class PPO(Algorithm[PPOConfig]):
         started = perf_counter()
         batches = self.workers.sample(ahead=self.config.overlap_sampling)
         sampled = perf_counter()
-        report = self.workers.deliver(batches, self.rings.update)
+        report = self.workers.deliver(batches, self.learners.update)
         return self.result(
             report,
             {
@@ -574,7 +563,7 @@ class PPO(Algorithm[PPOConfig]):
 
     def weights(self) -> ObjectRef:
         self.require_open()
-        return self.rings.weights()
+        return self.learners.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:
@@ -600,17 +589,23 @@ class PPO(Algorithm[PPOConfig]):
         return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
 
 
-def preflight(config: PPOConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | MultiAgentPlan]:
+def start_learners(settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
+    section = settings["learner"]
+    num_gpus = learner_gpus(section["num_gpus"], section["device"], spec)
+    learner = rlplat.remote(PPOLearner).options(num_gpus=num_gpus)
+    return LearnerGroup(
+        parameter_server,
+        lambda rank: learner.remote(settings, spec, parameter_server, rank),
+        section["num_learners"],
+    )
+
+
+def preflight(config: PPOConfig) -> SpaceSpec | MultiAgentPlan:
     """In the driver, before any actor starts: the environment is sound, and policies for its spaces can be built."""
     require_framework(config.framework, config.learner.num_learners)
-    specs: dict[str, PolicySpec]
     settings = config.model_dump()
     spaces = look_at_env(settings)
-    if isinstance(spaces, MultiAgentPlan):
-        specs = spaces.specs(settings)
-    else:
-        specs = {ALONE: policy_spec(settings["policy"], spaces)}
-    for spec in specs.values():
+    for spec in policy_specs(settings, spaces):
         if config.normalize_observations and not (
             isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
         ):
@@ -630,4 +625,4 @@ def preflight(config: PPOConfig) -> tuple[dict[str, PolicySpec], SpaceSpec | Mul
             "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set one "
             "of them to false"
         )
-    return specs, spaces
+    return spaces

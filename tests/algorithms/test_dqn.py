@@ -174,7 +174,7 @@ def test_the_asynchronous_ring_of_processes() -> None:
         assert result.metrics["learner/updates"] > 300
         assert 3.0 < result.metrics["learner/env_steps_per_update"] < 5.5
         assert len(dqn.evaluate(2)) == 2
-        shard = rlplat.get(dqn._shards[0].get_state.remote())
+        shard = rlplat.get(dqn.shards[0].get_state.remote())
         leaves = shard["priorities"]["leaves"]
         assert len(np.unique(leaves[leaves > 0])) > 50
     assert not rlplat.is_initialized()

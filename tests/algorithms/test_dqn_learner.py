@@ -77,7 +77,9 @@ def spec_of(config: DQNConfig, spaces: SpaceSpec = VECTOR) -> PolicySpec:
 def make_learner(server: Any, spaces: SpaceSpec = VECTOR, **settings: Any) -> DQNLearner:
     config = config_of(**settings)
     spec = spec_of(config, spaces)
-    return DQNLearner(config.model_dump(), spec, server, replay_shape(config, spec))
+    return DQNLearner(
+        config.model_dump(), spec, server, replay_shape(config, spec, config.num_envs_per_worker)
+    )
 
 
 def make_batch(

@@ -138,7 +138,7 @@ def test_a_death_while_the_next_round_is_sampled_costs_the_others_nothing(
 def test_a_dead_learner_ends_the_run(runtime: None) -> None:
     with PPO(PPOConfig(**QUICK)) as ppo:
         ppo.step()
-        rlplat.kill(ppo.rings.learner())
+        rlplat.kill(ppo.learners.handles[0])
         with pytest.raises(RlplatError):
             ppo.step()
 

@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 class LearnerGroup:
     """Learners 0..n-1; learner 0 publishes the weights, and its reports and its state are the group's.
 
-    learners = LearnerGroup(make_learner, num_learners=2)
+    learners = LearnerGroup(parameter_server, make_learner, num_learners=2)
     report = learners.update(batches)                   # refs; raises what a learner raised
 
     Every learner is given all batches: each prepares the whole round alike and takes its share of every minibatch, so
     that the group computes what one learner would, up to the order of floating-point sums.
     """
 
-    def __init__(self, make_learner: Callable[[int], ActorHandle], num_learners: int = 1) -> None:
-        """make_learner(rank) starts a learner actor."""
+    def __init__(
+        self, parameter_server: ActorHandle, make_learner: Callable[[int], ActorHandle], num_learners: int = 1
+    ) -> None:
+        """parameter_server: where learner 0 publishes; make_learner(rank) starts a learner actor."""
+        self._parameter_server = parameter_server
         if num_learners > 1 and rlplat.get_runtime_context().client_id == "inproc":
             raise ConfigError(
                 f"learner.num_learners={num_learners} needs a process for each, but with num_rollout_workers=0 "
@@ -61,6 +64,10 @@ class LearnerGroup:
     def finish_update(self, started: Sequence[ObjectRef]) -> UpdateReport:
         reports: list[UpdateReport] = _get_all(started)
         return reports[0]
+
+    def weights(self) -> ObjectRef:
+        """A ref to (version, weights) as they are now."""
+        return self._parameter_server.latest.remote()
 
     def get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = rlplat.get(self.handles[0].get_state.remote())

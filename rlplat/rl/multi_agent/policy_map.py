@@ -149,6 +149,13 @@ def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
     return found.spaces
 
 
+def policy_specs(settings: dict[str, Any], spaces: SpaceSpec | MultiAgentPlan) -> list[PolicySpec]:
+    """The network of every policy; of the only one where there is one agent."""
+    if isinstance(spaces, MultiAgentPlan):
+        return [*spaces.specs(settings).values()]
+    return [policy_spec(settings["policy"], spaces)]
+
+
 def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
     """The plan of a config (as a dict), or None for an environment of one agent; ConfigError where it does not fit."""
     name, kwargs = settings["env"], settings["env_kwargs"]

@@ -6,7 +6,7 @@
         def setup(self) -> None:                        # the ring: which actors there are, and who knows whom
             server = self.start(ParameterServer)
             self.learners = self.add(LearnerGroup(...), saved_as="learner")
-            self.workers = self.add(self.rollout_workers(...), saved_as="rollout_workers")
+            self.workers = self.start_workers(lambda index, incarnation: worker.remote(...))
 
         def step(self) -> Result:                       # turns it once; only refs pass through the driver
             ...
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
@@ -49,8 +49,8 @@ class Saved(Protocol):
     def set_state(self, state: Any) -> None: ...
 
 
-class Part(Saved, Protocol):
-    """Several actors that are asked, saved and ended together."""
+class Part(Protocol):
+    """Something of the ring that is ended with it."""
 
     def close(self) -> None: ...
 
@@ -141,23 +141,28 @@ class Algorithm(Generic[Config]):
         return handle
 
     def add(self, part: AnyPart, saved_as: str = "") -> AnyPart:
-        """The part, which ends with this object; saved_as: the name of its state in a checkpoint, empty for none."""
+        """The part, which ends with this object; saved_as: the name of its state in a checkpoint (of a `Saved` one),
+        empty for none."""
         self.ends.callback(part.close)
         if saved_as:
-            self.saved[saved_as] = part
+            self.saved[saved_as] = cast(Saved, part)
         return part
 
-    def rollout_workers(
-        self, make_worker: Callable[[int, int], ActorHandle], num_batches: int = 1
+    def start_workers(
+        self,
+        make_worker: Callable[[int, int], ActorHandle],
+        num_batches: int = 1,
+        saved_as: str = "rollout_workers",
     ) -> RolloutWorkers:
-        """As many as the config says, replaced as it says; the arguments are those of `RolloutWorkers`."""
-        return RolloutWorkers(
+        """As many as the config says, replaced as it says; make_worker, num_batches: of `RolloutWorkers`."""
+        workers = RolloutWorkers(
             make_worker,
             max(1, self.config.num_rollout_workers),
             max_restarts=self.config.max_worker_restarts,
             restart_on_env_error=self.config.on_env_error == "restart",
             num_batches=num_batches,
         )
+        return self.add(workers, saved_as)
 
     def result(self, report: UpdateReport, metrics: dict[str, float]) -> Result:
         """One more iteration, in which this was learnt; metrics: more than the report has."""

@@ -116,8 +116,6 @@ class RolloutWorkers:
             try:
                 rlplat.get(ref)
             except (ActorDied, WorkerCrashed, EnvError) as loss:
-                if isinstance(loss, EnvError) and not self._restart_on_env_error:
-                    raise
                 lost.append(slot)
                 self.replace(slot, loss)
         if not lost:
@@ -178,7 +176,10 @@ class RolloutWorkers:
             self.close_worker(slot)
 
     def replace(self, slot: int, loss: RlplatError) -> None:
-        """The next incarnation takes the slot; raises when that happened too often, or would again."""
+        """The next incarnation takes the slot; raises `loss` where an environment's error ends the run, and when that
+        happened too often, or would again."""
+        if isinstance(loss, EnvError) and not self._restart_on_env_error:
+            raise loss
         cause = loss.__cause__
         if isinstance(cause, UsageError):
             raise cause

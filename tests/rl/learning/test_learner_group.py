@@ -48,7 +48,7 @@ def make_group(
     config = PPOConfig(**(defaults | settings)).model_dump()
     server = rlplat.remote(ParameterServer).remote()
     learner = rlplat.remote(learner_class)
-    group = LearnerGroup(lambda rank: learner.remote(config, spec, server, rank), num_learners)
+    group = LearnerGroup(server, lambda rank: learner.remote(config, spec, server, rank), num_learners)
     group.wait_until_ready()
     return group, server
 
@@ -172,7 +172,7 @@ def test_one_process_cannot_hold_two_learners() -> None:
         with pytest.raises(
             ConfigError, match=r"num_learners=2 needs a process for each.*--num-rollout-workers 1"
         ):
-            LearnerGroup(lambda rank: None, 2)
+            LearnerGroup(None, lambda rank: None, 2)
     finally:
         rlplat.shutdown()
 

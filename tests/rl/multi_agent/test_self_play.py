@@ -10,7 +10,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ConfigError
-from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
 from rlplat.rl.interfaces import UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.policy_weights import split_weights, weights_in_state
@@ -99,11 +99,11 @@ class CountingLearner:
         self._publish()
 
 
-def rings_of(plan: MultiAgentPlan | None) -> PolicyRings:
-    def start(name: str, spec: Any, server: Any) -> LearnerGroup:
-        return LearnerGroup(lambda rank: rlplat.remote(CountingLearner).remote(name, server), 1)
+def rings_of(plan: MultiAgentPlan) -> PolicyRings:
+    def start(name: str, settings: Any, spec: Any, server: Any) -> LearnerGroup:
+        return LearnerGroup(server, lambda rank: rlplat.remote(CountingLearner).remote(name, server))
 
-    rings = PolicyRings(dict.fromkeys(plan.policies if plan else [""]), start, plan)  # type: ignore[arg-type]
+    rings = PolicyRings(plan, AlgorithmConfig(env="made up").model_dump(), start)
     rings.wait_until_ready()
     return rings
 
@@ -118,16 +118,6 @@ def plan_of(**config: Any) -> MultiAgentPlan:
 
 def part(agent: str, total: float, game: int = 0, length: int = 4) -> AgentEpisode:
     return AgentEpisode(total, length, agent, (0, 0, 0, game), 10)
-
-
-def test_one_agent_is_the_case_of_one_policy(inproc: None) -> None:
-    rings = rings_of(None)
-    report = rings.update([rlplat.put((5, [])), rlplat.put((6, []))])
-    assert report == UpdateReport(11, [], {"learner/loss": 11.0, "time/train_s": 11.0})
-    version, newest = rlplat.get(rings.weights())
-    assert version == 1 and newest["w"].tolist() == [1, 1]
-    assert rings.get_state()["version"] == 1
-    rings.close()
 
 
 def test_every_batch_goes_to_its_own_policy(backend: str) -> None:
