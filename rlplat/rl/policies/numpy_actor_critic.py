@@ -1,7 +1,6 @@
 """`NumpyActorCritic`: the actor-critic MLP of rl/torch/networks.py in plain numpy, for acting.
 
-A forward pass over a handful of observations is all overhead: numpy needs a fifth of torch's time for it, and a rollout
-worker that never imports torch starts a second sooner. tests/rl/torch/test_policy.py holds both against each other.
+tests/rl/torch/test_policy.py holds both against each other.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
 from rlplat.rl.policies.spec import PolicySpec
-
-Layer = tuple[Array, Array]
-"""Weight float32[in, out] and bias float32[out]."""
 
 
 class NumpyActorCritic:
@@ -27,14 +24,12 @@ class NumpyActorCritic:
         self.spec = spec
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._normalize = ObsNormalizer()
-        self._tanh = spec.activation == "tanh"
         self._actor: list[Layer] = []
         self._critic: list[Layer] = []
-        self._actor_head: Layer
-        self._critic_head: Layer
+        self._heads: tuple[Layer, Layer]
         self._is_categorical = spec.heads[0].kind == "categorical"
         self._log_std = np.zeros(spec.num_gaussian, np.float32)
-        self._rescale: Layer | None = None
+        self._rescale: tuple[Array, Array] | None = None
         """(low, half the width) of the bounds that are -1 and 1 to the policy."""
         if spec.heads[0].is_gaussian and spec.heads[0].low:
             low, high = np.array(spec.heads[0].low, np.float32), np.array(spec.heads[0].high, np.float32)
@@ -42,11 +37,10 @@ class NumpyActorCritic:
         self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
-        self._actor = _layers(weights, "actor_encoder", len(self.spec.hidden_sizes))
+        self._actor = layers(weights, "actor_encoder", len(self.spec.hidden_sizes))
         if not self.spec.share_encoder:
-            self._critic = _layers(weights, "critic_encoder", len(self.spec.hidden_sizes))
-        self._actor_head = _layer(weights, "actor_head")
-        self._critic_head = _layer(weights, "critic_head")
+            self._critic = layers(weights, "critic_encoder", len(self.spec.hidden_sizes))
+        self._heads = layer(weights, "actor_head"), layer(weights, "critic_head")
         if not self._is_categorical:
             self._log_std = np.array(weights["log_std"], np.float32)
         self._normalize.set_weights(weights)
@@ -83,25 +77,14 @@ class NumpyActorCritic:
         inputs = normalized.astype(np.float32, copy=False)
         if inputs.ndim != 2:
             inputs = inputs.reshape(len(inputs), -1)
-        features = self._encode(inputs, self._actor)
-        critic_features = features if self.spec.share_encoder else self._encode(inputs, self._critic)
-        weight, bias = self._actor_head
-        params = features @ weight
-        params += bias
-        weight, bias = self._critic_head
-        values = critic_features @ weight
-        values += bias
-        return params, values[:, 0]
-
-    def _encode(self, features: Array, layers: list[Layer]) -> Array:
-        for weight, bias in layers:
-            features = features @ weight
-            features += bias
-            if self._tanh:
-                np.tanh(features, out=features)
-            else:
-                np.maximum(features, 0.0, out=features)
-        return features
+        activation = self.spec.activation
+        actor_head, critic_head = self._heads
+        if self.spec.share_encoder:
+            features = forward(inputs, self._actor, activation, last=True)
+            params = forward(features, [actor_head], activation)
+            return params, forward(features, [critic_head], activation)[:, 0]
+        params = forward(inputs, [*self._actor, actor_head], activation)
+        return params, forward(inputs, [*self._critic, critic_head], activation)[:, 0]
 
     def _categorical(self, logits: Array, deterministic: bool) -> tuple[Array, Array]:
         if deterministic:
@@ -126,14 +109,3 @@ class NumpyActorCritic:
             constant += np.log(half).sum()
         log_probs = -0.5 * np.square(noise).sum(axis=1) - constant
         return actions, log_probs.astype(np.float32, copy=False)
-
-
-def _layers(weights: Weights, name: str, num_layers: int) -> list[Layer]:
-    return [_layer(weights, f"{name}.layers.{index}") for index in range(num_layers)]
-
-
-def _layer(weights: Weights, name: str) -> Layer:
-    # torch keeps [out, in]; copies also let go of the shared memory that weights came through.
-    return np.array(weights[f"{name}.weight"].T, np.float32, order="C"), np.array(
-        weights[f"{name}.bias"], np.float32
-    )

@@ -1,6 +1,5 @@
 """`NumpyQPolicy`: the Q-network of rl/torch/q_network.py in plain numpy, for acting with MLPs.
 
-A forward pass over a handful of observations is all overhead: numpy needs a fifth of torch's time for it.
 tests/rl/torch/test_q_network.py holds both against each other.
 """
 
@@ -12,11 +11,9 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.policies.exploration import EpsilonGreedy
+from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
-
-Layer = tuple[Array, Array]
-"""Weight float32[in, out] and bias float32[out]."""
 
 
 class NumpyQPolicy:
@@ -36,9 +33,7 @@ class NumpyQPolicy:
 
     def set_weights(self, weights: Weights) -> None:
         self._weights = {name: np.array(array) for name, array in weights.items()}
-        self._encoder = [
-            self._layer(f"encoder.layers.{i}", is_noisy=False) for i in range(len(self.spec.hidden_sizes))
-        ]
+        self._encoder = layers(weights, "encoder", len(self.spec.hidden_sizes))
         self._mean_heads = self._heads(with_noise=False)
         self.exploration.set_weights(weights)
 
@@ -72,17 +67,11 @@ class NumpyQPolicy:
         assert isinstance(obs, np.ndarray)
         # C order, whoever made the array: matrix products round differently with it.
         features = np.ascontiguousarray(obs.reshape(len(obs), -1), np.float32)
-        for weight, bias in self._encoder:
-            features = features @ weight
-            features += bias
-            if self.spec.activation == "tanh":
-                np.tanh(features, out=features)
-            else:
-                np.maximum(features, 0.0, out=features)
+        features = forward(features, self._encoder, self.spec.activation, last=True)
         num_actions, num_outputs = self.spec.action.n, self.q.num_outputs
-        outputs = _through(features, heads["advantage_head"]).reshape(-1, num_actions, num_outputs)
+        outputs = forward(features, heads["advantage_head"], "relu").reshape(-1, num_actions, num_outputs)
         if self.q.dueling:
-            values = _through(features, heads["value_head"]).reshape(-1, 1, num_outputs)
+            values = forward(features, heads["value_head"], "relu").reshape(-1, 1, num_outputs)
             outputs = values + outputs - outputs.mean(axis=1, keepdims=True)
         if self._support is not None:
             exponentials = np.exp(outputs - outputs.max(axis=2, keepdims=True))
@@ -92,33 +81,21 @@ class NumpyQPolicy:
 
     def _heads(self, *, with_noise: bool) -> dict[str, list[Layer]]:
         names = ["advantage_head", "value_head"] if self.q.dueling else ["advantage_head"]
-        layers = ["hidden", "out"] if self.q.head_hidden_size else ["out"]
+        parts = ["hidden", "out"] if self.q.head_hidden_size else ["out"]
         return {
-            name: [
-                self._layer(f"{name}.{layer}", is_noisy=self.q.noisy, with_noise=with_noise)
-                for layer in layers
-            ]
-            for name in names
+            name: [self._layer(f"{name}.{part}", with_noise=with_noise) for part in parts] for name in names
         }
 
-    def _layer(self, name: str, *, is_noisy: bool, with_noise: bool = False) -> Layer:
-        # torch keeps [out, in]; a matrix product likes the transpose contiguous.
+    def _layer(self, name: str, *, with_noise: bool) -> Layer:
+        if not with_noise:
+            return layer(self._weights, name)
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
-        if is_noisy and with_noise:
-            noise_out, noise_in = (self._noise(size) for size in weight.shape)
-            weight = weight + self._weights[f"{name}.weight_sigma"] * np.outer(noise_out, noise_in)
-            bias = bias + self._weights[f"{name}.bias_sigma"] * noise_out
+        noise_out, noise_in = (self._noise(size) for size in weight.shape)
+        weight = weight + self._weights[f"{name}.weight_sigma"] * np.outer(noise_out, noise_in)
+        bias = bias + self._weights[f"{name}.bias_sigma"] * noise_out
         return np.ascontiguousarray(weight.T), bias
 
     def _noise(self, size: int) -> Array:
         """f(x) = sgn(x) sqrt|x| of normal numbers (factorised noise)."""
         noise: Array = self.exploration.rng.standard_normal((size,), np.float32)
         return np.sign(noise) * np.sqrt(np.abs(noise))
-
-
-def _through(features: Array, layers: list[Layer]) -> Array:
-    for index, (weight, bias) in enumerate(layers):
-        features = features @ weight + bias
-        if index + 1 < len(layers):
-            features = np.maximum(features, 0.0)
-    return features

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,10 +21,8 @@ from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.noise_table import NoiseTable
+from rlplat.rl.policies.numpy_mlp import Layer, forward
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
-
-Layers = list[tuple[Array, Array]]
-"""(weight [..., out, in], bias [..., out]) of every layer."""
 
 
 class MLPShape:
@@ -33,11 +31,13 @@ class MLPShape:
     Layers are called and laid out as the actor's in an actor-critic network of this form (torch's [out, in]).
     """
 
-    def __init__(self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: str = "tanh") -> None:
+    def __init__(
+        self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: Literal["tanh", "relu"] = "tanh"
+    ) -> None:
         assert isinstance(spaces.obs, ObsSpec) and spaces.action.kind in ("discrete", "box"), spaces
         self.obs_shape = spaces.obs.shape
         self.is_discrete = spaces.action.kind == "discrete"
-        self.is_tanh = activation == "tanh"
+        self.activation = activation
         num_outputs = spaces.action.n if self.is_discrete else spaces.action.flat_size
         sizes = [spaces.obs.flat_size, *hidden_sizes, num_outputs]
         names = [f"actor_encoder.layers.{index}" for index in range(len(hidden_sizes))] + ["actor_head"]
@@ -64,12 +64,12 @@ class MLPShape:
                 theta[place] = (rows * (0.01 if name.startswith("actor_head") else 1.0)).reshape(-1)
         return theta
 
-    def split(self, theta: Array) -> Layers:
-        """theta: [..., num_params] -> its layers, views."""
+    def split(self, theta: Array) -> list[Layer]:
+        """theta: [..., num_params] -> its layers, views; weights are [..., in, out]."""
         views = [
             theta[..., place].reshape(*theta.shape[:-1], *shape) for shape, place in self.places.values()
         ]
-        return list(zip(views[::2], views[1::2], strict=True))
+        return [(weight.swapaxes(-1, -2), bias) for weight, bias in zip(views[::2], views[1::2], strict=True)]
 
     def named(self, theta: Array) -> Weights:
         """theta: [num_params] by parameter name, copies."""
@@ -118,12 +118,7 @@ class PerturbedMLPs:
 
     def act(self, obs: Array, rng: np.random.Generator) -> Array:
         """obs: [B, ...] -> int64[B] or float32[B, A]."""
-        x = _features(self._normalize, obs)
-        for index, (weight, bias) in enumerate(self._layers):
-            if index:
-                x = np.tanh(x, out=x) if self._shape.is_tanh else np.maximum(x, 0.0, out=x)
-            x = (weight @ x[:, :, None])[:, :, 0]
-            x += bias
+        x = forward(_features(self._normalize, obs), self._layers, self._shape.activation)
         if self._shape.is_discrete:
             return choose(x, rng if self._sample_actions else None)
         return add_noise(x, rng, self._action_noise)
@@ -142,7 +137,7 @@ class MLPPolicy:
     ) -> None:
         self.shape = shape
         self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._layers: Layers = []
+        self._layers: list[Layer] = []
         self._sample_actions, self._action_noise = sample_actions, action_noise
         self._normalize = ObsNormalizer()
         self.core_state = np.zeros((0, 0), np.float32)
@@ -154,11 +149,7 @@ class MLPPolicy:
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """`deterministic`: the largest output, no noise on it."""
         assert isinstance(obs, np.ndarray)
-        x = _features(self._normalize, obs)
-        for index, (weight, bias) in enumerate(self._layers):
-            if index:
-                x = np.tanh(x) if self.shape.is_tanh else np.maximum(x, 0.0)
-            x = x @ weight.T + bias
+        x = forward(_features(self._normalize, obs), self._layers, self.shape.activation)
         if self.shape.is_discrete:
             actions = choose(x, self._rng if self._sample_actions and not deterministic else None)
         else:

@@ -102,7 +102,7 @@ def _mlp(shape: MLPShape, weights: Weights) -> nn.Module:
     names = [name.removesuffix(".weight") for name in shape.places if name.endswith(".weight")]
     for index, name in enumerate(names):
         if index:
-            layers.append(nn.Tanh() if shape.is_tanh else nn.ReLU())
+            layers.append(nn.Tanh() if shape.activation == "tanh" else nn.ReLU())
         num_outputs, num_inputs = weights[f"{name}.weight"].shape
         linear = nn.Linear(num_inputs, num_outputs)
         load_weights(linear, {part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
