@@ -255,7 +255,7 @@ class A3CWorker:
         self._network: TorchA3C = load_class(FRAMEWORKS[self.config.framework])(
             self.config, spec, network_seed, num_threads
         )
-        self._rollout = RolloutWorker(config, worker_index, incarnation, None)
+        self._rollout = RolloutWorker(config, worker_index, incarnation)
         weights = self._network.weights()
         self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
         self._server = ShardedParameterServer(parameter_servers, self._shapes)

@@ -705,7 +705,6 @@ class DQN(Algorithm[DQNConfig]):
                     settings,
                     index,
                     incarnation,
-                    server,
                     partial(policy_for, q=q, epsilons=epsilons[index]),
                     record="transitions",
                 )
@@ -740,7 +739,7 @@ class DQN(Algorithm[DQNConfig]):
 
     def _step_synchronous(self) -> Result:
         started = perf_counter()
-        batches = self.workers.sample()
+        batches = self.workers.sample(*self.learners.latest())
         sampled = perf_counter()
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(
@@ -786,7 +785,8 @@ class DQN(Algorithm[DQNConfig]):
             if slot not in self._sampling and is_allowed:
                 self._sampling.add(slot)
                 self._next_slot = (slot + 1) % num_workers
-                self.in_flight.ask(self.workers.start_fragment(slot), then=partial(self._on_fragment, slot))
+                fragment = self.workers.start_fragment(slot, *self.learners.latest())
+                self.in_flight.ask(fragment, then=partial(self._on_fragment, slot))
         while self._learning < 2 and self._is_filled():
             promised = self.updates + self._learning * config.updates_per_call
             if not self._limiter.may_update(self.tally.env_steps, promised):

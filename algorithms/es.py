@@ -616,7 +616,7 @@ class ES(Algorithm[ESConfig]):
         """One update: play the population, estimate, step, publish."""
         self.require_open()
         started = perf_counter()
-        answers = self.workers.sample(self.weights())
+        answers = self.workers.sample(*self.learner.latest())
         sampled = perf_counter()
         report = self.workers.deliver(
             answers,

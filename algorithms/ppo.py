@@ -542,14 +542,14 @@ class PPO(Algorithm[PPOConfig]):
             server, worker = self.start(ParameterServer), rlplat.remote(RolloutWorker)
             learners = start_learners(settings, policy_spec(settings["policy"], spaces), server)
             self.learners = self.add(learners, saved_as="learner")
-            self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, server))
+            self.workers = self.start_workers(lambda *place: worker.remote(settings, *place))
         self.learners.wait_until_ready()
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
         self.require_open()
         started = perf_counter()
-        batches = self.workers.sample(ahead=self.config.overlap_sampling)
+        batches = self.workers.sample(*self.learners.latest(), ahead=self.config.overlap_sampling)
         sampled = perf_counter()
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(

@@ -81,7 +81,7 @@ def round_of_two_workers(
     for index in range(2):
         env = RandomEnv(spec, B, next_step=index == 1, seed=index)
         monkeypatch.setattr(rollout_worker_module, "make_vector_env", lambda *_, env=env, **__: env)
-        worker = RolloutWorker(config.model_dump(), index, 0, None)
+        worker = RolloutWorker(config.model_dump(), index, 0)
         worker.set_weights(version, weights)
         batches.append([worker.roll_out() for _ in range(3)][-1])
     assert policy_spec(config.policy.model_dump(), env.spec) == spec

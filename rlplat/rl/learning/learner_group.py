@@ -65,6 +65,10 @@ class LearnerGroup:
         reports: list[UpdateReport] = _get_all(started)
         return reports[0]
 
+    def latest(self) -> list[ObjectRef]:
+        """What rollout workers are to sample with: `weights`."""
+        return [self.weights()]
+
     def weights(self) -> ObjectRef:
         """A ref to (version, weights) as they are now."""
         return self._parameter_server.latest.remote()

@@ -1,8 +1,8 @@
 """`PolicyRings`: the learners and the parameter server of every policy, for an algorithm that turns them all at once.
 
     rings = PolicyRings(plan, settings, start_learners)
-    report = rings.update(workers.sample())             # every batch goes straight to its own policy's learners
-    rings.sources                                       # where rollout workers take each policy's weights from
+    batches = workers.sample(*rings.latest())           # the weights of every policy; opponents draw theirs
+    report = rings.update(batches)                      # every batch goes straight to its own policy's learners
 
     rollout workers ══batches of "main"═══▶ learner "main" ──weights──▶ parameter server "main" ──▶ rollout workers
                     ══batches of "other"══▶ learner "other" ─weights──▶ parameter server "other" ─▶ rollout workers
@@ -70,7 +70,7 @@ class PolicyRings:
         """What `RolloutWorkers` starts its workers with; make_policy: of the algorithm's class."""
         worker = rlplat.remote(MultiAgentRolloutWorker)
         return lambda index, incarnation: worker.remote(
-            self._settings, self._plan, index, incarnation, self.sources, make_policy, record=record
+            self._settings, self._plan, index, incarnation, self._pool, make_policy, record=record
         )
 
     def wait_until_ready(self) -> None:
@@ -104,6 +104,10 @@ class PolicyRings:
         self._env_steps += report.env_steps
         self._snapshot_if_due()
         return report
+
+    def latest(self) -> list[ObjectRef]:
+        """Refs to (version, weights) as they are now, of every policy but the opponent's: for rollout workers."""
+        return [source.latest.remote() for source in self.sources.values() if source is not self._pool]
 
     def weights(self) -> ObjectRef:
         """A ref of (version, weights) as they are now, as `<policy>/<name>`."""

@@ -1,12 +1,13 @@
 """`MultiAgentRolloutWorker`: the rollout worker for environments with several agents.
 
-worker = rlplat.remote(MultiAgentRolloutWorker).remote(settings, plan, 0, 0, rings.sources, PPO.make_policy)
-refs = worker.sample.options(num_returns=len(plan.trained)).remote()    # a batch [T, B] per trained policy
+worker = rlplat.remote(MultiAgentRolloutWorker).remote(settings, plan, 0, 0, pool, PPO.make_policy)
+refs = worker.sample.options(num_returns=len(plan.trained)).remote(*rings.latest())     # a batch per trained policy
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -38,16 +39,16 @@ class MultiAgentRolloutWorker:
         plan: MultiAgentPlan,
         worker_index: int,
         incarnation: int,
-        sources: dict[str, ActorHandle],
+        pool: ActorHandle | None,
         make_policy: MakePolicy,
         *,
         record: Record = "samples",
     ) -> None:
-        """sources: where each policy's weights come from: its parameter server, or the pool of opponents;
-        make_policy: of the algorithm's class; record: as what batches."""
+        """pool: where the opponent of self-play draws its weights; make_policy: of the algorithm's class; record: as
+        what batches."""
         self.worker_index, self.incarnation = worker_index, incarnation
         self._plan = plan
-        self._sources = sources
+        self._pool = pool
         policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
         *policy_seeds, opponent_seed = policy_seed.spawn(len(plan.policies) + 1)
         self._rng = np.random.Generator(np.random.PCG64(opponent_seed))
@@ -80,10 +81,14 @@ class MultiAgentRolloutWorker:
             torch.set_num_threads(min(torch.get_num_threads(), cpu_share(config["num_rollout_workers"])))
         self._begin_games()
 
-    def sample(self) -> Any:
-        """One batch per trained policy, in the order of `plan.trained`; alone where there is one."""
+    def sample(self, *latest: tuple[int, Weights]) -> Any:
+        """One batch per trained policy, in the order of `plan.trained`; alone where there is one.
+
+        latest: (version, weights) of every policy, in the order of `plan.policies` and without the opponent: that one
+        draws one of its snapshots.
+        """
         started = perf_counter()
-        self._pull_weights()
+        self._take_weights(latest)
         weights_s = perf_counter() - started
         batches = self.roll_out()
         for batch in batches:
@@ -151,14 +156,13 @@ class MultiAgentRolloutWorker:
             columns.forget()
             columns.take(turns[name])
 
-    def _pull_weights(self) -> None:
-        """The newest ones; an opponent draws one of its snapshots."""
-        refs = {
-            name: source.draw.remote(self._rng.random(), self._versions[name])
-            if name == self._plan.opponent
-            else source.latest.remote(self._versions[name])
-            for name, source in self._sources.items()
-        }
-        for name, newer in zip(refs, rlplat.get(list(refs.values())), strict=True):
-            if newer is not None:
-                self.set_weights(name, *newer)
+    def _take_weights(self, latest: Sequence[tuple[int, Weights]]) -> None:
+        opponent = self._plan.opponent
+        names = [name for name in self._plan.policies if name != opponent]
+        for name, (version, weights) in zip(names, latest, strict=True):
+            if version != self._versions[name]:
+                self.set_weights(name, version, weights)
+        if self._pool is not None:
+            drawn = rlplat.get(self._pool.draw.remote(self._rng.random(), self._versions[opponent]))
+            if drawn is not None:
+                self.set_weights(opponent, *drawn)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-import rlplat
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Obs, Policy, Weights
 from rlplat.rl.policies.make import policy_for
@@ -17,15 +16,12 @@ from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.sampling.recorders import Record, has_core, make_recorder, values_in_columns
 from rlplat.rl.seeding import seed_sequences
 
-if TYPE_CHECKING:
-    from rlplat import ActorHandle
-
 
 class RolloutWorker:
     """No advantages, n-step returns, reward scaling or statistics: these belong to the learner and the replay.
 
-    worker = rlplat.remote(RolloutWorker).remote(config.model_dump(), 0, 0, parameter_server)
-    batch = worker.sample.remote()                      # a ref to a SampleBatch[T, B]
+    worker = rlplat.remote(RolloutWorker).remote(config.model_dump(), 0, 0)
+    batch = worker.sample.remote(parameter_server.latest.remote())      # a ref to a SampleBatch[T, B]
     """
 
     def __init__(
@@ -33,17 +29,14 @@ class RolloutWorker:
         config: dict[str, Any],
         worker_index: int,
         incarnation: int,
-        parameter_server: ActorHandle | None,
         make_policy: Callable[..., Policy] = policy_for,
         *,
         record: Record = "samples",
     ) -> None:
-        """parameter_server: where `sample` gets its weights from; None: they come by `set_weights`;
-        make_policy(config, spaces, seed, num_threads=N): how it acts and explores; record: as what batches."""
+        """make_policy(config, spaces, seed, num_threads=N): how it acts and explores; record: as what batches."""
         self.worker_index = worker_index
         self.incarnation = incarnation
         self._num_steps: int = config["rollout_length"]
-        self._parameter_server = parameter_server
         self._version = -1
         self._deterministic: bool = config["deterministic"]
         policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
@@ -69,10 +62,12 @@ class RolloutWorker:
             values_at_once=self._has_core,
         )
 
-    def sample(self) -> Any:
-        """T steps in B environments under the newest weights that the parameter server has: a batch."""
+    def sample(self, latest: tuple[int, Weights]) -> Any:
+        """T steps in B environments under these (version, weights): a batch."""
         started = perf_counter()
-        self._pull_weights()
+        assert latest is not None, "the learner publishes its first weights before rollout workers sample"
+        if latest[0] != self._version:
+            self.set_weights(*latest)
         weights_s = perf_counter() - started
         batch = self.roll_out()
         batch.timing |= {"weights_s": weights_s, "sample_s": perf_counter() - started}
@@ -145,12 +140,6 @@ class RolloutWorker:
 
     def close(self) -> None:
         self._env.close()
-
-    def _pull_weights(self) -> None:
-        assert self._parameter_server is not None, "without a parameter server, weights come by set_weights"
-        newer = rlplat.get(self._parameter_server.latest.remote(self._version))
-        if newer is not None:
-            self.set_weights(*newer)
 
     def _core_state(self) -> Array:
         """float32[B, S]. Rows appear with the first `act`; before it, all of them begin an episode."""

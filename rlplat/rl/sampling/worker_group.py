@@ -46,7 +46,7 @@ class RolloutWorkers:
     """Slots 0..n-1, each with a rollout worker in some incarnation.
 
     workers = RolloutWorkers(make_worker, num_workers=2)
-    batches = workers.sample()                                  # refs, one per slot
+    batches = workers.sample(parameter_server.latest.remote())  # refs, one per slot
     report = workers.deliver(batches, lambda batches: get(learner.update.remote(*batches)))
     """
 

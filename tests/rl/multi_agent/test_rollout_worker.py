@@ -11,7 +11,6 @@ import pytest
 import rlplat
 from rlplat.errors import EnvError
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import plan_multi_agent
@@ -44,7 +43,7 @@ def settings(
 def worker_of(config: dict[str, Any], **options: Any) -> MultiAgentRolloutWorker:
     plan = plan_multi_agent(config)
     assert plan is not None
-    worker = MultiAgentRolloutWorker(config, plan, 0, 0, {}, make_table_policy, **options)
+    worker = MultiAgentRolloutWorker(config, plan, 0, 0, None, make_table_policy, **options)
     for name in plan.policies:
         worker.set_weights(name, 3, {"scale": np.ones(1, np.float32)})
     return worker
@@ -290,10 +289,9 @@ def test_transitions_in_a_replay_follow_each_other(rolled: Any) -> None:
 def test_sample_gives_each_batch_as_a_ref_of_its_own(cluster: None) -> None:
     config = settings("Dying", length=2, mapping={"a": "mine", "*": "other"})
     plan = plan_multi_agent(config)
-    worker = rlplat.remote(MultiAgentRolloutWorker).remote(config, plan, 0, 0, {}, make_table_policy)
-    for name in ("mine", "other"):
-        rlplat.get(worker.set_weights.remote(name, 0, {"scale": np.ones(1, np.float32)}))
-    refs = worker.sample.options(num_returns=2).remote()
+    worker = rlplat.remote(MultiAgentRolloutWorker).remote(config, plan, 0, 0, None, make_table_policy)
+    latest = (0, {"scale": np.ones(1, np.float32)})
+    refs = worker.sample.options(num_returns=2).remote(latest, latest)
     mine, other = rlplat.get(refs)
     assert mine.shape == (2, 1) and other.shape == (2, 2)
     assert mine.timing.keys() == {"act_s", "env_s", "weights_s", "sample_s"}
@@ -353,19 +351,18 @@ def test_workers_go_on_from_their_state_with_new_games() -> None:
     plan = plan_multi_agent(config)
     rlplat.init(num_cpus=2, num_gpus=0, backend="inproc")
     try:
-        server = rlplat.remote(ParameterServer).remote()
-        rlplat.get(server.set_weights.remote(0, {"scale": np.ones(1, np.float32)}))
+        latest = (0, {"scale": np.ones(1, np.float32)})
 
         def make_worker(index: int, incarnation: int) -> Any:
             return rlplat.remote(MultiAgentRolloutWorker).remote(
-                config, plan, index, incarnation, {"shared": server}, make_table_policy, record="transitions"
+                config, plan, index, incarnation, None, make_table_policy, record="transitions"
             )
 
         workers, again = RolloutWorkers(make_worker, 2), RolloutWorkers(make_worker, 2)
-        rlplat.get(workers.sample())
-        assert [batch.continues for batch in rlplat.get(workers.sample())] == [True, True]
+        rlplat.get(workers.sample(latest))
+        assert [batch.continues for batch in rlplat.get(workers.sample(latest))] == [True, True]
         again.set_state(workers.get_state())
-        batches = rlplat.get(again.sample())
+        batches = rlplat.get(again.sample(latest))
         assert [(batch.worker_index, batch.incarnation, batch.continues) for batch in batches] == [
             (0, 1, False),
             (1, 1, False),
@@ -374,6 +371,5 @@ def test_workers_go_on_from_their_state_with_new_games() -> None:
         assert again.not_saved() == ("the states of PettingZoo environments: after a resume new games start",)
         workers.close()
         again.close()
-        rlplat.kill(server)
     finally:
         rlplat.shutdown()

@@ -83,22 +83,21 @@ VALUE_IS_OBS = {
     "critic_head.weight": np.ones((1, 1), np.float32),
     "critic_head.bias": np.zeros(1, np.float32),
 }
+WEIGHTS = (0, VALUE_IS_OBS)
 
 
 @pytest.fixture
-def parameter_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         rollout_worker_module, "make_vector_env", lambda env, num_envs, **_: CountingEnv(num_envs)
     )
     rlplat.init(backend="inproc")
-    server = rlplat.remote(ParameterServer).remote()
-    rlplat.get(server.set_weights.remote(0, VALUE_IS_OBS))
-    yield server
+    yield
     rlplat.shutdown()
 
 
-def test_a_fragment_holds_what_happened(parameter_server: Any) -> None:
-    batch = RolloutWorker(CONFIG, 3, 1, parameter_server).sample()
+def test_a_fragment_holds_what_happened(counting: None) -> None:
+    batch = RolloutWorker(CONFIG, 3, 1).sample(WEIGHTS)
     np.testing.assert_array_equal(batch.obs[..., 0], [[10, 20], [11, 21], [12, 22], [10, 20]])
     np.testing.assert_array_equal(batch.rewards, batch.obs[..., 0])
     np.testing.assert_array_equal(batch.values, batch.obs[..., 0])
@@ -112,44 +111,43 @@ def test_a_fragment_holds_what_happened(parameter_server: Any) -> None:
     assert (batch.worker_index, batch.incarnation, batch.weights_version, batch.env_steps) == (3, 1, 0, 8)
 
 
-def test_fragments_follow_on_each_other_with_the_newest_weights(parameter_server: Any) -> None:
-    worker = RolloutWorker(CONFIG, 0, 0, parameter_server)
-    worker.sample()
-    rlplat.get(parameter_server.set_weights.remote(7, VALUE_IS_OBS | {"critic_head.bias": np.float32([100])}))
-    batch = worker.sample()
+def test_fragments_follow_on_each_other_with_the_newest_weights(counting: None) -> None:
+    worker = RolloutWorker(CONFIG, 0, 0)
+    worker.sample(WEIGHTS)
+    batch = worker.sample((7, VALUE_IS_OBS | {"critic_head.bias": np.float32([100])}))
     assert batch.weights_version == 7
     np.testing.assert_array_equal(batch.obs[:, 0, 0], [11, 12, 10, 11])
     np.testing.assert_array_equal(batch.values, batch.obs[..., 0] + 100)
 
 
-def test_same_seed_same_actions_other_worker_or_incarnation_other_actions(parameter_server: Any) -> None:
+def test_same_seed_same_actions_other_worker_or_incarnation_other_actions(counting: None) -> None:
     config = CONFIG | {"rollout_length": 64}
 
     def actions(worker_index: int, incarnation: int) -> bytes:
-        return RolloutWorker(config, worker_index, incarnation, parameter_server).sample().actions.tobytes()
+        return RolloutWorker(config, worker_index, incarnation).sample(WEIGHTS).actions.tobytes()
 
     assert actions(0, 0) == actions(0, 0)
     assert len({actions(0, 0), actions(1, 0), actions(0, 1)}) == 3
 
 
-def test_sampling_without_weights_is_a_bug_that_is_named(parameter_server: Any) -> None:
-    empty = rlplat.remote(ParameterServer).remote()
+def test_sampling_without_weights_is_a_bug_that_is_named(counting: None) -> None:
+    empty = rlplat.get(rlplat.remote(ParameterServer).remote().latest.remote())
     with pytest.raises(AssertionError, match="publishes its first weights"):
-        RolloutWorker(CONFIG, 0, 0, empty).sample()
+        RolloutWorker(CONFIG, 0, 0).sample(empty)
 
 
-def make_group(parameter_server: Any, **options: Any) -> RolloutWorkers:
+def make_group(**options: Any) -> RolloutWorkers:
     def make_worker(worker_index: int, incarnation: int) -> Any:
-        return rlplat.remote(RolloutWorker).remote(CONFIG, worker_index, incarnation, parameter_server)
+        return rlplat.remote(RolloutWorker).remote(CONFIG, worker_index, incarnation)
 
     return RolloutWorkers(make_worker, 2, **options)
 
 
-def test_a_dead_worker_is_replaced_and_its_fragment_sampled_anew(parameter_server: Any) -> None:
-    group = make_group(parameter_server)
-    rlplat.get(group.sample())
+def test_a_dead_worker_is_replaced_and_its_fragment_sampled_anew(counting: None) -> None:
+    group = make_group()
+    rlplat.get(group.sample(WEIGHTS))
     rlplat.kill(group.handles[1])
-    refs = group.sample()
+    refs = group.sample(WEIGHTS)
     with pytest.raises(ActorDied) as caught:
         rlplat.get(refs)
     batches: list[SampleBatch] = rlplat.get(group.replace_lost(refs, caught.value))
@@ -158,29 +156,29 @@ def test_a_dead_worker_is_replaced_and_its_fragment_sampled_anew(parameter_serve
     assert group.restarts == 1
 
 
-def test_an_error_that_is_not_a_workers_is_passed_on(parameter_server: Any) -> None:
-    group = make_group(parameter_server)
+def test_an_error_that_is_not_a_workers_is_passed_on(counting: None) -> None:
+    group = make_group()
     with pytest.raises(ActorDied, match="the learner"):
-        group.replace_lost(group.sample(), ActorDied("the learner died"))
+        group.replace_lost(group.sample(WEIGHTS), ActorDied("the learner died"))
     assert group.restarts == 0
 
 
-def test_a_worker_that_keeps_dying_ends_the_run(parameter_server: Any) -> None:
-    group = make_group(parameter_server, max_restarts=2, clock=lambda: 0.0)
+def test_a_worker_that_keeps_dying_ends_the_run(counting: None) -> None:
+    group = make_group(max_restarts=2, clock=lambda: 0.0)
     with pytest.raises(ActorDied, match="rollout worker 0 was lost more than 2 times within 60 s"):
         for _ in range(3):
             rlplat.kill(group.handles[0])
-            group.replace_lost(group.sample(), ActorDied("a worker died"))
+            group.replace_lost(group.sample(WEIGHTS), ActorDied("a worker died"))
     assert group.restarts == 2
 
 
-def test_a_worker_that_cannot_be_made_is_not_made_again(parameter_server: Any) -> None:
+def test_a_worker_that_cannot_be_made_is_not_made_again(counting: None) -> None:
     class Lazy(RolloutWorker):
         def __init__(self, *arguments: Any) -> None:
             raise RuntimeError("a parameter has no shape yet")
 
     group = RolloutWorkers(lambda *_: rlplat.remote(Lazy).remote(), 1)
-    refs = group.sample()
+    refs = group.sample(WEIGHTS)
     with pytest.raises(ActorDied) as caught:
         rlplat.get(refs)
     with pytest.raises(
@@ -190,23 +188,21 @@ def test_a_worker_that_cannot_be_made_is_not_made_again(parameter_server: Any) -
     assert group.restarts == 0
 
 
-def test_a_hang_in_every_episode_reaches_the_limit(parameter_server: Any) -> None:
+def test_a_hang_in_every_episode_reaches_the_limit(counting: None) -> None:
     now = 0.0
-    group = make_group(parameter_server, max_restarts=3, clock=lambda: now)
+    group = make_group(max_restarts=3, clock=lambda: now)
     with pytest.raises(ActorDied, match="lost more than 3 times within 60 s"):
         for _ in range(20):
             rlplat.kill(group.handles[0])
-            fragment = group.start_fragment(0)
+            fragment = group.start_fragment(0, WEIGHTS)
             now += 61.0  # it hung until the watchdog ended it
             group.replace_lost([fragment], ActorDied("a worker died"))
     assert group.restarts == 3
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_an_environment_that_raises(
-    parameter_server: Any, monkeypatch: pytest.MonkeyPatch, restart: bool
-) -> None:
-    group = make_group(parameter_server, restart_on_env_error=restart)
+def test_an_environment_that_raises(counting: None, monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
+    group = make_group(restart_on_env_error=restart)
     raised: list[int] = []
 
     def step_once_broken(self: CountingEnv, actions: np.ndarray, step: Any = CountingEnv.step) -> Step:
@@ -216,7 +212,7 @@ def test_an_environment_that_raises(
         return step(self, actions)
 
     monkeypatch.setattr(CountingEnv, "step", step_once_broken)
-    refs = group.sample()
+    refs = group.sample(WEIGHTS)
     with pytest.raises(EnvError) as caught:
         rlplat.get(refs)
     if restart:
@@ -227,11 +223,11 @@ def test_an_environment_that_raises(
             group.replace_lost(refs, caught.value)
 
 
-def test_a_resumed_group_goes_on_with_the_next_incarnation(parameter_server: Any) -> None:
-    group, resumed = make_group(parameter_server), make_group(parameter_server)
-    rlplat.get(group.sample())
+def test_a_resumed_group_goes_on_with_the_next_incarnation(counting: None) -> None:
+    group, resumed = make_group(), make_group()
+    rlplat.get(group.sample(WEIGHTS))
     resumed.set_state(group.get_state())
-    assert [b.incarnation for b in rlplat.get(resumed.sample())] == [1, 1]
+    assert [b.incarnation for b in rlplat.get(resumed.sample(WEIGHTS))] == [1, 1]
     assert resumed.get_state()["workers"][0] != group.get_state()["workers"][1]
 
 

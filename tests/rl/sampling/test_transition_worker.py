@@ -31,7 +31,7 @@ def make_worker() -> Iterator[Any]:
             **({"env": ENV, "rollout_length": 7, "num_envs_per_worker": 2, "policy": policy} | settings)
         )
         acting = partial(policy_for, q=q_spec(config), epsilons=epsilons)
-        worker = RolloutWorker(config.model_dump(), 0, 0, None, acting, record="transitions")
+        worker = RolloutWorker(config.model_dump(), 0, 0, acting, record="transitions")
         workers.append(worker)
         return worker
 

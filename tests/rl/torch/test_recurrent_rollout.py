@@ -54,7 +54,7 @@ def make_worker(
         "learner": {"precision": "float32", "num_threads": 1},
         "policy": policy_settings(core=spec.core),
     }
-    worker = RolloutWorker(config, 0, 0, None)
+    worker = RolloutWorker(config, 0, 0)
     torch.manual_seed(0)
     network = ActorCritic(spec)
     with torch.no_grad():
