@@ -46,7 +46,7 @@ from rlplat.rl.envs import check
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup
-from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer
+from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
@@ -55,6 +55,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import carried_statistics, network_weights
+from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.unused_settings import Unused
@@ -157,27 +158,6 @@ def gradient_estimate(
     assert shaped.shape == (len(indices), 2), (shaped.shape, indices.shape)
     weights = (shaped[:, 0] - shaped[:, 1]) / np.float32(2.0 * len(indices) * noise_std)
     return noise.weighted_sum(indices, weights, num_params)
-
-
-class Momentum:
-    """SGD as torch.optim.SGD(momentum=) has it: v = momentum * v + gradient;  w = w - learning_rate * v."""
-
-    def __init__(self, momentum: float) -> None:
-        self._momentum = np.float32(momentum)
-        self._velocities: Weights = {}
-
-    def step(self, weights: Weights, gradients: Weights, learning_rate: float) -> None:
-        for name, gradient in gradients.items():
-            velocity = self._velocities.setdefault(name, np.zeros_like(gradient))
-            velocity *= self._momentum
-            velocity += gradient
-            weights[name] -= np.float32(learning_rate) * velocity
-
-    def get_state(self) -> dict[str, Any]:
-        return {"velocities": {name: velocity.copy() for name, velocity in self._velocities.items()}}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._velocities = {name: np.array(v, np.float32) for name, v in state["velocities"].items()}
 
 
 # -- the workers
@@ -359,52 +339,6 @@ class ESWorker:
 
     def close(self) -> None:
         self._env.close()
-
-
-class ObsGatherer:
-    """Sums over the observations of some episodes, less a reference near their mean, so that squares do not cancel."""
-
-    def __init__(self, reference: Array, probability: float, rng: np.random.Generator) -> None:
-        """reference: [*shape] of one observation; probability: of an episode to be gathered."""
-        self._reference = reference.astype(np.float64).reshape(-1)
-        self._probability, self._rng = probability, rng
-        self._slots: list[int] = []
-        self._sums = np.zeros(0)
-        self._rows: list[Array] = []
-
-    def begin(self, slot: int, counts: bool) -> None:
-        """An episode begins in `slot`; one that does not count is never gathered."""
-        if slot in self._slots:
-            self._slots.remove(slot)
-        if counts and self._rng.random() < self._probability:
-            self._slots.append(slot)
-
-    def add(self, obs: Array) -> None:
-        """obs: [B, ...]; what is kept of it is a copy."""
-        if self._slots:
-            self._rows.append(obs[self._slots])
-            if len(self._rows) == 1000:
-                self.sums()
-
-    def sums(self) -> Array:
-        """float64[1 + 2 D]: number, sums, sums of squares; empty where there are none."""
-        if self._rows:
-            rows = np.concatenate(self._rows).reshape(-1, self._reference.size) - self._reference
-            sums = np.concatenate([[len(rows)], rows.sum(axis=0), np.square(rows).sum(axis=0)])
-            self._sums = self._sums + sums if self._sums.size else sums
-            self._rows = []
-        return self._sums
-
-
-class NullGatherer:
-    """Where observations are taken as they are."""
-
-    def begin(self, slot: int, counts: bool) -> None: ...
-
-    def add(self, obs: Array) -> None: ...
-
-    def sums(self) -> Array:
-        return np.zeros(0)
 
 
 def mlp_shape(config: ESConfig, spaces: SpaceSpec) -> MLPShape:

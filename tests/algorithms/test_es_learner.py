@@ -12,13 +12,13 @@ import rlplat
 from rlplat.algorithms.es import (
     ESConfig,
     ESLearner,
-    Momentum,
     Returns,
     gradient_estimate,
     join_returns,
     shape_returns,
 )
 from rlplat.errors import NonFiniteError
+from rlplat.rl.learning.numpy_optimizers import Momentum
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.tree_reduction import reduce_pairs
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR

@@ -10,7 +10,6 @@ import pytest
 from rlplat.algorithms.es import (
     ESConfig,
     ESWorker,
-    ObsGatherer,
     Returns,
     join_returns,
     mlp_shape,
@@ -23,6 +22,7 @@ from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.noise_table import make_noise
+from rlplat.rl.sampling.obs_gatherer import ObsGatherer
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 ENVS = "tests.algorithms.es_envs"

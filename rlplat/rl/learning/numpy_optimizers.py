@@ -126,6 +126,27 @@ class Adam:
         self._steps = int(state["steps"])
 
 
+class Momentum:
+    """SGD as torch.optim.SGD(momentum=) has it: v = momentum * v + gradient;  w = w - learning_rate * v."""
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = np.float32(momentum)
+        self._velocities: Weights = {}
+
+    def step(self, weights: Weights, gradients: Weights, learning_rate: float) -> None:
+        for name, gradient in gradients.items():
+            velocity = self._velocities.setdefault(name, np.zeros_like(gradient))
+            velocity *= self._momentum
+            velocity += gradient
+            weights[name] -= np.float32(learning_rate) * velocity
+
+    def get_state(self) -> dict[str, Any]:
+        return {"velocities": {name: velocity.copy() for name, velocity in self._velocities.items()}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._velocities = {name: np.array(v, np.float32) for name, v in state["velocities"].items()}
+
+
 def clip_by_global_norm(gradients: Weights, max_norm: float = math.inf) -> float:
     """Scale the gradients in place to the global norm `max_norm` where theirs is larger (Pascanu et al. 2013).
 

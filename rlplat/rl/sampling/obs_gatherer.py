@@ -1,0 +1,53 @@
+"""`ObsGatherer`: sums over what a worker observes, for observation statistics that a learner keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array
+
+
+class ObsGatherer:
+    """Sums over the observations of some episodes, less a reference near their mean, so that squares do not cancel."""
+
+    def __init__(self, reference: Array, probability: float, rng: np.random.Generator) -> None:
+        """reference: [*shape] of one observation; probability: of an episode to be gathered."""
+        self._reference = reference.astype(np.float64).reshape(-1)
+        self._probability, self._rng = probability, rng
+        self._slots: list[int] = []
+        self._sums = np.zeros(0)
+        self._rows: list[Array] = []
+
+    def begin(self, slot: int, counts: bool) -> None:
+        """An episode begins in `slot`; one that does not count is never gathered."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+        if counts and self._rng.random() < self._probability:
+            self._slots.append(slot)
+
+    def add(self, obs: Array) -> None:
+        """obs: [B, ...]; what is kept of it is a copy."""
+        if self._slots:
+            self._rows.append(obs[self._slots])
+            if len(self._rows) == 1000:
+                self.sums()
+
+    def sums(self) -> Array:
+        """float64[1 + 2 D]: number, sums, sums of squares; empty where there are none."""
+        if self._rows:
+            rows = np.concatenate(self._rows).reshape(-1, self._reference.size) - self._reference
+            sums = np.concatenate([[len(rows)], rows.sum(axis=0), np.square(rows).sum(axis=0)])
+            self._sums = self._sums + sums if self._sums.size else sums
+            self._rows = []
+        return self._sums
+
+
+class NullGatherer:
+    """Where observations are taken as they are."""
+
+    def begin(self, slot: int, counts: bool) -> None: ...
+
+    def add(self, obs: Array) -> None: ...
+
+    def sums(self) -> Array:
+        return np.zeros(0)
