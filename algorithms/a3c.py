@@ -46,6 +46,7 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.in_flight import InFlight
+from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
@@ -327,7 +328,7 @@ class A3CWorker:
         norm = clip_by_global_norm(gradients, config.max_gradient_norm or math.inf)
         if not math.isfinite(norm):
             if config.non_finite == "stop":
-                raise NonFiniteError(self._non_finite_report(advantages, stats, gradients))
+                raise self._non_finite(advantages, stats, gradients)
             return None, {}
         metrics = {f"learner/{name}": value for name, value in stats.items()} | {
             "learner/gradient_norm": norm
@@ -350,20 +351,14 @@ class A3CWorker:
         self._rollout.set_weights(versions[0], weights)
         self._normalize_obs.set_weights(weights)
 
-    def _non_finite_report(self, advantages: Array, stats: dict[str, float], gradients: Weights) -> str:
-        """Where the first NaN or infinity is to be seen, from the inputs to the gradients."""
-        losses = [name for name, value in stats.items() if not math.isfinite(value)]
-        where = (
-            "advantages"
-            if not np.isfinite(advantages).all()
-            else f"loss terms {losses}"
-            if losses
-            else f"gradients {[name for name, g in gradients.items() if not np.isfinite(g).all()]}"
-        )
-        return (
-            f"NaN or infinity in the {where} of rollout worker {self._rollout.worker_index}, on weights of version "
-            f"{self._versions[0]}, which are unharmed. Lower learning_rate, scale rewards (normalize_rewards), or "
-            "leave such gradients out: --set non_finite=skip"
+    def _non_finite(self, advantages: Array, stats: dict[str, float], gradients: Weights) -> NonFiniteError:
+        return non_finite_error(
+            columns={"advantages": advantages},
+            losses=stats,
+            gradients=lambda: [name for name, g in gradients.items() if not np.isfinite(g).all()],
+            place=f"of rollout worker {self._rollout.worker_index}",
+            version=self._versions[0],
+            scaling="scale rewards (normalize_rewards)",
         )
 
     def get_state(self) -> dict[str, Any]:

@@ -50,6 +50,7 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
@@ -573,7 +574,7 @@ class DQNLearner:
             result = self._net.train(batch, learning_rate, next_outputs)
             if not math.isfinite(result.gradient_norm):
                 if config.non_finite == "stop":
-                    raise NonFiniteError(self._non_finite_report(batch, result))
+                    raise self._non_finite(batch, result)
                 result = result._replace(priorities=np.zeros_like(result.priorities))
             trained.append(result)
             self._updates += 1
@@ -602,20 +603,14 @@ class DQNLearner:
     def _value(self, schedule: Schedule) -> float:
         return schedule_value(schedule, self._env_steps, self.config.stop.env_steps)
 
-    def _non_finite_report(self, batch: Any, result: Trained) -> str:
-        """What was not finite, from the cause to the effect."""
-        columns = {"obs": batch.obs, "returns": batch.returns, "weights": batch.weights}
-        inputs = [
-            name
-            for name, column in columns.items()
-            for leaf in (column.values() if isinstance(column, dict) else [column])
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all()
-        ]
-        where = f"columns {inputs}" if inputs else f"gradients {self._net.non_finite_gradients()}"
-        return (
-            f"NaN or infinity in the {where} at {self._env_steps} env steps (loss {result.loss}); weights of version "
-            f"{self._version} are unharmed. Lower learning_rate, set clip_rewards, or leave such minibatches out: "
-            "--set non_finite=skip"
+    def _non_finite(self, batch: Minibatch | SequenceMinibatch, result: Trained) -> NonFiniteError:
+        return non_finite_error(
+            columns={"obs": batch.obs, "returns": batch.returns, "weights": batch.weights},
+            losses={"loss": result.loss},
+            gradients=self._net.non_finite_gradients,
+            place=f"at {self._env_steps} env steps",
+            version=self._version,
+            scaling="set clip_rewards",
         )
 
     def _publish_next(self) -> None:

@@ -49,13 +49,13 @@ from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
+from rlplat.rl.normalization import OBS_MEAN, ObsStatistics
 from rlplat.rl.policies.noise_table import NoiseTable, make_noise
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import carried_statistics, network_weights
-from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer
+from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.unused_settings import Unused
@@ -388,8 +388,8 @@ class ESLearner:
             if self.config.optimizer == "adam"
             else Momentum(self.config.momentum)
         )
-        self._obs_statistics = (
-            RunningMeanVar(self._shape.obs_shape) if self.config.normalize_observations else None
+        self._obs_statistics = ObsStatistics(
+            self._shape.obs_shape if self.config.normalize_observations else None
         )
         self._env_steps = self._version = 0
         self._publish()
@@ -420,7 +420,7 @@ class ESLearner:
         before = self._theta.copy()
         descent = np.float32(config.weight_decay) * before - gradient
         self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)
-        self._gather(all_returns.obs_sums)
+        merge_gathered(self._obs_statistics.running, all_returns.obs_sums)
         env_steps = int(all_returns.lengths.sum()) + int(all_returns.unperturbed[:, 1].sum())
         self._env_steps += env_steps
         self._version += 1
@@ -453,25 +453,9 @@ class ESLearner:
         )
         return UpdateReport(env_steps, [Episode(*episode) for episode in played], metrics)
 
-    def _gather(self, obs_sums: Array) -> None:
-        """Merge what the workers gathered around the mean that they were given."""
-        if self._obs_statistics is None or not obs_sums.size:
-            return
-        shape, number = self._shape.obs_shape, int(obs_sums[0])
-        offset, squares = np.split(obs_sums[1:] / number, 2)
-        reference = self._obs_statistics.mean.astype(np.float32).astype(
-            np.float64
-        )  # as it had been published
-        variance = np.maximum(squares - np.square(offset), 0.0)
-        self._obs_statistics.merge(reference + offset.reshape(shape), variance.reshape(shape), number)
-
     def weights(self) -> Weights:
         """theta by layer, and the statistics that observations are normalised with."""
-        weights = self._shape.named(self._theta)
-        if self._obs_statistics is not None:
-            weights[OBS_MEAN] = self._obs_statistics.mean.astype(np.float32)
-            weights[OBS_VAR] = self._obs_statistics.var.astype(np.float32)
-        return weights
+        return self._shape.named(self._theta) | self._obs_statistics.weights()
 
     def _publish(self) -> int:
         """Returns how many bytes one receiver gets."""
@@ -489,15 +473,14 @@ class ESLearner:
             "env_steps": self._env_steps,
             "weights": self.weights(),
             "optimizer": self._optimizer.get_state(),
-            "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics else None,
+            "obs_statistics": self._obs_statistics.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called, under the same version: it says which noise comes next."""
         self._theta = self._shape.flat(state["weights"])
         self._optimizer.set_state(state["optimizer"])
-        if self._obs_statistics is not None and state["obs_statistics"] is not None:
-            self._obs_statistics.set_state(state["obs_statistics"])
+        self._obs_statistics.set_state(state["obs_statistics"])
         self._env_steps, self._version = int(state["env_steps"]), int(state["version"])
         nothing = {"optimizer": None, "obs_statistics": None, "ledger": None}
         published = {"version": self._version, "weights": self.weights()}

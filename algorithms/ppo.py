@@ -38,12 +38,13 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RunningMeanVar
+from rlplat.rl.normalization import ObsStatistics
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
@@ -291,11 +292,9 @@ class PPOLearner:
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
         self._net: TorchPPO = load_class(FRAMEWORKS[self.config.framework])(self.config, spec, network_seed)
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
-        self._obs_statistics: RunningMeanVar | None = None
-        if self.config.normalize_observations:
-            assert isinstance(spec.obs, ObsSpec)
-            self._obs_statistics = RunningMeanVar(spec.obs.shape)
-        self._normalize_obs = ObsNormalizer()
+        normalizes = self.config.normalize_observations
+        shape = spec.obs.shape if normalizes and isinstance(spec.obs, ObsSpec) else None
+        self._obs_statistics = ObsStatistics(shape)
         self._learning_rewards = LearningRewards(self.config)
         self._env_steps = 0
         self._version = 0
@@ -344,7 +343,7 @@ class PPOLearner:
             "returns": returns.reshape(-1),
         }
         obs, valid = batch.flat_obs(), batch.flat("valid")
-        network_obs = self._normalize_obs(obs)
+        network_obs = self._obs_statistics.normalize(obs)
         starts = episode_starts(batch).reshape(-1)
         self._net.load_round(network_obs, batch.flat("actions"), columns, batch.core_state, starts, valid)
         learning_rate = self._value(config.learning_rate)
@@ -358,10 +357,8 @@ class PPOLearner:
         metrics = self._train(batch, columns, learning_rate, loss_arguments)
         trained = perf_counter()
 
-        if self._obs_statistics is not None:
-            # After the update: the log-probabilities in this batch came from the statistics of before.
-            assert isinstance(obs, np.ndarray)
-            self._obs_statistics.update(obs[valid])
+        # After the update: the log-probabilities in this batch came from the statistics of before.
+        self._obs_statistics.update(obs, valid)
         self._env_steps += batch.env_steps
         self._version += 1
         self._publish()
@@ -400,7 +397,7 @@ class PPOLearner:
                 minibatch_stats, norm = self._net.train_minibatch(part, share, learning_rate, loss_arguments)
                 if not math.isfinite(norm):
                     if config.non_finite == "stop":
-                        raise NonFiniteError(self._non_finite_report(minibatch_stats, columns))
+                        raise self._non_finite(minibatch_stats, columns)
                     skipped += 1
                     continue
                 stats.append(minibatch_stats)
@@ -448,36 +445,18 @@ class PPOLearner:
 
     def _publish(self) -> None:
         """Weights and, with them, the statistics that observations are to be normalised with."""
-        weights = self._net.weights() | self._obs_weights()
+        weights = self._net.weights() | self._obs_statistics.weights()
         if self._rank == 0:
             rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
 
-    def _obs_weights(self) -> Weights:
-        """The statistics as they travel; this learner itself normalises with the same from now on."""
-        if self._obs_statistics is None:
-            return {}
-        weights = {
-            OBS_MEAN: self._obs_statistics.mean.astype(np.float32),
-            OBS_VAR: self._obs_statistics.var.astype(np.float32),
-        }
-        self._normalize_obs.set_weights(weights)
-        return weights
-
-    def _non_finite_report(self, stats: list[float], columns: Mapping[str, Array]) -> str:
-        """Where the first NaN or infinity is to be seen, from the inputs to the gradients."""
-        inputs = [name for name, column in columns.items() if not np.isfinite(column).all()]
-        losses = [name for name, stat in zip(LOSS_STATS, stats, strict=True) if not math.isfinite(stat)]
-        where = (
-            f"batch columns {inputs}"
-            if inputs
-            else f"loss terms {losses}"
-            if losses
-            else f"gradients {self._net.non_finite_gradients()}"
-        )
-        return (
-            f"NaN or infinity in the {where} at {self._env_steps} env steps; weights of "
-            f"version {self._version} are unharmed. Lower learning_rate, scale rewards (normalize_rewards), or leave "
-            "such minibatches out: --set non_finite=skip"
+    def _non_finite(self, stats: list[float], columns: Mapping[str, Array]) -> NonFiniteError:
+        return non_finite_error(
+            columns=columns,
+            losses=dict(zip(LOSS_STATS, stats, strict=True)),
+            gradients=self._net.non_finite_gradients,
+            place=f"at {self._env_steps} env steps",
+            version=self._version,
+            scaling="scale rewards (normalize_rewards)",
         )
 
     def ready(self) -> int:
@@ -488,9 +467,9 @@ class PPOLearner:
         return self._net.get_state() | {
             "version": self._version,
             "env_steps": self._env_steps,
-            "obs_weights": self._obs_weights(),
+            "obs_weights": self._obs_statistics.weights(),
             "rng": self._rng.bit_generator.state,
-            "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics is not None else None,
+            "obs_statistics": self._obs_statistics.get_state(),
             "reward_normalizer": self._learning_rewards.get_state(),
         }
 
@@ -498,8 +477,7 @@ class PPOLearner:
         """Continue where `get_state` was called; the weights are published under their version."""
         self._net.set_state(state)
         self._rng.bit_generator.state = state["rng"]
-        if self._obs_statistics is not None and state["obs_statistics"] is not None:
-            self._obs_statistics.set_state(state["obs_statistics"])
+        self._obs_statistics.set_state(state["obs_statistics"])
         self._learning_rewards.set_state(state["reward_normalizer"])
         self._env_steps = int(state["env_steps"])
         self._version = max(int(state["version"]), self._version + 1)  # the server takes only newer ones

@@ -82,6 +82,44 @@ class ObsNormalizer:
         return np.clip(normalized, -CLIP, CLIP, out=normalized)
 
 
+class ObsStatistics:
+    """A learner's statistics of observations, which travel with its weights; without a shape there are none.
+
+    batch_obs = statistics.normalize(obs)               # by those that were given out last
+    statistics.update(obs, valid)                       # after the update, whose log-probabilities came from these
+    weights |= statistics.weights()
+    """
+
+    def __init__(self, shape: tuple[int, ...] | None) -> None:
+        """shape: of one observation; None: observations are taken as they are."""
+        self.running = RunningMeanVar(shape) if shape is not None else None
+        self.normalize = ObsNormalizer()
+
+    def update(self, obs: Obs, valid: Array) -> None:
+        """obs: [N, *shape]; valid: bool[N], the rows that count."""
+        if self.running is not None:
+            assert isinstance(obs, np.ndarray)
+            self.running.update(obs[valid])
+
+    def weights(self) -> Weights:
+        """As they travel; `normalize` uses the same from now on."""
+        if self.running is None:
+            return {}
+        weights = {
+            OBS_MEAN: self.running.mean.astype(np.float32),
+            OBS_VAR: self.running.var.astype(np.float32),
+        }
+        self.normalize.set_weights(weights)
+        return weights
+
+    def get_state(self) -> dict[str, Any] | None:
+        return self.running.get_state() if self.running is not None else None
+
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        if self.running is not None and state is not None:
+            self.running.set_state(state)
+
+
 class RewardNormalizer:
     """Rewards divided by the running deviation of the discounted return: not centred (signs stay), clipped to +-10.
 

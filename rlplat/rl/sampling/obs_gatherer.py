@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplat.rl.interfaces import Array
+from rlplat.rl.normalization import RunningMeanVar
 
 
 class ObsGatherer:
@@ -51,3 +52,14 @@ class NullGatherer:
 
     def sums(self) -> Array:
         return np.zeros(0)
+
+
+def merge_gathered(statistics: RunningMeanVar | None, sums: Array) -> None:
+    """sums: `ObsGatherer.sums` around the mean that was published with the weights; statistics None: there are none."""
+    if statistics is None or not sums.size:
+        return
+    shape, number = statistics.mean.shape, int(sums[0])
+    offset, squares = np.split(sums[1:] / number, 2)
+    reference = statistics.mean.astype(np.float32).astype(np.float64)
+    variance = np.maximum(squares - np.square(offset), 0.0)
+    statistics.merge(reference + offset.reshape(shape), variance.reshape(shape), number)
