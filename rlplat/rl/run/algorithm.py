@@ -16,7 +16,7 @@
         for result in rlplat.training_loop(algorithm, stop={"episode_return_mean": 475}):
             print(result.env_steps, result.episode_return_mean)
 
-It has no order of its own: what happens when is written in the `step` of each algorithm.
+It has no order of its own: what happens when is written in the `step` of each algorithm (docs/custom-algorithm.md).
 """
 
 from __future__ import annotations
