@@ -34,7 +34,7 @@ def one() -> int:
 
 def objects() -> Any:
     """The driver's `Objects`."""
-    return current_backend()._objects  # type: ignore[attr-defined]
+    return current_backend().objects  # type: ignore[attr-defined]
 
 
 def cancelled(*refs: Any) -> None:

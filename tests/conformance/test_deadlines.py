@@ -43,7 +43,7 @@ class Clock:
 
     def go_on(self, seconds: float) -> None:
         self.now += seconds
-        backend()._loop.wake()  # type: ignore[attr-defined]
+        backend().link.loop.wake()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_deadlines_count_while_nobody_looks(cluster: None) -> None:
         time.sleep(1000)
 
     ref = sleeper.remote()
-    entry = backend()._objects.book.find(ref.id)  # type: ignore[attr-defined]
+    entry = backend().objects.book.find(ref.id)  # type: ignore[attr-defined]
     assert soon(lambda: entry.value is not None)
     with pytest.raises(DeadlineExceeded):
         rlplat.get(ref)

@@ -371,7 +371,7 @@ def test_objects_of_a_stream_are_freed(cluster: None) -> None:
 
     from rlplat.runtime.refs import backend
 
-    book = backend()._objects.book  # type: ignore[attr-defined]
+    book = backend().objects.book  # type: ignore[attr-defined]
     for ref in arrays.remote(50):
         rlplat.get(ref, timeout=60)
     del ref

@@ -249,18 +249,18 @@ class _Timer:
 def books() -> dict[str, int]:
     """What the driver still keeps."""
     client: Any = rlplat.runtime.refs.backend()
-    with client._lock:
-        client._objects.collect()
-        leases = [lease for lane in client._tasks.lanes.values() for lease in lane.leases.values()]
+    with client.link.lock:
+        client.objects.collect()
+        leases = [lease for lane in client.tasks.lanes() for lease in lane.leases.values()]
         return {
-            "calls": len(client._calls.records),
-            "objects": len(client._objects.book),
-            "borrows": len(client._objects._borrows),
-            "segments": len(client._objects._store._in_use),
-            "ready": sum(len(lane.ready) for lane in client._tasks.lanes.values()),
+            "calls": len(client.calls.records),
+            "objects": len(client.objects.book),
+            "borrows": len(client.objects.borrows),
+            "segments": len(client.objects.store._in_use),
+            "ready": sum(len(lane.ready) for lane in client.tasks.lanes()),
             "in flight": sum(len(lease.in_flight) for lease in leases),
-            "answers": len(client._questions._answers),
-            "waiting threads": client._loop._num_users,
+            "answers": len(client.questions._answers),
+            "waiting threads": client.link.loop._num_users,
         }
 
 

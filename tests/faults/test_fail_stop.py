@@ -62,8 +62,8 @@ def test_every_wait_hears_of_a_failure(client: Any, who_waits: str) -> None:
     thread = threading.Thread(target=get)
     thread.start()
     future = refs[1].future()
-    with client._lock:
-        client._loop.handlers[messages.Done] = _broken
+    with client.link.lock:
+        client.link.handlers[messages.Done] = _broken
     opened = gate.open.remote()
     if who_waits == "the main thread":
         with pytest.raises(RuntimeFault, match="planted"):

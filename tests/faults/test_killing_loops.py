@@ -199,18 +199,18 @@ def test_the_late_result_of_a_given_up_attempt_is_refused(cluster: None, tmp_pat
     (first, pid) = lines(log)[0]
     os.kill(int(pid), signal.SIGSTOP)
     driver: Any = refs.backend()
-    with driver._lock:  # what the node would say of it
+    with driver.link.lock:  # what the node would say of it
         driver._on_worker_died("node", messages.WorkerDied(first, "it is stopped"))
-        driver._loop.after_frame()
+        driver.tasks._after_frame()
     assert eventually(lambda: len(lines(log)) == 2, 60)
     second = lines(log)[1][0]
     assert second != first
     os.kill(int(pid), signal.SIGCONT)
     open(gates[0], "w").close()
     assert eventually(lambda: [first, "done"] in lines(log), 60)  # its side effect shows that it went on
-    with driver._lock:  # and should its result get through in spite of the closed connection
-        driver._calls._on_done(first, messages.Done([ref.id], [pickle.dumps("late")]))
-        driver._calls.finish(first, ref.id, [Value(pickle.dumps("late"))])
+    with driver.link.lock:  # and should its result get through in spite of the closed connection
+        driver.calls._on_done(first, messages.Done([ref.id], [pickle.dumps("late")]))
+        driver.calls.finish(first, ref.id, [Value(pickle.dumps("late"))])
     assert rlplat.wait([ref], timeout=0) == ([], [ref])
     open(gates[1], "w").close()
     assert rlplat.get(ref, timeout=30) == second

@@ -49,9 +49,9 @@ class Lender:
 
 def _num_owned() -> int:
     client: Any = backend()
-    with client._lock:
-        client._objects.collect()
-        return len(client._objects.book)
+    with client.link.lock:
+        client.objects.collect()
+        return len(client.objects.book)
 
 
 def test_what_a_dead_process_has_passed_on_lives_as_long_as_its_borrower(cluster: None) -> None:

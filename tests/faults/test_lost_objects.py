@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def session(cluster: None) -> Iterator[str]:
-    yield current_backend()._session  # type: ignore[attr-defined]
+    yield current_backend().link.session  # type: ignore[attr-defined]
 
 
 def lose_everything(session: str) -> int:
@@ -38,7 +38,7 @@ def lose_everything(session: str) -> int:
 
 
 def lineage() -> Any:
-    return current_backend()._calls._rebuilder.lineage  # type: ignore[attr-defined]
+    return current_backend().calls.rebuilder.lineage  # type: ignore[attr-defined]
 
 
 def done(*refs: rlplat.ObjectRef) -> None:
@@ -76,7 +76,7 @@ def test_a_chain_of_20_is_made_again_though_nothing_between_was_kept(session: st
     for _ in range(20):
         ref = add.remote(ref)
     done(ref)
-    book = current_backend()._objects.book  # type: ignore[attr-defined]
+    book = current_backend().objects.book  # type: ignore[attr-defined]
     assert eventually(lambda: gc.collect() is not None and len(book) == 1, 60)
     assert len(lineage().recipes) == 21
     lose_everything(session)
@@ -135,7 +135,7 @@ def test_with_one_cpu_the_waiting_task_lends_it(tmp_path: Path) -> None:
     try:
         ref = add.remote(make.remote(1))
         done(ref)
-        lose_everything(current_backend()._session)  # type: ignore[attr-defined]
+        lose_everything(current_backend().link.session)  # type: ignore[attr-defined]
         assert rlplat.get(first.remote(ref), timeout=60) == 2
     finally:
         rlplat.shutdown()
@@ -265,7 +265,7 @@ def test_one_lost_result_of_several(session: str) -> None:
     assert rlplat.get(small) == "small"
     assert rlplat.get(one)[0] == 1
     del one, small, other, view
-    objects = current_backend()._objects  # type: ignore[attr-defined]
+    objects = current_backend().objects  # type: ignore[attr-defined]
     assert eventually(lambda: gc.collect() is not None and len(objects.book) == 0, 60)
     assert not lineage().recipes
 
@@ -315,8 +315,8 @@ def test_a_lost_spill_file_is_made_again() -> None:
     try:
         refs = [make.remote(i) for i in range(100)]
         done(*refs)
-        session = current_backend()._session  # type: ignore[attr-defined]
-        objects = current_backend()._objects  # type: ignore[attr-defined]
+        session = current_backend().link.session  # type: ignore[attr-defined]
+        objects = current_backend().objects  # type: ignore[attr-defined]
         assert {entry["where"] for entry in objects.report() if entry["size"] > 1000} == {"shm", "spilled"}
         assert lose_everything(session) >= 100
         assert {entry["where"] for entry in objects.report() if entry["size"] > 1000} == {"lost"}
@@ -330,7 +330,7 @@ def test_no_bytes_are_kept_for_the_lineage_of_others(session: str) -> None:
     for _ in range(30):
         ref = add.remote(ref)
     done(ref)
-    objects = current_backend()._objects  # type: ignore[attr-defined]
+    objects = current_backend().objects  # type: ignore[attr-defined]
 
     def owned() -> int:
         gc.collect()

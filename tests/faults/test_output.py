@@ -118,7 +118,7 @@ def test_the_last_five_sessions_are_kept(tmp_path: Path) -> None:
     rlplat.init(num_cpus=1, num_gpus=0, log_dir=str(tmp_path))
     try:
         left = sorted(path.name for path in tmp_path.iterdir())
-        mine = os.path.basename(current_backend()._session)  # type: ignore[attr-defined]
+        mine = os.path.basename(current_backend().link.session)  # type: ignore[attr-defined]
         old_ones = [f"rlplat-{2**22 + number}-1-old" for number in range(4, 8)]
         assert left == sorted([*old_ones, mine, "somebody-elses"])
         assert not list(tmp_path.glob("*/snapshots/*"))

@@ -129,7 +129,7 @@ class Town:
         kinds = [make(Plain), make(Plain).options(max_concurrency=2), make(Coroutines)]
         self.actors = [kind.remote() for kind in kinds]
         self.client: Any = refs.backend()
-        self.session = Path(self.client._session)
+        self.session = Path(self.client.link.session)
         self.workers = dict(rlplat.get([*(actor.where.remote() for actor in self.actors), where.remote()]))
         """Pids."""
 
@@ -138,15 +138,15 @@ class Town:
 
     def strings(self) -> tuple[str, ...]:
         """Names that mean something here."""
-        return tuple(self.client._calls.codes)
+        return tuple(self.client.calls.codes)
 
     def num_dropped(self) -> int:
         """By the driver."""
-        return int(self.client._transport.dropped.count)
+        return int(self.client.link.transport.dropped.count)
 
     def check(self) -> None:
         """All processes live, and new ones can be had. (An actor may wait for an argument that a stranger owns.)"""
-        assert self.client._loop.failure is None
+        assert self.client.link.loop.failure is None
         assert self.client._node.poll() is None
         for pid in self.workers.values():
             os.kill(pid, 0)
@@ -199,7 +199,7 @@ def _tails_are_nobody_s_messages(town: Town) -> None:
                 who.send(to, frame, tail, frame)
         assert asker.is_answered(to, messages.Inspect(1, "spans", 1), messages.Report)
     assert town.num_dropped() >= before + 10
-    assert "w1" not in town.client._tasks._pace
+    assert "w1" not in town.client.tasks._pace
     stranger.close()
     asker.close()
     town.check()
@@ -236,9 +236,9 @@ def _the_driver_says_everything_to_the_node_and_the_workers(town: Town) -> None:
                 message = maker.message(kind)
                 if kind in (messages.KillWorker, messages.EndActor, messages.ReturnLease):
                     message = msgspec.structs.replace(message, **{kind.__struct_fields__[0]: "w90001"})
-                with client._lock:
-                    client._transport.post(to, message)
-                    client._loop.send_now()
+                with client.link.lock:
+                    client.link.transport.post(to, message)
+                    client.link.loop.send_now()
         town.check()
 
 
@@ -248,14 +248,15 @@ def _the_node_and_the_workers_say_everything_to_the_driver(town: Town) -> None:
     for sender in ("w1", "w2", "w3", "node"):
         for _ in range(4):
             for kind in KINDS:
-                with client._lock:
-                    client._transport.dropped.deliver(
-                        sender, [maker.message(kind)], client._loop.handlers.get
+                with client.link.lock:
+                    client.link.transport.dropped.deliver(
+                        sender, [maker.message(kind)], client.link.handlers.get
                     )
-                    client._loop.after_frame()
-                    client._loop.on_tick()
+                    client.tasks._after_frame()
+                    client.link.chores.next_s()
+                    client.link.chores.run_due()
     assert town.num_dropped() > before
-    assert client._loop.failure is None
+    assert client.link.loop.failure is None
 
 
 @pytest.mark.usefixtures("cluster")
@@ -273,11 +274,11 @@ def test_tasks_are_given_back_by_the_worker_that_has_them_only(tmp_path: Path) -
     inner = rlplat.put(7)
     result = wait.remote([inner])
     assert soon((tmp_path / "began").exists)
-    with client._lock:
-        before = client._objects.book.find(inner.id).num_lent()
-        client._transport.dropped.deliver(
-            "w90001", [messages.GaveBack([result.id])], client._loop.handlers.get
+    with client.link.lock:
+        before = client.objects.book.find(inner.id).num_lent()
+        client.link.transport.dropped.deliver(
+            "w90001", [messages.GaveBack([result.id])], client.link.handlers.get
         )
-        assert client._objects.book.find(inner.id).num_lent() == before
+        assert client.objects.book.find(inner.id).num_lent() == before
     (tmp_path / "go").touch()
     assert rlplat.get(result, timeout=60) == 7

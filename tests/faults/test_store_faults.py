@@ -38,7 +38,7 @@ def start() -> Iterator[Callable[..., None]]:
 
 
 def objects() -> Any:
-    return current_backend()._objects  # type: ignore[attr-defined]
+    return current_backend().objects  # type: ignore[attr-defined]
 
 
 def array(value: float, mb: int = 8) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_500_mib_of_objects_in_a_store_of_64_are_all_read_back(start: Any) -> No
     reported = [entry for entry in objects().report() if entry["size"] > MB]
     assert {entry["where"] for entry in reported} == {"shm", "spilled"}
     assert len(reported) == 63
-    folder = os.readlink(os.path.join(objects()._store._session, "spill"))
+    folder = os.readlink(os.path.join(objects().store._session, "spill"))
     assert os.stat(folder).st_mode & 0o777 == 0o700
     del refs, ref
     # Workers that are not needed end, and the node removes their files some seconds later.
@@ -268,7 +268,7 @@ def test_a_result_for_a_caller_that_is_dead_takes_no_room(start: Any, tmp_path: 
     with open(gate, "w"):
         pass
     rlplat.get(maker.ping.remote(), timeout=60)
-    assert eventually(lambda: objects()._store.account.used() == 0)
+    assert eventually(lambda: objects().store.account.used() == 0)
 
 
 def test_threads_that_put_at_once_all_get_room(start: Any) -> None:

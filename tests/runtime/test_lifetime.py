@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def objects() -> Any:
     """The driver's `Objects`: its book and its store."""
-    return current_backend()._objects  # type: ignore[attr-defined]
+    return current_backend().objects  # type: ignore[attr-defined]
 
 
 def is_empty() -> bool:
     gc.collect()
-    return len(objects().book) == 0 and not objects()._borrows and not objects()._store._in_use
+    return len(objects().book) == 0 and not objects().borrows and not objects().store._in_use
 
 
 class Keeper:
@@ -54,9 +54,9 @@ class Keeper:
 
     def books(self) -> tuple[int, int]:
         gc.collect()
-        mine = current_backend()._objects  # type: ignore[attr-defined]
+        mine = current_backend().objects  # type: ignore[attr-defined]
         mine.collect()
-        return len(mine._borrows), len(mine._store._in_use)
+        return len(mine.borrows), len(mine.store._in_use)
 
 
 def keeper() -> Any:
@@ -108,7 +108,7 @@ def test_segments_are_recycled_and_not_piled_up(cluster: None) -> None:
     for i in range(100):
         rlplat.get(actor.make.remote(float(i)))
         rlplat.get(rlplat.put(np.full(125_000, float(i))))
-    segments = [name for name in os.listdir(objects()._store._session) if name.startswith("s-")]
+    segments = [name for name in os.listdir(objects().store._session) if name.startswith("s-")]
     assert len(segments) < 30, segments
 
 
@@ -130,7 +130,7 @@ def test_results_and_arguments_are_forgotten(cluster: None) -> None:
     nested = rlplat.get(f.remote([rlplat.put([rlplat.put(1)])]))
     assert rlplat.get(rlplat.get(nested[0])[0]) == 1
     del refs, nested
-    assert soon(is_empty), (objects().book.entries, objects()._borrows)
+    assert soon(is_empty), (objects().book.entries, objects().borrows)
 
 
 def test_failed_tasks_are_forgotten_with_their_arguments(cluster: None) -> None:
@@ -200,7 +200,7 @@ def test_a_reply_with_a_wrong_number_of_values_fails_its_call_alone(
 ) -> None:
     client = current_backend()
     assert isinstance(client, Client)
-    handlers, taken = client._loop.handlers, messages.DoneFull
+    handlers, taken = client.link.handlers, messages.DoneFull
     finish = handlers[taken]
 
     def short(sender: str, message: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_reply_with_a_wrong_number_of_values_fails_its_call_alone(
 def test_an_owner_that_is_dead_already_is_told_of_no_loan(cluster: None) -> None:
     client, mine = current_backend(), objects()
     assert isinstance(client, Client)
-    with client._lock:
+    with client.link.lock:
         mine.dead.add_with("w-gone", "planted")
         ref = mine.borrow_from("w-gone", 1)
         assert "w-gone" not in mine._told
@@ -288,9 +288,9 @@ def test_a_failed_io_thread_is_an_error_and_never_a_silent_hang(cluster: None) -
     def explode() -> None:
         raise ZeroDivisionError("planted")
 
-    client._loop.on_tick = explode
+    client.link.chore(explode, lambda: 0.0)
     with contextlib.suppress(RuntimeFault):
         rlplat.available_resources()  # wakes the thread
-    client._loop._background.join(10)
+    client.link.loop._background.join(10)
     with pytest.raises(RuntimeFault, match=r"the runtime in driver failed.*planted"):
         rlplat.put(1)

@@ -308,7 +308,7 @@ def test_asking_leaves_nothing_behind(cluster: None) -> None:
     eventually(lambda: len(os.listdir(f"/proc/{node_pid}/fd")) <= descriptors)
     with Observer(session) as onlooker:
         assert not [client for client in onlooker.ask_node()["clients"] if client.startswith("cli-")]
-    transport = backend()._transport  # type: ignore[attr-defined]
+    transport = backend().link.transport  # type: ignore[attr-defined]
     assert not [name for name in transport._labels if name.startswith("cli-")]
     assert not [label for label in (*transport._callers, *transport._outbox) if label.startswith(b"cli-")]
     assert rlplat.get(plus_one.remote(1)) == 2
@@ -374,7 +374,7 @@ class Recording:
 def test_only_onlookers_are_answered() -> None:
     """A reply is forgotten at once, which must not happen to a client."""
     transport = Recording()
-    client = SimpleNamespace(_transport=transport)
+    client = SimpleNamespace(link=SimpleNamespace(transport=transport))
     inspection.answer(client, "w1", Inspect(1, "tasks", 1))
     assert transport.answered == []
     inspection.answer(client, "cli-1-1", Inspect(1, "tasks", 1))

@@ -31,8 +31,8 @@ class Caller:
 
     def sizes(self) -> dict[str, int]:
         client: Any = refs.backend()
-        dead = client._objects.dead
-        return {"books": len(client._actors._books), "dead": dead.num_ranges()}
+        dead = client.objects.dead
+        return {"books": len(client.actors.books), "dead": dead.num_ranges()}
 
     def num_loose_spans(self) -> int:
         client: Any = refs.backend()
@@ -56,9 +56,9 @@ def test_books_of_what_is_over_are_closed() -> None:
         assert rlplat.get(caller.call.remote(counter)) == 1
         del counter
     assert soon(lambda: rlplat.get(caller.sizes.remote())["books"] == 0)
-    assert soon(lambda: rlplat.get(rlplat.remote(lambda: 1).remote()) == 1 and len(client._tasks.lanes) < 3)
+    assert soon(lambda: rlplat.get(rlplat.remote(lambda: 1).remote()) == 1 and len(client.tasks.lanes()) < 3)
     assert soon(lambda: 0 < rlplat.get(caller.sizes.remote())["dead"] < 6)
-    assert client._objects.dead.num_ranges() < 6
+    assert client.objects.dead.num_ranges() < 6
 
 
 @pytest.mark.usefixtures("cluster")
@@ -68,7 +68,7 @@ def test_the_last_calls_of_a_worker_are_packed(kind: type) -> None:
     rlplat.get([caller.num_loose_spans.remote() for _ in range(1200)])
     assert soon(lambda: rlplat.get(caller.num_loose_spans.remote()) < 300)
     client: Any = refs.backend()
-    waits = client._loop.waits
+    waits = client.link.loop.waits
     for number in range(600):
         waits.append(("get", number, number + 1))
     rlplat.wait([rlplat.remote(lambda: time.sleep(0.01)).remote()])  # a long wait
@@ -86,8 +86,8 @@ def test_books_of_detached_actors_that_are_gone_are_closed(monkeypatch: pytest.M
         again = detached.options(name=f"counter {number}", get_if_exists=True).remote()
         assert rlplat.get(again.add.remote()) == 1
         rlplat.kill(handles[-1])
-    assert len(client._actors._books) == len(client._actors._detached) == 3
+    assert len(client.actors.books) == len(client.actors._detached) == 3
     for handle in handles:
         with pytest.raises(ActorDied, match="it was killed by"):
             rlplat.get(handle.add.remote())
-    assert soon(lambda: len(client._actors._books) == len(client._actors._detached) == 3)
+    assert soon(lambda: len(client.actors.books) == len(client.actors._detached) == 3)

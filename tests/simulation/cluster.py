@@ -18,6 +18,7 @@ from rlplat.runtime.client import client as client_module
 from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.scheduler import WARN_AFTER_S, Scheduler
 from rlplat.runtime.link import loop, transport
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.node import node as node_module
 from rlplat.runtime.worker import worker
 from rlplat.runtime.worker.interrupts import Interrupts
@@ -351,7 +352,7 @@ class Cluster:
         process = self.world.add_process("driver")
 
         def body(process: Process) -> None:
-            client = client_module.Client("sim/session", "driver", spin=False)
+            client = client_module.Client(Link("sim/session", "driver", spin=False))
             self._connect(process, client)
             client.start()
             program()
@@ -361,7 +362,7 @@ class Cluster:
         return process
 
     def _connect(self, process: Process, client: Any) -> None:
-        client._objects.ids = itertools.count(1)  # each process counts for itself
+        client.objects.ids = itertools.count(1)  # each process counts for itself
         process.client = client
         refs._backend = client
         self.watch_client(client)

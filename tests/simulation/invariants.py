@@ -32,11 +32,11 @@ class Invariants:
     # -- in the way of messages
 
     def _watch(self, client: Any) -> None:
-        handlers = client._loop.handlers
+        handlers = client.link.handlers
         for kind in (messages.Done, messages.DoneFull):
             handlers[kind] = self._watched_result(client, handlers[kind])
         handlers[messages.Placed] = self._watched_placed(client, handlers[messages.Placed])
-        client._objects.on_freed = self._watched_freed(client, client._objects.on_freed)
+        client.objects._free = self._watched_freed(client, client.objects._free)
 
     def _watched_result(self, client: Any, handle: Any) -> Any:
         """Commits per task <= 1, and only from the attempt that counts (R1)."""
@@ -44,12 +44,12 @@ class Invariants:
         def watched(sender: str, message: Any) -> None:
             before = []
             for id in getattr(message, "tasks", None) or (message.task,):
-                record = client._calls.records.get(id)
+                record = client.calls.records.get(id)
                 if record is not None:
-                    before.append((record, client._calls.worker_of(record)))
+                    before.append((record, record.route.worker_of(record)))
             handle(sender, message)
             for record, target in before:
-                if record.id in client._calls.records:
+                if record.id in client.calls.records:
                     continue
                 key = (client.client_id, record.id)
                 if type(record.message) is messages.CreateActor:
@@ -75,7 +75,7 @@ class Invariants:
 
         return watched
 
-    def _watched_freed(self, client: Any, on_freed: Any) -> Any:
+    def _watched_freed(self, client: Any, free: Any) -> Any:
         """What is freed is needed by nobody: no ref in a living process, none on its way to one."""
 
         def watched(entry: Any) -> None:
@@ -83,13 +83,13 @@ class Invariants:
             is_excused = f"{client.client_id}:{entry.id}" in self.history.found_by_name
             if self.world.processes[client.client_id].is_alive and not is_excused:
                 for other in self.cluster.clients():
-                    borrow = other._objects._borrows.get(key)
+                    borrow = other.objects.borrows.get(key)
                     if borrow is not None and borrow.num_refs:
                         refs = f"{other.client_id} has {borrow.num_refs} refs to it"
                         raise Violation(f"object {key} was freed, and {refs}")
                 if self._is_under_way(key):
                     raise Violation(f"object {key} was freed while a ref to it was under way")
-            on_freed(entry)
+            free(entry)
 
         return watched
 
@@ -98,7 +98,7 @@ class Invariants:
             process = self.world.processes.get(receiver)
             if process is None or not process.is_alive or process.client is None:
                 continue
-            if sender in process.client._objects.dead:
+            if sender in process.client.objects.dead:
                 continue  # it takes nothing from the dead any more
             for message in messages.decode(frame):
                 if any(tuple(each) == key for value in _values_in(message) for each in value.keys()):
@@ -111,7 +111,7 @@ class Invariants:
         touched = self.world.touched
         if "node" in touched:
             self.cluster.node.scheduler.check_valid()
-            _check_dropped(self.cluster.node)
+            _check_dropped(self.cluster.node._transport)
         for name in touched:
             process = self.world.processes[name]
             if process.client is not None:
@@ -123,10 +123,10 @@ class Invariants:
 
     def _check_client(self, client: Any) -> None:
         name = client.client_id
-        _check_dropped(client)
-        client._objects.book.check_valid()
+        _check_dropped(client.link.transport)
+        client.objects.book.check_valid()
         leases = []
-        for lane in client._tasks.lanes.values():
+        for lane in client.tasks.lanes():
             if lane.num_requested < 0:
                 raise Violation(f"{name} has requested {lane.num_requested} leases")
             for worker, lease in lane.leases.items():
@@ -167,21 +167,21 @@ class Invariants:
     def check_clean(self) -> None:
         node = self.cluster.node
         for client in self.cluster.clients():
-            if client._calls.records:
+            if client.calls.records:
                 names = [
                     f"{record.name} at {record.target or 'nobody'}"
-                    for record in client._calls.records.values()
+                    for record in client.calls.records.values()
                 ]
                 raise Violation(f"{client.client_id} still has tasks: {names[:5]}")
             entries = [
                 f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
-                for entry in client._objects.book.values()
+                for entry in client.objects.book.values()
             ]
             if entries:
                 raise Violation(f"{client.client_id} still has objects: {entries[:5]}")
-            if client._objects._borrows:
-                raise Violation(f"{client.client_id} still borrows {client._objects._borrows}")
-            leases = {worker for lane in client._tasks.lanes.values() for worker in lane.leases}
+            if client.objects.borrows:
+                raise Violation(f"{client.client_id} still borrows {client.objects.borrows}")
+            leases = {worker for lane in client.tasks.lanes() for worker in lane.leases}
             if leases:
                 raise Violation(f"{client.client_id} still holds leases of {leases}")
         for name, amount in node.scheduler.total.items():
@@ -209,8 +209,8 @@ class Invariants:
         lines = []
         for client in self.cluster.clients():
             process = self.world.processes[client.client_id]
-            for record in client._calls.records.values():
-                worker = client._calls.worker_of(record)
+            for record in client.calls.records.values():
+                worker = record.route.worker_of(record)
                 lines.append(
                     f"{client.client_id}: {record.name} #{record.id} waits={record.waits} at {worker or 'nobody'}"
                 )
@@ -219,9 +219,9 @@ class Invariants:
         return lines[:20]
 
 
-def _check_dropped(process: Any) -> None:
+def _check_dropped(transport: Any) -> None:
     """Everything that is said here makes sense."""
-    dropped = process._transport.dropped
+    dropped = transport.dropped
     if dropped.count:
         raise Violation(f"{dropped.count} messages were dropped, the last one: {dropped.last}")
 

@@ -12,6 +12,7 @@ from unittest import mock
 
 from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.core.gone import Dead, Gone
 from rlplat.runtime.core.node.settling import Settling
 from rlplat.runtime.core.owner.actor_calls import ActorCalls
@@ -58,7 +59,7 @@ def _commits_late_results() -> Iterator[None]:
 
     def commit(self: Any, sender: str, id: int, values: Any) -> None:
         record = self.records.get(id)
-        if record is not None and record.lane is not None and sender != record.target:
+        if record is not None and record.route.kind == "task" and sender != record.target:
             sender = record.target
         finish(self, sender, id, values)
 
@@ -204,9 +205,9 @@ def _says_nothing_of_the_dead() -> Any:
     tell = Objects._tell_held
 
     def silent(self: Any, lender: str) -> None:
-        borrows, self._borrows = self._borrows, {}
+        borrows, self.borrows = self.borrows, {}
         tell(self, lender)
-        self._borrows = borrows
+        self.borrows = borrows
 
     return mock.patch.object(Objects, "_tell_held", silent)
 
@@ -219,16 +220,17 @@ def _settles_at_once() -> Any:
 @contextlib.contextmanager
 def _listens_to_the_dead() -> Iterator[None]:
     """Late frames of the dead are read, and calls among them are run."""
-    open_argument = Objects.open_argument
+    open_argument = Reader.open_argument
 
     def run_on(self: Any, value: Any, caller: str) -> Any:
-        dead, self.dead = self.dead, Dead()
+        objects = self._objects
+        dead, objects.dead = objects.dead, Dead()
         try:
             return open_argument(self, value, caller)
         finally:
-            self.dead = dead
+            objects.dead = dead
 
-    with mock.patch.object(Objects, "open_argument", run_on), _late_frames():
+    with mock.patch.object(Reader, "open_argument", run_on), _late_frames():
         yield
 
 

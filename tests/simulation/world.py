@@ -328,7 +328,7 @@ class World:
         if not process.is_alive or process.client is None or process.state not in ("sleeping", "ended"):
             return
         client = process.client
-        loop = client._loop
+        loop = client.link.loop
         self.touched[process.name] = None
         before, self.running = self.running, process
         connected, refs._backend = refs._backend, client
@@ -338,11 +338,11 @@ class World:
             try:
                 loop.transport.flush()
                 loop.drain()
-                loop.on_tick()
+                loop.keep_house()
                 loop.transport.flush()
             finally:
                 loop.lock.release()
-            tick_s = loop.idle_tick_s()
+            tick_s = loop.until_chores_s()
         except Killed:
             return
         finally:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from rlplat.errors import OptionError
-from rlplat.runtime.client.calls import NODE, Calls, Deps
+from rlplat.runtime.client.calls import Calls, Deps
+from rlplat.runtime.client.cancels import Cancels
+from rlplat.runtime.client.envs import ClientEnvs
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.client.questions import Questions
+from rlplat.runtime.client.reading import Reader
+from rlplat.runtime.client.streams import Streams
 from rlplat.runtime.core.owner.actor_calls import ActorCalls, Fail
 from rlplat.runtime.core.owner.book import Entry
 from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.retries import History
-from rlplat.runtime.demand import capture_of
+from rlplat.runtime.demand import capture_of, shape_of
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.options import Options, check_exactly_once, check_retries
 from rlplat.runtime.refs import ObjectRef
@@ -20,50 +29,52 @@ from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import PLAIN_CALL, ActorInfo, CallOptions, ErrorInfo, Key, Value
-
-if TYPE_CHECKING:
-    from rlplat.runtime.client.client import Client
 
 _REMEMBERED = 100
 """Detached actors that are gone, whose calls fail without asking the node."""
 
 
 class Actors:
-    """Everything here but the verbs is called with the client's lock held."""
+    """The way of every actor call (see `Route`). All but the verbs is called with the client's lock held."""
 
-    def __init__(self, client: Client, calls: Calls) -> None:
-        self._client, self._calls = client, calls
-        self._objects, self._loop, self._transport = client._objects, client._loop, client._transport
-        self._records, self._lock = calls.records, client._lock
-        self._books: dict[str, ActorCalls] = {}
+    kind = "call"
+
+    def __init__(
+        self,
+        link: Link,
+        objects: Objects,
+        reader: Reader,
+        calls: Calls,
+        cancels: Cancels,
+        streams: Streams,
+        questions: Questions,
+        envs: ClientEnvs,
+    ) -> None:
+        self._link, self._loop, self._transport, self._lock = link, link.loop, link.transport, link.lock
+        self._objects, self._reader, self._calls, self._records = objects, reader, calls, calls.records
+        self._cancels, self._streams, self._questions, self._envs = cancels, streams, questions, envs
+        self.books: dict[str, ActorCalls] = {}
         self._naming: set[str] = set()
         """Actors whose creators wait for the news of their names."""
         self._is_taken: dict[str, messages.NameTaken] = {}
-        self._made: set[int] = set()
-        """Objects that stand for the handles of actors that this process made."""
         self._detached: set[str] = set()
         """Those among the books: they do not end with the handles here, nor do their books."""
         self._gone_detached: dict[str, None] = {}
-        self._loop.handlers |= {
-            messages.Placed: self._on_placed,
-            messages.ActorRestarting: self._on_restarting,
-            messages.ActorGone: lambda _, m: self.on_gone(m.actor, m.error),
-            messages.NameTaken: self._on_name_taken,
-        }
-
-    def find(self, actor_id: str) -> ActorCalls | None:
-        return self._books.get(actor_id)
+        link.on(messages.Placed, self._on_placed)
+        link.on(messages.ActorRestarting, self._on_restarting)
+        link.on(messages.ActorGone, lambda _, m: self._on_gone(m.actor, m.error))
+        link.on(messages.NameTaken, self._on_name_taken)
 
     # ---------------------------------------------------------------- verbs
 
     def create(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
-        client = self._client
         if options.get_if_exists and not options.name:
             raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
         check_exactly_once(code, options)
         key = self._calls.code_key(code)
-        shape = client._shape(options, 0, f"actor {code.name}")
+        shape = shape_of(options, 0, self._link.total, f"actor {code.name}", self._envs.key(options))
         is_detached = options.lifetime == "detached"
         if is_detached and code.refs:
             raise OptionError(
@@ -73,14 +84,14 @@ class Actors:
         deps: Deps = []
         refs: list[ObjectRef] = []
         if is_detached:
-            args, kwargs = self._values(args, kwargs)
+            args, kwargs = self._reader.values(args, kwargs)  # it outlives whoever owns the refs among them
             call = messages.RunFull(0, key, "__init__", 1, Value(_inline(code.name, args, kwargs)), [])
         else:
             what = f"{code.name}.__init__"
             call, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", full=True)
         info = describe_actor(code, options)
         with self._lock:
-            client._check_open()
+            self._link.check_open()
             message = messages.CreateActor(
                 0,
                 key,
@@ -93,15 +104,17 @@ class Actors:
                 capture=capture_of(options),
             )
             record, ref = self._calls.record(message, key, code.name, 1, refs)
-            actor_id = record.target = message.actor = f"{client.client_id}:{record.id}"
-            actor = self._books[actor_id] = ActorCalls(code.name, self._records)
-            self._made.add(record.id)
+            creation, record.route = record.id, self
+            actor_id = record.target = message.actor = f"{self._link.client_id}:{creation}"
+            actor = self.books[actor_id] = ActorCalls(code.name, self._records)
+            if not is_detached:
+                self._objects.at_end(creation, lambda: self._on_unreachable(creation, actor_id))
             place = messages.PlaceActor(
                 actor_id,
                 info,
                 shape,
                 options.name or "",
-                client.namespace if options.namespace is None else options.namespace,
+                self._link.namespace if options.namespace is None else options.namespace,
                 options.max_restarts,
                 is_detached,
                 options.get_if_exists,
@@ -124,7 +137,7 @@ class Actors:
                 self._naming.add(actor_id)
                 taken = None
                 try:
-                    client._wait_until(
+                    self._link.wait_until(
                         lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
                         None,
                         "the actor's name",
@@ -140,14 +153,6 @@ class Actors:
                     raise to_exception(actor.gone)
         return ActorHandle(actor_id, info, None if is_detached else ref)
 
-    def _values(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Arguments with the values of the refs among them: a detached actor outlives whoever owns those."""
-        get = self._client.get
-        return (
-            tuple(get([arg], None)[0] if type(arg) is ObjectRef else arg for arg in args),
-            {key: get([arg], None)[0] if type(arg) is ObjectRef else arg for key, arg in kwargs.items()},
-        )
-
     def _on_name_taken(self, sender: str, message: messages.NameTaken) -> None:
         if message.actor in self._naming:
             self._is_taken[message.actor] = message
@@ -156,7 +161,7 @@ class Actors:
 
     def _never_made(self, actor_id: str) -> None:
         """Somebody has its name already."""
-        self._books.pop(actor_id, None)
+        self.books.pop(actor_id, None)
         self._detached.discard(actor_id)
         record = self._records.pop(int(actor_id.rsplit(":", 1)[1]), None)
         if record is not None:
@@ -171,9 +176,8 @@ class Actors:
         return ActorHandle(actor_id, info, creation)
 
     def get(self, name: str, namespace: str | None) -> ActorHandle:
-        client = self._client
-        where = client.namespace if namespace is None else namespace
-        answer = client._questions.ask(lambda request: messages.AskByName(request, name, where))
+        where = self._link.namespace if namespace is None else namespace
+        answer = self._questions.ask(lambda request: messages.AskByName(request, name, where))
         if answer.error is not None:
             raise to_exception(answer.error)
         assert answer.info is not None
@@ -185,25 +189,24 @@ class Actors:
 
     def names(self, all_namespaces: bool) -> list[tuple[str, str]]:
         """(namespace, name) of the named actors that are alive."""
-        client = self._client
-        where = None if all_namespaces else client.namespace
-        return client._questions.ask(lambda request: messages.AskNames(request, where)).names
+        where = None if all_namespaces else self._link.namespace
+        return self._questions.ask(lambda request: messages.AskNames(request, where)).names
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:
-        client, actor_id = self._client, handle._actor_id
+        actor_id = handle._actor_id
         reason = "it was killed by rlplat.kill"
         with self._lock:
-            client._check_open()
+            self._link.check_open()
             if not no_restart:
                 self._transport.post(NODE, messages.EndActor(actor_id, reason, True, no_restart=False))
                 self._loop.send_now()
                 return
-            if actor_id not in self._books:
+            if actor_id not in self.books:
                 self._open_book(handle)
             self._transport.post(NODE, messages.EndActor(actor_id, reason, True))
             self._loop.send_now()
             text = f"actor {handle._info.class_name} is gone: {reason}"
-            self.on_gone(actor_id, ErrorInfo("ActorDied", text))
+            self._on_gone(actor_id, ErrorInfo("ActorDied", text))
 
     # ---------------------------------------------------------------- calls
 
@@ -214,7 +217,7 @@ class Actors:
         if data is not None:
             self._lock.take()
             try:
-                actor = self.find(handle._actor_id)
+                actor = self.books.get(handle._actor_id)
                 if actor is not None and actor.worker is not None and not actor.queue:
                     return self._submit_plain_call(handle, actor, method, data)
             finally:
@@ -236,10 +239,10 @@ class Actors:
         if handle._creation is not None:
             refs.append(handle._creation)
         with self._lock:
-            self._client._check_open()
-            actor = self.find(handle._actor_id) or self.book(handle)
+            self._link.check_open()
+            actor = self.books.get(handle._actor_id) or self._book(handle)
             record, out = self._calls.record(message, "", name, num_returns, refs)
-            record.target = handle._actor_id
+            record.target, record.route = handle._actor_id, self
             if retries:
                 record.retries_left = retries
             if options.retry_exceptions:
@@ -247,15 +250,17 @@ class Actors:
                 record.history = History(classes if isinstance(classes, bool) else frozenset(classes))
             if group:
                 message.group = group
-            if num_returns < 0 or options.timeout_s is not None:
-                out = self._calls.open_special(record, out, options)
+            if options.timeout_s is not None:
+                self._cancels.add_deadline(record, options.timeout_s)
+            if num_returns < 0:
+                out = self._streams.open(record, out, num_returns, options.generator_backpressure)
             if deps:
                 self._calls.resolve(record, deps)
             if actor.gone is not None:
                 if record.id in self._records:
                     self._calls.fail(record, actor.gone)
                 return out
-            self.send(actor, actor.queued(record, is_exactly_once))
+            self._send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._records))
         return out
 
@@ -264,7 +269,7 @@ class Actors:
     ) -> ObjectRef:
         """The short way of a call with small plain arguments to an actor whose queue is empty (lock held)."""
         if not self._loop.is_open:
-            self._client._check_open()
+            self._link.check_open()
         objects = self._objects
         if objects.dropped:  # large values that went are room for the next ones
             objects.collect()
@@ -272,53 +277,54 @@ class Actors:
         name = actor.names.get(method)
         if name is None:
             name = actor.names[method] = f"{actor.class_name}.{method}"
-        record = self._records[id] = TaskRecord(id, messages.Call(id, method, data), "", name, (id,), None)
-        record.target, record.refs = handle._actor_id, (handle._creation,)
+        record = self._records[id] = TaskRecord(
+            id,
+            messages.Call(id, method, data),
+            "",
+            name,
+            (id,),
+            (handle._creation,),
+            self,
+            0,
+            handle._actor_id,
+        )
         objects.book.entries[id] = Entry(id)
         actor.in_flight[id] = record
         assert actor.worker is not None
         self._transport.post(actor.worker, record.message)
         self._loop.send_soon(len(self._records))
-        return ObjectRef(self._client.client_id, id, objects.drop, id)
+        return ObjectRef(self._link.client_id, id, objects.drop, id)
 
     # ---------------------------------------------------------------- calls on their way (lock held)
 
-    def book(self, handle: ActorHandle) -> ActorCalls:
+    def _book(self, handle: ActorHandle) -> ActorCalls:
         """The book of a handle's actor; opened, and its address asked for, at the first call."""
-        actor = self._books.get(handle._actor_id)
+        actor = self.books.get(handle._actor_id)
         if actor is None:
             actor = self._open_book(handle)
             self._transport.post(NODE, messages.FindActor(handle._actor_id))
         return actor
 
     def _open_book(self, handle: ActorHandle) -> ActorCalls:
-        actor = self._books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
-        if handle._creation is None:
+        creation = handle._creation
+        actor = self.books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
+        if creation is None:
             self._detached.add(handle._actor_id)
+        elif creation.owner != self._link.client_id:
+            self._watch_handles((creation.owner, creation.id), handle._actor_id)
         return actor
 
-    def send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
+    def _send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
         for record in records:
             self._records[record.id] = record  # a creation that is sent again had left the books
             assert actor.worker is not None
             self._calls.introduce(actor.worker, actor.known_code, record)
             self._transport.post(actor.worker, record.message)
 
-    def advance(self, actor_id: str) -> None:
-        actor = self._books.get(actor_id)
+    def _advance(self, actor_id: str) -> None:
+        actor = self.books.get(actor_id)
         if actor is not None and actor.queue:
-            self.send(actor, actor.advance())
-
-    def again(self, record: TaskRecord) -> None:
-        """It raised, and its `retry_exceptions` say so."""
-        actor = self._books[record.target]
-        self.send(actor, actor.again(record))
-
-    def forget_call(self, record: TaskRecord) -> None:
-        """It failed, or was cancelled, while it was under way."""
-        actor = self._books.get(record.target)
-        if actor is not None:
-            actor.in_flight.pop(record.id, None)
+            self._send(actor, actor.advance())
 
     def _fail_all(self, fails: list[Fail]) -> None:
         for fail in fails:
@@ -328,36 +334,18 @@ class Actors:
     # ---------------------------------------------------------------- news (lock held)
 
     def _on_placed(self, sender: str, message: messages.Placed) -> None:
-        actor = self._books.get(message.actor)
+        actor = self.books.get(message.actor)
         if actor is not None:
-            self.send(actor, actor.placed(message.worker, message.incarnation))
+            self._send(actor, actor.placed(message.worker, message.incarnation))
             self._loop.notify()
 
     def _on_restarting(self, sender: str, message: messages.ActorRestarting) -> None:
-        actor = self._books.get(message.actor)
+        actor = self.books.get(message.actor)
         if actor is not None:
             self._fail_all(actor.restarting(message.reason))
 
-    def on_replied(self, record: TaskRecord, values: Any) -> Any:
-        """A result came in time; returns the values to give to whoever waits."""
-        actor = self._books[record.target]
-        if type(record.message) is messages.CreateActor and values[0].error is not None:
-            error: ErrorInfo = values[0].error
-            # No restart: what the constructor raised once it would raise again.
-            text = f"actor {record.name} could not be created: {error.message}"
-            gone = ErrorInfo("ActorDied", text, error.exception)
-            self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
-            del actor.in_flight[record.id]
-            self.on_gone(record.target, gone, was_made=False)
-            return (Value(error=gone),)
-        if actor.queue:
-            self.send(actor, actor.replied(record.id))
-        else:
-            actor.in_flight.pop(record.id, None)
-        return values
-
-    def on_gone(self, actor_id: str, error: ErrorInfo, was_made: bool = True) -> None:
-        actor = self._books.get(actor_id)
+    def _on_gone(self, actor_id: str, error: ErrorInfo, was_made: bool = True) -> None:
+        actor = self.books.get(actor_id)
         if actor is not None:
             self._fail_all(actor.ended(error, was_made))
             self._remove_checkpoint(actor_id)
@@ -365,66 +353,129 @@ class Actors:
                 self._gone_detached[actor_id] = None
                 if len(self._gone_detached) > _REMEMBERED:  # a call of an older one asks the node
                     oldest = next(iter(self._gone_detached))
-                    del self._gone_detached[oldest], self._books[oldest]
+                    del self._gone_detached[oldest], self.books[oldest]
                     self._detached.discard(oldest)
 
-    def on_freed(self, entry: Entry) -> None:
-        """Nobody needs an object any more; when it stood for an actor's handles, the actor may go."""
-        if entry.id not in self._made:
-            return
-        self._made.discard(entry.id)
-        actor_id = f"{self._client.client_id}:{entry.id}"
-        if actor_id in self._detached:
-            return
-        actor = self._books.pop(actor_id, None)
+    def _on_unreachable(self, creation: int, actor_id: str) -> None:
+        """No handle of an actor that this process made is left anywhere, nor a call: it may go."""
+        actor = self.books.pop(actor_id, None)
         if actor is not None:
-            self._records.pop(entry.id, None)  # a creation that was under way again
+            self._records.pop(creation, None)  # one that was under way again
             if actor.gone is None:
                 self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
                 self._remove_checkpoint(actor_id)
 
-    def on_returned(self, key: Key) -> None:
-        """No handle of another process's actor is left here, nor a call. (The numbers of exactly-once calls go on.)"""
-        actor_id = f"{key[0]}:{key[1]}"
-        actor = self._books.get(actor_id)
-        if actor is not None and not (actor.last_seq or actor.queue or actor.in_flight):
-            del self._books[actor_id]
+    def _watch_handles(self, creation: Key, actor_id: str) -> None:
+        """When no handle of another process's actor is left here, nor a call, its book goes. (The numbers of
+        exactly-once calls go on.)"""
+
+        def forget() -> None:
+            actor = self.books.get(actor_id)
+            if actor is not None and (actor.last_seq or actor.queue or actor.in_flight):
+                self._objects.at_end(creation, forget)
+            elif actor is not None:
+                del self.books[actor_id]
+
+        self._objects.at_end(creation, forget)
 
     def _remove_checkpoint(self, actor_id: str) -> None:
-        if actor_id.startswith(f"{self._client.client_id}:"):
+        if actor_id.startswith(f"{self._link.client_id}:"):
             try:
-                os.unlink(checkpoint_path(self._client._session, actor_id))
+                os.unlink(checkpoint_path(self._link.session, actor_id))
             except FileNotFoundError:
                 pass
 
-    def head_of_queue(self, record: TaskRecord) -> TaskRecord | None:
-        """The call that holds up this one, because it waits for an argument; maybe itself."""
-        actor = self._books.get(record.target) if record.lane is None else None
-        return (
-            actor.queue[0] if actor is not None and actor.queue and record.id not in actor.in_flight else None
-        )
-
     def is_to_run(self, actor_id: str, ref: ObjectRef) -> str | None:
         """The name of this process's call of that actor which is to make `ref`, if it is one."""
-        actor = self._books.get(actor_id)
-        if actor is None or ref.owner != self._client.client_id:
+        actor = self.books.get(actor_id)
+        if actor is None or ref.owner != self._link.client_id:
             return None
         calls = (*actor.in_flight.values(), *actor.queue)
         return next((record.name for record in calls if ref.id in record.ids), None)
 
-    def describe_wait(self, record: TaskRecord) -> str:
-        """Why a call has no result yet, in words."""
-        actor = self._books.get(record.target)
+    # ---------------------------------------------------------------- the route of their calls (lock held)
+
+    def worker_of(self, record: TaskRecord) -> str | None:
+        actor = self.books.get(record.target)
+        return None if actor is None else actor.worker
+
+    def sent_to(self, record: TaskRecord) -> str | None:
+        actor = self.books.get(record.target)
+        return actor.worker if actor is not None and record.id in actor.in_flight else None
+
+    def in_flight(self, record: TaskRecord, worker: str) -> dict[int, TaskRecord] | None:
+        actor = self.books.get(record.target)
+        return actor.in_flight if actor is not None and actor.worker == worker and not actor.queue else None
+
+    def resolved(self, record: TaskRecord) -> None:
+        self._advance(record.target)
+
+    def finished(self, record: TaskRecord, worker: str, values: Sequence[Value]) -> Sequence[Value]:
+        actor = self.books[record.target]
+        if type(record.message) is messages.CreateActor and values[0].error is not None:
+            error = values[0].error
+            # No restart: what the constructor raised once it would raise again.
+            text = f"actor {record.name} could not be created: {error.message}"
+            gone = ErrorInfo("ActorDied", text, error.exception)
+            self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
+            del actor.in_flight[record.id]
+            self._on_gone(record.target, gone, was_made=False)
+            return (Value(error=gone),)
+        if actor.queue:
+            self._send(actor, actor.replied(record.id))
+        else:
+            actor.in_flight.pop(record.id, None)
+        return values
+
+    def again(self, record: TaskRecord) -> None:
+        actor = self.books[record.target]
+        self._send(actor, actor.again(record))
+
+    def rebuild(self, record: TaskRecord) -> None:
+        actor = self.books.get(record.target)
+        if actor is None or actor.gone is not None:
+            gone = ErrorInfo("ActorDied", f"the actor that made it ({record.name}) is gone")
+            self._calls.fail(record, gone if actor is None or actor.gone is None else actor.gone)
+        else:
+            self._send(actor, actor.queued(record, False))
+
+    def failed(self, record: TaskRecord) -> None:
+        actor = self.books.get(record.target)
+        if actor is not None:
+            actor.in_flight.pop(record.id, None)
+
+    def withdraw(self, record: TaskRecord) -> None:
+        pass  # calls that have left the books are passed over
+
+    def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
+        if type(record.message) is messages.CreateActor:
+            self._transport.post(NODE, messages.EndActor(record.target, "an argument of its failed", True))
+            self._on_gone(record.target, error)
+        else:
+            self._calls.fail(record, error)
+            self._advance(record.target)
+
+    def ended_with(self, record: TaskRecord, worker: str, spares_others: bool) -> bool:
+        return False  # the node's news of the actor says what becomes of its calls
+
+    def held_up_by(self, record: TaskRecord) -> TaskRecord | None:
+        actor = self.books.get(record.target)
+        is_queued = actor is not None and actor.queue and record.id not in actor.in_flight
+        return actor.queue[0] if actor is not None and is_queued else None
+
+    def why_waiting(self, record: TaskRecord) -> str:
+        actor = self.books.get(record.target)
         if actor is None or actor.worker is not None:
             return f"which is with worker {None if actor is None else actor.worker}"
         return "whose actor starts again" if actor.incarnation else "whose actor waits for its resources"
 
+    def resources(self) -> dict[str, float]:
+        return {}
+
 
 def _template(record: TaskRecord) -> TaskRecord:
     """What it takes to create the actor again; holds the refs among the arguments."""
-    return TaskRecord(
-        record.id, record.message, record.code_key, record.name, record.ids, record.refs, target=record.target
-    )
+    return msgspec.structs.replace(record, retries_left=0, waits=0, is_suspect=False, history=None)
 
 
 def _inline(name: str, args: tuple, kwargs: dict) -> bytes:

@@ -30,8 +30,8 @@ def record_call_sites(client: Any) -> None:
             for ref in refs:
                 if type(ref) is ObjectRef:
                     sites[ref.id] = site
-            if len(sites) > 2 * len(client._objects.book) + _SLACK:
-                for id in [id for id in list(sites) if client._objects.book.find(id) is None]:
+            if len(sites) > 2 * len(client.objects.book) + _SLACK:
+                for id in [id for id in list(sites) if client.objects.book.find(id) is None]:
                     sites.pop(id, None)
             return out
 

@@ -1,7 +1,7 @@
 """The calls that this process has made and has no result of, tasks and actor calls alike: what they carry, what they
 wait for, how they end.
 
-How a task finds a worker is the affair of `tasks`, how a call finds its actor that of `actors`. Everything here but
+How one finds its worker is the affair of its route: of `tasks`, or of `actors`. Everything here but
 `make` and `code_key` is called with the client's lock held.
 """
 
@@ -9,30 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlplat.runtime.client.objects import check_travels
+from rlplat.runtime.client.objects import Objects, check_travels
 from rlplat.runtime.client.rebuilding import Rebuilder
-from rlplat.runtime.core.owner.actor_calls import ActorCalls
-from rlplat.runtime.core.owner.lanes import Lane, Lease, TaskRecord
+from rlplat.runtime.client.streams import Streams
+from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.retries import runs_again_after_error
-from rlplat.runtime.options import Options
+from rlplat.runtime.core.owner.route import Route
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.codec import RemoteCode
-from rlplat.runtime.wire.values import CallOptions, ErrorInfo, Value
+from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.wire.values import ErrorInfo, Value
 
-if TYPE_CHECKING:
-    from rlplat.runtime.client.client import Client
-
-NODE = "node"
 _MAX_NAMES = 1000
 Deps = list[tuple[int | str, ObjectRef]]
 """Refs among the arguments of a call that stand for their values, by position or keyword."""
 
 
 class Calls:
-    def __init__(self, client: Client) -> None:
+    def __init__(self, link: Link, objects: Objects, streams: Streams) -> None:
         self.records: dict[int, TaskRecord] = {}
         """By the id of their first return value."""
         self.failures: Counter[str] = Counter()
@@ -40,15 +38,14 @@ class Calls:
         self.codes: dict[str, messages.Code] = {}
         self.code_refs: dict[str, list[ObjectRef]] = {}
         """What they close over: held, because any worker may need the code later."""
-        self._client = client
-        self._objects, self._loop, self._transport = client._objects, client._loop, client._transport
-        self._rebuilder = Rebuilder(self._objects, self._submit_again)
-        self._running_again = self._rebuilder.under_way
-        self._loop.handlers |= {
-            messages.Done: self._on_done,
-            messages.DoneFull: lambda sender, m: self.finish(sender, m.task, m.values),
-            messages.WhoMakes: self._on_who_makes,
-        }
+        self.rebuilder = Rebuilder(objects, self._submit_again)
+        self._objects, self._streams = objects, streams
+        self._client_id, self._loop, self._transport = link.client_id, link.loop, link.transport
+        self._running_again = self.rebuilder.under_way
+        link.on(messages.Done, self._on_done)
+        link.on(messages.DoneFull, lambda sender, m: self.finish(sender, m.task, m.values))
+        link.on(messages.WhoMakes, self._on_who_makes)
+        link.at_end(self._fail_all)
 
     # ---------------------------------------------------------------- making
 
@@ -87,7 +84,7 @@ class Calls:
             value, ref = self._objects.make(packed, f"argument of {name}")
             refs = [*refs, ref]
         else:
-            value = self._objects.make_value(packed, self._client.client_id)
+            value = self._objects.make_value(packed, self._client_id)
         return (
             messages.RunFull(0, key, method, num_returns, value, []),
             deps,
@@ -112,14 +109,6 @@ class Calls:
             return record, None
         return record, refs_out if num_returns > 1 else refs_out[0]
 
-    def open_special(self, record: TaskRecord, out: Any, options: Options | CallOptions) -> Any:
-        """The call of a generator, or one with a deadline: what its caller gets."""
-        if options.timeout_s is not None:
-            self._client._cancels.add_deadline(record, options.timeout_s)
-        if options.num_returns < 0:
-            out = self._client._streams.open(record, out, options.num_returns, options.generator_backpressure)
-        return out
-
     def code_key(self, code: RemoteCode) -> str:
         """What workers know this function or class by; pickled at its first use."""
         if code.key is None or code.key not in self.codes:
@@ -142,7 +131,7 @@ class Calls:
             record.waits -= 1
             if value.error is not None:  # the call fails without running; the first error counts
                 if record.id in self.records:
-                    self.fail_unsent(record, value.error)
+                    record.route.fail_unsent(record, value.error)
                 return
             if value.segment is not None:
                 value.holder = (ref.owner, ref.id)
@@ -157,38 +146,14 @@ class Calls:
 
     def _on_resolved(self, record: TaskRecord) -> None:
         if record.id in self.records:
-            if record.lane is not None:
-                record.lane.ready.append(record)
-                self._client._tasks.dispatch(record.lane)
-            else:
-                self._client._actors.advance(record.target)
+            record.route.resolved(record)
 
     def _submit_again(self, record: TaskRecord, deps: Deps) -> None:
         """A call whose result was lost, once more, with the same ids."""
         self.records[record.id] = record
-        if record.lane is not None:
-            if not deps or self.resolve(record, deps):
-                record.lane.ready.append(record)
-                self._client._tasks.dispatch(record.lane)
-            return
-        actor = self._client._actors.find(record.target)
         if deps:
             self.resolve(record, deps)
-        if actor is None or actor.gone is not None:
-            gone = ErrorInfo("ActorDied", f"the actor that made it ({record.name}) is gone")
-            self.fail(record, gone if actor is None or actor.gone is None else actor.gone)
-        else:
-            self._client._actors.send(actor, actor.queued(record, False))
-
-    def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
-        """A call fails that has not left this process."""
-        if type(record.message) is messages.CreateActor:
-            self._transport.post(NODE, messages.EndActor(record.target, "an argument of its failed", True))
-            self._client._actors.on_gone(record.target, error)
-        else:
-            self.fail(record, error)
-            if record.lane is None:
-                self._client._actors.advance(record.target)
+        record.route.rebuild(record)
 
     # ---------------------------------------------------------------- on the way
 
@@ -202,76 +167,52 @@ class Calls:
         for value in values_of(record.message):
             self._objects.hand_over(value.keys(), worker)
 
-    def worker_of(self, record: TaskRecord) -> str | None:
-        """Where the result of a call must come from."""
-        if record.lane is not None:
-            return record.target
-        actor = self._client._actors.find(record.target)
-        return None if actor is None else actor.worker
-
     def _on_who_makes(self, sender: str, message: messages.WhoMakes) -> None:
         """The node looks for circles of processes that wait for each other."""
         for id in message.ids:
             record = self.records.get(id) or next((r for r in self.records.values() if id in r.ids), None)
             if record is None:
                 continue
-            first = self._client._actors.head_of_queue(record) or record
+            first = record.route.held_up_by(record) or record
             refs = first.refs if first.waits else ()
             waits = [(ref.owner, ref.id) for ref in refs if ref and self._objects.holder(ref).value is None]
-            self._transport.post(NODE, messages.Makes(id, self.worker_of(record) or "", record.name, waits))
+            self._transport.post(
+                NODE, messages.Makes(id, record.route.worker_of(record) or "", record.name, waits)
+            )
 
     # ---------------------------------------------------------------- results
 
     def _on_done(self, sender: str, message: messages.Done) -> None:
         """`finish` for the common case: small values of tasks that somebody waits for."""
         tasks, entries = self.records, self._objects.book.entries
-        lane: Lane | None = None
-        lease: Lease | None = None
-        actor: ActorCalls | None = None
+        route: Route | None = None
+        in_flight: dict[int, TaskRecord] | None = None
         if len(message.tasks) != len(message.data):
             raise ValueError(f"{len(message.data)} results of {len(message.tasks)} tasks")
         for id, data in zip(message.tasks, message.data, strict=True):
             record = tasks.get(id)
-            if record is None:
-                pass
-            elif record.lane is None:
-                if actor is None:
-                    actor = self._client._actors.find(record.target)
+            if record is not None:
+                if record.route is not route:
+                    route = record.route
+                    in_flight = route.in_flight(record, sender)
                 entry = entries.get(id)
                 if (
-                    actor is not None
-                    and actor.worker == sender
-                    and not actor.queue
-                    and type(record.message) is messages.Call
+                    in_flight is not None
                     and entry is not None
                     and entry.num_refs
                     and entry.callbacks is None
-                    and actor.in_flight.pop(id, None) is not None
+                    and in_flight.pop(id, None) is not None
                 ):
                     del tasks[id]
                     record.refs = None
                     entry.value = Value(data)
                     continue
-            else:
-                if record.lane is not lane:
-                    lane = record.lane
-                    lease = lane.leases.get(sender)
-                    if lease is not None:
-                        lease.is_stalled = lease.was_asked_back = False
-                        self._client._tasks.touched[lane] = True
-                entry = entries.get(id)
-                if lease is not None and entry is not None and entry.num_refs and entry.callbacks is None:
-                    if lease.in_flight.pop(id, None) is not None:
-                        del tasks[id]
-                        record.refs = None
-                        entry.value = Value(data)
-                        continue
             self.finish(sender, id, (Value(data),))
 
     def finish(self, sender: str, id: int, values: Sequence[Value]) -> None:
         """The result of a call, from the worker that it was sent to, or an old one."""
         record = self.records.get(id)
-        if record is None or sender != self.worker_of(record):
+        if record is None or sender != record.route.worker_of(record):
             # A late result of an attempt that was given up (R1): refused.
             self._refuse(sender, values)
             return
@@ -283,25 +224,14 @@ class Calls:
         if record.history is not None and values[-1].error is not None:
             if runs_again_after_error(record, values[-1].error):
                 self._refuse(sender, values)
-                if record.lane is None:
-                    self._client._actors.again(record)
-                else:
-                    record.lane.again(record)
-                    self._client._tasks.touched[record.lane] = True
+                record.route.again(record)
                 return
-        values, inner = self._client._streams.finish(id, values)
+        values, inner = self._streams.finish(id, values)
         del self.records[id]
-        if record.lane is not None:
-            lease = record.lane.leases.get(sender)
-            if lease is not None:
-                lease.in_flight.pop(id, None)
-                lease.is_stalled = lease.was_asked_back = False
-            self._client._tasks.touched[record.lane] = True
-        else:
-            values = self._client._actors.on_replied(record, values)
+        values = record.route.finished(record, sender, values)
         self.fill(record, values, inner, sender)
         if values and (len(values) > 1 or values[0].segment is not None):
-            self._rebuilder.remember(record, values)
+            self.rebuilder.remember(record, values)
 
     def _refuse(self, sender: str, values: Sequence[Value]) -> None:
         """Give back what came with values that nobody gets."""
@@ -322,17 +252,29 @@ class Calls:
         if values and values[-1].error is not None:
             self.failures[record.name if len(self.failures) < _MAX_NAMES else "(others)"] += 1
         if record.id in self._running_again:
-            values = self._rebuilder.finished(record, values)
+            values = self.rebuilder.finished(record, values)
         for id, value in zip(record.ids, values, strict=True):
             self._objects.fill(id, value, inner, sender)
 
     def fail(self, record: TaskRecord, error: ErrorInfo) -> None:
         """The call has no result."""
         self.records.pop(record.id, None)
-        if record.lane is None:
-            self._client._actors.forget_call(record)
+        record.route.failed(record)
         self.fill(record, [Value(error=error) for _ in record.ids])
         self._loop.notify()
+
+    def close(self) -> None:
+        """Nobody waits any more: what the calls hold goes."""
+        for record in self.records.values():
+            record.refs = None
+
+    def _fail_all(self, error: ErrorInfo) -> None:
+        for record in list(self.records.values()):
+            try:
+                self.fail(record, error)
+            except Exception:
+                if self._loop.failure is None:
+                    raise  # else the books may be half written
 
 
 def values_of(message: Any) -> list[Value]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from rlplat.runtime.envs import spec as runtime_env
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.options import Options
 from rlplat.runtime.process.signals import uninterrupted
+from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import ErrorInfo
 
 
 class ClientEnvs:
-    def __init__(self, define: Callable[[str, str], object]) -> None:
-        self._define = define
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.own: runtime_env.Env = {}
         """Of this process; in the driver, of the whole job."""
         self.folder = ""
@@ -45,4 +47,5 @@ class ClientEnvs:
     def _define_once(self, key: str, spec: str) -> None:
         if key not in self._specs:
             self._specs[key] = spec
-            self._define(key, spec)
+            with self._link.lock:
+                self._link.transport.post(NODE, messages.DefineEnv(key, spec))

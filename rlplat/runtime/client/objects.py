@@ -1,12 +1,11 @@
-"""The objects of a process: the shell around `book` and `store`. Refs, borrows, values in and out.
+"""The objects of a process: the shell around `book` and `store`. Refs, borrows, values; `reading` opens them.
 
-Everything here but `adopt`, `make`, `make_value` and `open_value` is called with the loop's lock held.
+Everything here but `adopt`, `make` and `make_value` is called with the loop's lock held.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,21 +13,21 @@ from typing import Any
 
 import msgspec
 
-from rlplat.errors import NotInitialized, ObjectLost, ObjectStoreFull, OwnerDied, UsageError
+from rlplat.errors import NotInitialized, ObjectStoreFull, UsageError
 from rlplat.runtime.core.gone import Dead, Gone
 from rlplat.runtime.core.owner.book import Book, Entry, after_death
-from rlplat.runtime.link.loop import IoLoop
+from rlplat.runtime.core.owner.lineage import Lineage
+from rlplat.runtime.link.chores import NEVER
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.store.room import Room
-from rlplat.runtime.store.segments import BytesMissing, Store
+from rlplat.runtime.store.segments import Store
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import ErrorInfo, Key, Segment, Value
 
-NODE = "node"
-_READS = 8
-"""How often a value that was made again may be lost again before its reader gives up."""
+_IDLE_S = 1.0
 _ids = itertools.count(1)
 """Goes on counting in the next cluster of this process: no ref of an earlier one reads the new one's objects."""
 
@@ -48,48 +47,40 @@ class Borrow(msgspec.Struct, eq=False):
 
 
 class Objects:
-    def __init__(self, client_id: str, session: str, loop: IoLoop) -> None:
-        self.client_id = client_id
+    def __init__(self, link: Link) -> None:
+        self.client_id = link.client_id
         self.book = Book()
         self.ids = _ids
         self.dead = Dead()
         """Processes that died."""
-        self.on_freed: Callable[[Entry], None] = lambda entry: None
-        self.on_returned: Callable[[Key], None] = lambda key: None
-        """No copy of the ref to another process's object is left here."""
-        self._loop = loop
-        self._transport = loop.transport
-        self._store = Store(session, client_id, loop.lock)
-        self.room = Room(client_id, self._store, loop, self.dead)
-        self.room.collect = self.collect
-        self.on_bytes_freed: Callable[[int], None] = lambda id: None
-        """An object with a segment is freed."""
-        self.on_lost: Callable[[int, str], None] = lambda id, segment: None
-        """The segment of an object of ours is missing."""
-        self._borrows: dict[Key, Borrow] = {}
+        self.borrows: dict[Key, Borrow] = {}
+        self.lineage = Lineage()
+        self._link, self._loop, self._transport = link, link.loop, link.transport
+        self.store = Store(link.session, link.client_id, link.lock)
+        self._room = Room(link, self.store, self.dead, self.collect)
         self._settled = Gone()
         """The dead of whom nothing new can be heard."""
         self._told: dict[str, None] = {}
         """Owners that were told of loans and returns."""
         self._confirming: dict[str, dict[str, None]] = {}
         """For each death: owners that have not answered our `Held`."""
+        self._last_acts: dict[int | Key, Callable[[], None]] = {}
         self.dropped: deque[int | Key] = deque()
         """Refs that were garbage-collected (ids of ours, or keys); `collect` acts on them."""
         self.drop = self.dropped.append
-        loop.handlers |= {
-            messages.Fetch: self._on_fetch,
-            messages.Fetched: self._on_fetched,
-            messages.Lent: self._on_lent,
-            messages.Returned: self._on_returned,
-            messages.ReturnedTo: self._on_returned_to,
-            messages.Held: self._on_held,
-            messages.HeldHeard: lambda sender, m: self._confirmed(m.lender, sender),
-            messages.Settled: self._on_settled,
-            messages.BytesLost: self._on_bytes_lost,
-            messages.FreeSegments: lambda _, m: (self._store.lose if m.are_lost else self._store.free)(
-                *m.names
-            ),
-        }
+        link.on(messages.Fetch, self.on_fetch)
+        link.on(messages.Fetched, self._on_fetched)
+        link.on(messages.Lent, self._on_lent)
+        link.on(messages.Returned, self._on_returned)
+        link.on(messages.ReturnedTo, self._on_returned_to)
+        link.on(messages.Held, self._on_held)
+        link.on(messages.HeldHeard, lambda sender, m: self._confirmed(m.lender, sender))
+        link.on(messages.Settled, self._on_settled)
+        link.on(
+            messages.FreeSegments,
+            lambda _, m: (self.store.lose if m.are_lost else self.store.free)(*m.names),
+        )
+        link.chore(self.collect, self._look_again_s, self.dropped, self.book.freed)
 
     # ---------------------------------------------------------------- refs
 
@@ -109,9 +100,9 @@ class Objects:
                 return ObjectRef(owner, id, _ignore, id)
             entry.num_refs += 1
             return ObjectRef(owner, id, self.drop, id)
-        borrow = self._borrows.get((owner, id))
+        borrow = self.borrows.get((owner, id))
         if borrow is None:
-            borrow = self._borrows[(owner, id)] = Borrow()
+            borrow = self.borrows[(owner, id)] = Borrow()
         borrow.num_refs += 1
         return ObjectRef(owner, id, self.drop, (owner, id))
 
@@ -126,9 +117,9 @@ class Objects:
             if owner == self.client_id:
                 self.book.returned(id, self.client_id, 1, "" if is_mine else lender)
             elif owner == lender or is_mine:
-                self._borrows[(owner, id)].handed += 1
+                self.borrows[(owner, id)].handed += 1
             else:
-                borrow = self._borrows[(owner, id)]
+                borrow = self.borrows[(owner, id)]
                 if borrow.handed_by is None:
                     borrow.handed_by = {}
                 borrow.handed_by[lender] = borrow.handed_by.get(lender, 0) + 1
@@ -152,11 +143,17 @@ class Objects:
             self._transport.post(owner, messages.Lent(id, self.client_id, 1))
         ref = self.add_ref(owner, id)
         if owner != self.client_id:
-            self._borrows[(owner, id)].handed += 1
+            self.borrows[(owner, id)].handed += 1
         return ref
 
-    def has_any(self) -> bool:
-        return bool(len(self.book) or self._borrows)
+    def at_end(self, key: int | Key, act: Callable[[], None]) -> None:
+        """Do this when nobody needs an object of ours any more (its id), or when no copy of the ref to another
+        process's object is left here (its key)."""
+        self._last_acts[key] = act
+
+    def _look_again_s(self) -> float:
+        """Refs are dropped without a word: a process that sleeps must not leave them lying about."""
+        return _IDLE_S if self.book.entries or self.borrows else NEVER
 
     def collect(self) -> None:
         """Act on refs that were garbage-collected and on objects that nobody needs."""
@@ -166,11 +163,11 @@ class Objects:
             if isinstance(key, int):
                 book.unref(key)
             else:
-                borrow = self._borrows[key]
+                borrow = self.borrows[key]
                 borrow.num_refs -= 1
                 if not borrow.num_refs:
-                    del self._borrows[key]
-                    self.on_returned(key)
+                    del self.borrows[key]
+                    self._do_last(key)
                     owner, id = key
                     if owner not in self.dead:
                         self._told[owner] = None
@@ -179,17 +176,25 @@ class Objects:
                         if borrow.handed_by:
                             self._transport.post(owner, messages.ReturnedTo(id, borrow.handed_by))
         while book.freed:
-            entry = book.freed.popleft()
-            entry.inner = None
-            if entry.value.segment is not None:
-                self._store.account.owned(-sum(entry.value.segment.sizes), -1)
-                self.free_segment(entry.value.segment)
-                self.on_bytes_freed(entry.id)
-            self.on_freed(entry)
+            self._free(book.freed.popleft())
+
+    def _free(self, entry: Entry) -> None:
+        entry.inner = None
+        if entry.value.segment is not None:
+            self.store.account.owned(-sum(entry.value.segment.sizes), -1)
+            self.free_segment(entry.value.segment)
+            self.lineage.freed(entry.id)
+        if self._last_acts:
+            self._do_last(entry.id)
+
+    def _do_last(self, key: int | Key) -> None:
+        act = self._last_acts.pop(key, None)
+        if act is not None:
+            act()
 
     def free_segment(self, segment: Segment) -> None:
         if segment.creator == self.client_id:
-            self._store.free(segment.name)
+            self.store.free(segment.name)
         elif segment.creator not in self.dead:
             self._transport.post(segment.creator, messages.FreeSegments([segment.name]))
 
@@ -203,12 +208,12 @@ class Objects:
         if not packed.is_large():
             return Value(packed.data, None, keys)
         try:
-            segment = self._store.write(packed, owner)
+            segment = self.store.write(packed, owner)
         except ObjectStoreFull as error:
-            segment = self.room.write(packed, owner, error)
+            segment = self._room.write(packed, owner, error)
         if owner in self.dead:
             with self._loop.lock:
-                self._store.owner_died(owner)
+                self.store.owner_died(owner)
         return Value(b"", segment, keys)
 
     @uninterrupted
@@ -216,74 +221,9 @@ class Objects:
         """A new object of this process, with this value."""
         value = self.make_value(packed, self.client_id)
         with self._loop.lock:
-            self.room.check()
+            self._link.check_open()
             self.collect()
             return value, self.own(value, packed.refs, made_by)
-
-    def open_value(self, value: Value, ref: ObjectRef, deadline: float | None = None) -> Any:
-        """Unpickle, or raise the error in its place. Views of shared memory keep a ref of their own."""
-        if value.error is not None:
-            raise to_exception(value.error)
-        if value.segment is None:
-            return codec.unpack(value.data)
-        return self._read(value, ref.owner, ref.id, self.adopt(ref.owner, ref.id), deadline)
-
-    def open_argument(self, value: Value, caller: str) -> Any:
-        """A value that came with a call; views of shared memory borrow the object that holds it."""
-        with self._loop.lock:
-            keys = value.keys()
-            if caller in self.dead and any(owner != caller for owner, _ in keys):
-                # What it lent to us is settled without this: the owners may have freed it.
-                raise OwnerDied(f"{caller}, which made the call, died before its arguments were opened")
-            lent = self.receive(keys, caller)
-        if value.segment is None:
-            return codec.unpack(value.data)
-        assert lent is not None
-        return self._read(value, lent[-1].owner, lent[-1].id, lent[-1], None)
-
-    def _read(self, value: Value, owner: str, id: int, ref: ObjectRef, deadline: float | None) -> Any:
-        """Read shared memory, or what the owner has instead when the bytes are missing there (waits for that)."""
-        for _ in range(_READS):
-            assert value.segment is not None
-            try:
-                return self._store.read(value.segment, ref)
-            except BytesMissing:  # not kept: its traceback would hold this frame, and with it `ref`
-                pass
-            value = self._recover(owner, id, value.segment.name, deadline)
-            if value.error is not None:
-                raise to_exception(value.error)
-            if value.segment is None:
-                return codec.unpack(value.data)
-        raise ObjectLost(f"the bytes of object {owner}:{id} were lost {_READS} times in a row")
-
-    def _recover(self, owner: str, id: int, segment: str, deadline: float | None) -> Value:
-        with self._loop.lock:
-            holder: Entry | Borrow | None
-            if owner == self.client_id:
-                holder = self.book.find(id)
-                self.on_lost(id, segment)
-            else:
-                holder = self._borrows.get((owner, id))
-                if holder is not None:
-                    known = holder.value
-                    if known is not None and known.segment is not None and known.segment.name == segment:
-                        holder.value, holder.was_asked = None, False
-                    if holder.value is None and owner not in self.dead:
-                        holder.was_asked = True
-                        self._transport.post(owner, messages.BytesLost(id, segment))
-                    self._ask_owner(owner, id, holder)
-            if holder is None:
-                raise NotInitialized(f"object {owner}:{id} belongs to a cluster that was shut down")
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._loop.wait_until(
-                lambda: holder.value is not None,
-                left_s,
-                f"object {owner}:{id}, which was lost and is made again",
-                self.room.check,
-                self.room.patience(),
-            )
-            assert holder.value is not None
-            return holder.value
 
     def is_there(self, id: int) -> bool:
         """Whether an object of ours has its value, or will have."""
@@ -291,11 +231,11 @@ class Objects:
         if entry is None:
             return False
         value = entry.value
-        return value is None or value.segment is None or self._store.place(value.segment) != "lost"
+        return value is None or value.segment is None or self.store.place(value.segment) != "lost"
 
     def holds(self, key: Key) -> bool:
         """Whether a ref of another process's object is here (of ours it does not matter: they can be made again)."""
-        return key[0] == self.client_id or key in self._borrows
+        return key[0] == self.client_id or key in self.borrows
 
     def forget_bytes(self, id: int) -> None:
         """The segment of an object of ours is lost: it has no value until it is filled again."""
@@ -303,9 +243,9 @@ class Objects:
         assert entry is not None
         segment = entry.value.segment
         entry.value = entry.inner = None
-        self._store.account.owned(-sum(segment.sizes), -1)
+        self.store.account.owned(-sum(segment.sizes), -1)
         if segment.creator == self.client_id:
-            self._store.lose(segment.name)
+            self.store.lose(segment.name)
         elif segment.creator not in self.dead:
             self._transport.post(segment.creator, messages.FreeSegments([segment.name], True))
 
@@ -314,7 +254,7 @@ class Objects:
         entry = self.book.add(next(self.ids))
         entry.value, entry.inner, entry.made_by = value, inner, made_by
         if value.segment is not None:
-            self._store.account.owned(sum(value.segment.sizes), 1)
+            self.store.account.owned(sum(value.segment.sizes), 1)
         value.holder = (self.client_id, entry.id)
         return self.new_ref(entry.id)
 
@@ -328,7 +268,7 @@ class Objects:
             ):  # it has failed meanwhile, or was made once more for another output of the same task
                 self.free_segment(value.segment)
             else:
-                self._store.account.owned(sum(value.segment.sizes), 1)
+                self.store.account.owned(sum(value.segment.sizes), 1)
         if entry is not None and entry.callbacks:
             callbacks, entry.callbacks = entry.callbacks, None
             for callback in callbacks:
@@ -340,9 +280,9 @@ class Objects:
         if ref.owner == self.client_id:
             found = self.book.find(ref.id)
         else:
-            found = self._borrows.get((ref.owner, ref.id))
+            found = self.borrows.get((ref.owner, ref.id))
             if found is not None:
-                self._ask_owner(ref.owner, ref.id, found)
+                self.ask_owner(ref.owner, ref.id, found)
         if found is None:
             raise NotInitialized(f"{ref!r} belongs to a cluster that was shut down")
         return found
@@ -359,7 +299,7 @@ class Objects:
 
     # ---------------------------------------------------------------- between owners and borrowers
 
-    def _ask_owner(self, owner: str, id: int, borrow: Borrow) -> None:
+    def ask_owner(self, owner: str, id: int, borrow: Borrow) -> None:
         if borrow.value is None and not borrow.was_asked:
             borrow.was_asked = True
             if owner in self.dead:
@@ -384,7 +324,7 @@ class Objects:
     def _tell_held(self, lender: str) -> None:
         """A process died: the owners hear from us what we have from it."""
         held: dict[str, list[tuple[int, int]]] = {owner: [] for owner in self._told}
-        for (owner, id), borrow in self._borrows.items():
+        for (owner, id), borrow in self.borrows.items():
             if borrow.handed_by and lender in borrow.handed_by:
                 count = borrow.handed_by[after_death(lender)] = borrow.handed_by.pop(lender)
                 held.setdefault(owner, []).append((id, count))
@@ -415,7 +355,7 @@ class Objects:
             self._told.pop(peer, None)
             self.book.settled(peer)
 
-    def _on_fetch(self, sender: str, message: messages.Fetch) -> None:
+    def on_fetch(self, sender: str, message: messages.Fetch) -> None:
         id = message.id
 
         def answer(value: Value) -> None:
@@ -429,13 +369,9 @@ class Objects:
         else:
             self.when_ready(ObjectRef(self.client_id, id, _ignore, id), answer)
 
-    def _on_bytes_lost(self, sender: str, message: messages.BytesLost) -> None:
-        self.on_lost(message.id, message.segment)
-        self._on_fetch(sender, messages.Fetch(message.id))
-
     def _on_fetched(self, sender: str, message: messages.Fetched) -> None:
         inner = self.receive(message.value.refs, sender)
-        borrow = self._borrows.get((sender, message.id))
+        borrow = self.borrows.get((sender, message.id))
         if borrow is not None:
             self._settle(borrow, message.value, inner)
 
@@ -459,12 +395,12 @@ class Objects:
         for entry in self.book.values():
             value = entry.value
             if value is not None and value.segment is not None and value.segment.creator == peer:
-                value.segment = self._store.take_over(value.segment)
+                value.segment = self.store.take_over(value.segment)
         self._transport.forget(peer)
-        self._store.forget(peer)
+        self.store.forget(peer)
         self._tell_held(peer)
-        self._store.owner_died(peer)
-        for (owner, id), borrow in list(self._borrows.items()):
+        self.store.owner_died(peer)
+        for (owner, id), borrow in list(self.borrows.items()):
             if owner == peer and borrow.value is None:
                 self._settle(borrow, Value(error=_owner_died(owner, id, reason)))
 
@@ -478,7 +414,7 @@ class Objects:
                 self._describe(self.client_id, entry.id, "owner", entry.value)
                 | {"refs": entry.num_refs, "borrowers": entry.num_lent(), "made_by": entry.made_by}
             )
-        for (owner, id), borrow in self._borrows.items():
+        for (owner, id), borrow in self.borrows.items():
             out.append(
                 self._describe(owner, id, "borrower", borrow.value)
                 | {"refs": borrow.num_refs, "borrowers": {}, "made_by": ""}
@@ -491,7 +427,7 @@ class Objects:
             where = "error"
         elif value is not None and value.segment is not None:
             size, creator = sum(value.segment.sizes), value.segment.creator
-            where, is_mapped = self._store.place(value.segment), self._store.is_mapped(value.segment)
+            where, is_mapped = self.store.place(value.segment), self.store.is_mapped(value.segment)
         elif value is not None:
             size, where = len(value.data), "inline"
         return {
@@ -501,7 +437,7 @@ class Objects:
 
     def usage(self) -> dict[str, Any]:
         """The node's object store: its limit, what is taken, and by whom (lock held)."""
-        account = self._store.account
+        account = self.store.account
         holdings = [asdict(holding) for holding in account.holdings()]
         used, spilled = sum(h["used"] for h in holdings), sum(h["spilled"] for h in holdings)
         return {"limit": account.limit, "used": used, "spilled": spilled, "owners": holdings}
@@ -509,10 +445,10 @@ class Objects:
     def drop_spares(self) -> None:
         """This process makes no more objects (those that it made belong to others, and stay)."""
         with self._loop.lock:
-            self._store.drop_spares(1 << 62)
+            self.store.drop_spares(1 << 62)
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
 
 def check_travels(refs: Sequence[ObjectRef]) -> None:

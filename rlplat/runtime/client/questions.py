@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlplat.runtime.client.calls import NODE
+from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.owner.group_book import GroupBook
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import Value
-
-if TYPE_CHECKING:
-    from rlplat.runtime.client.client import Client
 
 
 class Questions:
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, link: Link, objects: Objects) -> None:
+        self._link, self._objects = link, objects
         self._asked: set[int] = set()
         """Requests that somebody waits for the answers of: others come too late."""
         self._answers: dict[int, Any] = {}
         self._groups = GroupBook()
-        client._loop.handlers |= {
-            messages.Answer: self._on_answer,
-            messages.Cluster: self._on_answer,
-            messages.GroupNews: self._on_group_news,
-        }
+        link.on(messages.Answer, self._on_answer)
+        link.on(messages.Cluster, self._on_answer)
+        link.on(messages.GroupNews, self._on_group_news)
 
     def ask(self, make: Callable[[int], Any]) -> Any:
-        client = self._client
-        with client._lock:
-            client._check_open()
-            request = next(client._objects.ids)
+        with self._link.lock:
+            self._link.check_open()
+            request = next(self._objects.ids)
             self._asked.add(request)
             try:
-                client._transport.post(NODE, make(request))
-                client._wait_until(lambda: request in self._answers, None, "the node's answer")
+                self._link.transport.post(NODE, make(request))
+                self._link.wait_until(lambda: request in self._answers, None, "the node's answer")
                 return self._answers[request]
             finally:
                 self._asked.discard(request)
@@ -57,13 +53,12 @@ class Questions:
     def create_group(
         self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
     ) -> PlacementGroup:
-        client = self._client
-        with client._lock:
-            client._check_open()
+        with self._link.lock:
+            self._link.check_open()
             group = PlacementGroup(
-                f"{client.client_id}:g{next(client._objects.ids)}", bundles, strategy, name
+                f"{self._link.client_id}:g{next(self._objects.ids)}", bundles, strategy, name
             )
-            client._transport.post(
+            self._link.transport.post(
                 NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached)
             )
         # Once this is answered the node knows the group: the handle may travel, and news of it cannot be early.
@@ -75,28 +70,25 @@ class Questions:
         return group
 
     def group_ready(self, group: PlacementGroup) -> ObjectRef:
-        client = self._client
         value = Value(codec.pack(group).data)
-        with client._lock:
-            client._check_open()
-            client._objects.collect()
-            id = next(client._objects.ids)
-            client._objects.book.add(id)
+        with self._link.lock:
+            self._link.check_open()
+            self._objects.collect()
+            id = next(self._objects.ids)
+            self._objects.book.add(id)
             ask = self._groups.wait_for(group.id, id, value)
             if ask is not None:
-                client._transport.post(NODE, ask)
-                client._loop.send_now()
-            return client._objects.new_ref(id)
+                self._link.transport.post(NODE, ask)
+                self._link.loop.send_now()
+            return self._objects.new_ref(id)
 
     def remove_group(self, group: PlacementGroup) -> None:
-        client = self._client
-        with client._lock:
-            client._check_open()
-            client._transport.post(NODE, messages.RemoveGroup(group.id))
-            client._loop.send_now()
+        with self._link.lock:
+            self._link.check_open()
+            self._link.transport.post(NODE, messages.RemoveGroup(group.id))
+            self._link.loop.send_now()
 
     def _on_group_news(self, sender: str, message: messages.GroupNews) -> None:
-        client = self._client
         for id, value in self._groups.on_news(message).items():
-            client._objects.fill(id, value)
-        client._loop.notify()
+            self._objects.fill(id, value)
+        self._link.loop.notify()

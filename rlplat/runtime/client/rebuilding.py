@@ -14,7 +14,7 @@ import msgspec
 
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.core.owner.lineage import Broken, Lineage, Recipe
+from rlplat.runtime.core.owner.lineage import Broken, Recipe
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import ErrorInfo, Key, Value
@@ -24,13 +24,11 @@ Deps = list[tuple[int | str, ObjectRef]]
 
 class Rebuilder:
     def __init__(self, objects: Objects, submit_again: Callable[[TaskRecord, Deps], None]) -> None:
-        self.lineage = Lineage()
+        self.lineage = objects.lineage
         self.under_way: set[int] = set()
         """Tasks that run again."""
         self._objects = objects
         self._submit_again = submit_again
-        objects.on_bytes_freed = self.lineage.freed
-        objects.on_lost = self.lost
 
     def remember(self, record: TaskRecord, values: Sequence[Value]) -> None:
         """A call has ended with these values: keep what it takes to make the large ones again."""
@@ -46,7 +44,7 @@ class Rebuilder:
                 live = live - {id}
             elif not entry.made_by:
                 entry.made_by = record.name
-        if not live or (record.lane is None and not record.retries_left):
+        if not live or (record.route.kind == "call" and not record.retries_left):
             return
         needs = tuple({id: None for owner, id in _keys(message) if owner == self._objects.client_id})
         num_bytes = _num_bytes(message)
@@ -127,7 +125,7 @@ class Rebuilder:
                     waits=0,
                     is_suspect=not recipe.retries_left,
                     retries_left=recipe.retries_left,
-                    target="" if record.lane is not None else record.target,
+                    target="" if record.route.kind == "task" else record.target,
                 ),
                 deps,
             )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from rlplat.runtime.core.owner.route import Route
 from rlplat.runtime.link.answers import reply, stacks
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import Inspect, Report
@@ -24,7 +25,7 @@ _MAX_GROUPS = 100
 
 def answer(client: Any, sender: str, message: Inspect) -> None:
     """Tell `sender` what it asked a client (driver or worker) for."""
-    reply(client._transport, sender, message, lambda: _ROOMS[message.what](client, message.limit))
+    reply(client.link.transport, sender, message, lambda: _ROOMS[message.what](client, message.limit))
 
 
 # ---------------------------------------------------------------- tasks
@@ -33,7 +34,7 @@ def answer(client: Any, sender: str, message: Inspect) -> None:
 def _tasks(client: Any, limit: int) -> Report:
     """Records of the calls that this process has submitted, and what waits in its own queue as a worker."""
     sent: dict[str, list[Any]] = {}
-    for lane in client._tasks.lanes.values():
+    for lane in client.tasks.lanes():
         for lease in lane.leases.values():
             sent.setdefault(lease.worker, []).extend(lease.in_flight.values())
     for actor in _actor_books(client).values():
@@ -42,15 +43,15 @@ def _tasks(client: Any, limit: int) -> Report:
 
     # A million records are counted by loops in C: a few tenths of a second.
     counts: Counter[tuple[str, int, Any]] = Counter(
-        map(attrgetter("name", "waits", "lane"), client._calls.records.values())
+        map(attrgetter("name", "waits", "route"), client.calls.records.values())
     )
     counts.subtract(
-        (record.name, record.waits, record.lane) for records in sent.values() for record in records
+        (record.name, record.waits, record.route) for records in sent.values() for record in records
     )
     waiting: Counter[tuple[str, str, str]] = Counter()
-    for (name, waits, lane), count in counts.items():
+    for (name, waits, route), count in counts.items():
         if count > 0:
-            waiting[_state(waits, lane), name, _kind(lane)] += count
+            waiting[_state(waits, route), name, route.kind] += count
 
     rows = []
     for worker, records in sent.items():
@@ -61,20 +62,16 @@ def _tasks(client: Any, limit: int) -> Report:
         "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
         "sent": {worker: _runs(records) for worker, records in sent.items()},
         "queued_here": _queued_by_owner(client),
-        "failed": dict(client._calls.failures),
+        "failed": dict(client.calls.failures),
         "finished": _finished(_named_spans(client)),
     }
     return Report(0, rows, totals)
 
 
-def _state(waits: int, lane: Any) -> str:
+def _state(waits: int, route: Route) -> str:
     if waits:
         return "waiting-args"
-    return "waiting-actor" if lane is None else "waiting-worker"
-
-
-def _kind(lane: Any) -> str:
-    return "call" if lane is None else "task"
+    return "waiting-actor" if route.kind == "call" else "waiting-worker"
 
 
 def _waiting_rows(
@@ -87,10 +84,10 @@ def _waiting_rows(
     room = Counter({state: min(limit, count) for state, count in room.items()})
     rows: list[Any] = []
     left = room.total()
-    for record in client._calls.records.values():
+    for record in client.calls.records.values():
         if not left:
             break
-        state = _state(record.waits, record.lane)
+        state = _state(record.waits, record.route)
         if room[state] and record.id not in sent:
             room[state] -= 1
             left -= 1
@@ -99,18 +96,17 @@ def _waiting_rows(
 
 
 def _task_row(client: Any, record: Any, state: str, worker: str) -> dict[str, Any]:
-    is_call = record.lane is None
     return {
         "task": f"{client.client_id}:{record.id}",
         "name": record.name + (".__init__" if type(record.message) is messages.CreateActor else ""),
-        "kind": _kind(record.lane),
+        "kind": record.route.kind,
         "state": state,
         "worker": worker,
-        "actor": record.target if is_call else "",
+        "actor": record.target if record.route.kind == "call" else "",
         "owner": client.client_id,
         "waits": record.waits,
         "retries_left": record.retries_left,
-        "resources": {} if is_call else dict(record.lane.shape.demand),
+        "resources": record.route.resources(),
     }
 
 
@@ -125,7 +121,7 @@ def _runs(records: list[Any]) -> list[list[Any]]:
         elif len(runs) > _MAX_RUNS:
             runs[-1][2] += 1
         else:
-            runs.append([record.name, _kind(record.lane), 1])
+            runs.append([record.name, record.route.kind, 1])
     return runs
 
 
@@ -144,7 +140,7 @@ def _queued_by_owner(client: Any) -> Counter[str]:
 
 
 def _actor_books(client: Any) -> dict[str, Any]:
-    books: dict[str, Any] = client._actors._books
+    books: dict[str, Any] = client.actors.books
     return books
 
 
@@ -163,7 +159,7 @@ def _finished(spans: list[tuple[str, float, float]]) -> dict[str, list[float]]:
 
 def _objects(client: Any, limit: int) -> Report:
     """What this process owns, biggest first, what it borrows, and all that it owns in groups."""
-    objects = client._objects
+    objects = client.objects
     groups: dict[tuple[str, str, str], list[int]] = {}
     sized: list[tuple[int, Any, str, str]] = []
     num_pending = num_bytes = 0
@@ -186,7 +182,7 @@ def _objects(client: Any, limit: int) -> Report:
     largest = heapq.nlargest(_MAX_GROUPS, groups.items(), key=lambda group: (group[1][1], group[1][0]))
     totals = {
         "owned": len(sized),
-        "borrowed": len(objects._borrows),
+        "borrowed": len(objects.borrows),
         "pending": num_pending,
         "bytes": num_bytes,
         "groups": [[*key, *counts] for key, counts in largest],
@@ -198,7 +194,7 @@ class _Makers:
     """What made an object, as far as it is known: (task, actor or "put"; call site)."""
 
     def __init__(self, client: Any) -> None:
-        self._tasks, self._actors, self._me = client._calls.records, _actor_books(client), client.client_id
+        self._tasks, self._actors, self._me = client.calls.records, _actor_books(client), client.client_id
         self._sites = getattr(client, "call_sites", {})
 
     def of(self, entry: Any) -> tuple[str, str]:
@@ -225,7 +221,7 @@ def _where(objects: Any, value: Any) -> str:
         return "error"
     if value.segment is None:
         return "inline"
-    return str(objects._store.place(value.segment))
+    return str(objects.store.place(value.segment))
 
 
 def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> dict[str, Any]:
@@ -251,7 +247,7 @@ def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
             "size": 0 if borrow.value is None else _size(borrow.value),
             "refs": borrow.num_refs,
         }
-        for (owner, id), borrow in itertools.islice(objects._borrows.items(), limit)
+        for (owner, id), borrow in itertools.islice(objects.borrows.items(), limit)
     ]
 
 
@@ -260,7 +256,7 @@ def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
 
 def _spans(client: Any, limit: int) -> Report:
     """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
-    spans, waits = _named_spans(client), client._loop.waits.last(limit)
+    spans, waits = _named_spans(client), client.link.loop.waits.last(limit)
     totals = {"spans": spans[-limit:], "waits": waits, "actor": getattr(client, "_actor_name", "")}
     return Report(0, totals=totals)
 

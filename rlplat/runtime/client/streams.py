@@ -6,50 +6,51 @@ The client's lock is held unless said otherwise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.streams import Stream
 from rlplat.runtime.generators import DynamicRefs, ObjectRefGenerator
+from rlplat.runtime.link.link import Link
+from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.errors import to_exception
 from rlplat.runtime.wire.values import DYNAMIC, STREAMING, Value
 
-if TYPE_CHECKING:
-    from rlplat.runtime.client.client import Client
-    from rlplat.runtime.core.owner.lanes import TaskRecord
-
 
 class Streams:
     """The generators whose calls this process has made."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._open: dict[int, Stream] = {}
-        self._dropped: deque[int] = deque()
-        self.drop = self._dropped.append
-        client._loop.handlers |= {messages.Item: self._on_item}
+    def __init__(self, link: Link, objects: Objects, waiters: Waiters) -> None:
+        self._link, self._objects, self._waiters = link, objects, waiters
+        self._open: dict[int, tuple[TaskRecord, Stream]] = {}
+        self.dropped: deque[int] = deque()
+        """Generators (by their tasks) that nobody reads any more, and that are to be closed: see `abandoned`."""
+        self.drop = self.dropped.append
+        link.on(messages.Item, self._on_item)
 
     def open(self, record: TaskRecord, ref: ObjectRef, num_returns: int, window: int) -> Any:
         """The call is in the books: what its caller gets (`ref` is that of its end)."""
         stream = Stream(
             record.id, record.name, window if num_returns == STREAMING else 0, num_returns == DYNAMIC
         )
-        self._open[record.id] = stream
+        self._open[record.id] = record, stream
         record.message.window = stream.window
-        entry = self._client._objects.book.find(record.id)
+        entry = self._objects.book.find(record.id)
         assert entry is not None
         entry.callbacks = [lambda value: self._on_ended(stream, value)]
         return ref if stream.is_dynamic else ObjectRefGenerator(self, stream, ref)
 
     def _on_item(self, sender: str, message: messages.Item) -> None:
-        client, objects = self._client, self._client._objects
-        record, stream = client._calls.records.get(message.task), self._open.get(message.task)
+        objects = self._objects
+        record, stream = self._open.get(message.task, (None, None))
         if (
             record is None
             or stream is None
-            or sender != client._calls.worker_of(record)
+            or sender != record.route.worker_of(record)
             or not stream.arrived(message.index)
         ):
             objects.receive(message.value.refs, sender)
@@ -75,20 +76,20 @@ class Streams:
 
     def finish(self, task: int, values: Sequence[Value]) -> tuple[Sequence[Value], list[ObjectRef] | None]:
         """The value of a dynamic call that has ended well is the list of its refs: (values, refs inside)."""
-        stream = self._open.get(task)
+        _, stream = self._open.get(task, (None, None))
         if stream is None or not stream.is_dynamic or values[0].error is not None:
             return values, None
         packed = codec.pack(DynamicRefs(list(stream.ready)))
         stream.ready.clear()
         return [Value(packed.data, None, [(ref.owner, ref.id) for ref in packed.refs])], packed.refs
 
-    def collect(self) -> None:
-        """Close the generators that nobody reads any more."""
-        while self._dropped:
-            stream = self._open.pop(self._dropped.popleft(), None)
+    def abandoned(self) -> Iterator[int]:
+        """The calls of generators that nobody reads any more."""
+        while self.dropped:
+            _, stream = self._open.pop(self.dropped.popleft(), (None, None))
             if stream is not None:
                 stream.ended(False)
-                self._client._cancels.close_generator(stream.task)
+                yield stream.task
 
     # ---------------------------------------------------------------- consumers (without the lock)
 
@@ -96,28 +97,26 @@ class Streams:
         return stream.can_take()
 
     def next_ref(self, stream: Stream, completed: ObjectRef, timeout_s: float | None) -> ObjectRef | None:
-        client = self._client
-        with client._lock:
+        with self._link.lock:
             if not stream.can_take():
-                client._check_open()
-                client._wait_until(stream.can_take, timeout_s, f"the next value of {stream.name}")
+                self._link.check_open()
+                self._link.wait_until(stream.can_take, timeout_s, f"the next value of {stream.name}")
             return self._take(stream, completed)
 
     async def next_ref_async(self, stream: Stream, completed: ObjectRef) -> ObjectRef | None:
         import asyncio  # not for every process: it takes as long to import as all of the runtime
 
-        client = self._client
         while True:
-            with client._lock:
+            with self._link.lock:
                 if stream.can_take():
                     return self._take(stream, completed)
-                client._check_open()
-                waiter, wake = client._awaiting.waiter()
+                self._link.check_open()
+                waiter, wake = self._waiters.waiter()
                 stream.wakes.append(wake)
             try:
                 value = await waiter
             except asyncio.CancelledError:
-                client._on_await_cancelled(completed)
+                self._waiters.on_cancelled(completed)
                 raise
             if isinstance(value, Value) and value.error is not None:  # the runtime is closing
                 raise to_exception(value.error)
@@ -126,9 +125,9 @@ class Streams:
         if not stream.ready:
             return completed if stream.take_failure() else None
         ref, num_to_tell = stream.take()
-        record = self._client._calls.records.get(stream.task)
-        worker = self._client._calls.worker_of(record) if record is not None and num_to_tell else None
+        record, _ = self._open.get(stream.task, (None, None))
+        worker = record.route.worker_of(record) if record is not None and num_to_tell else None
         if worker:
-            self._client._transport.post(worker, messages.ItemsTaken(stream.task, num_to_tell))
-            self._client._loop.send_now()
+            self._link.transport.post(worker, messages.ItemsTaken(stream.task, num_to_tell))
+            self._link.loop.send_now()
         return ref

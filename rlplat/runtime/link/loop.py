@@ -15,10 +15,12 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from rlplat.errors import GetTimeout, RuntimeFault
+from rlplat.errors import GetTimeout
+from rlplat.runtime.link.chores import NEVER, Chores
+from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.process import signals
 from rlplat.runtime.process.spans import Spans
@@ -41,38 +43,33 @@ class Patience(Protocol):
     def finish(self) -> None: ...
 
 
-class _Handlers(dict[type, Callable[[str, Any], object]]):
-    """By kind of message. Parts add theirs with `|=`, which refuses a kind that another part hears already."""
-
-    def __ior__(self, others: Any) -> Self:  # type: ignore[misc, override]
-        if taken := self.keys() & others:
-            raise RuntimeFault(f"two parts of this process want {', '.join(kind.__name__ for kind in taken)}")
-        self.update(others)
-        return self
-
-
 class IoLoop:
-    """`handlers[type(message)](sender, message)` is called with the lock held, `after_frame()` once per frame.
+    """`handlers[type(message)](sender, message)` is called with the lock held, each of `after_frame` once per frame.
 
-    `on_tick` does what comes round every few milliseconds while there is life, and every `idle_tick_s` else.
-    `on_lifeline` hears that the pipe given to `watch` has ended.
+    `on_lifeline` hears that the pipe given to `watch` has ended, `on_failure` that reading, sending or a chore has
+    raised.
     """
 
-    def __init__(self, transport: Transport, *, spin: bool) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        spin: bool,
+        handlers: Mapping[type, Handler],
+        chores: Chores,
+        after_frame: Sequence[Callable[[], None]] = (),
+        on_lifeline: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         self.transport = transport
-        self.lock = signals.LoopLock()
-        self.lock.on_put_off = self.wake
-        self.handlers = _Handlers()
-        self.after_frame: Callable[[], None] = lambda: None
-        self.on_tick: Callable[[], None] = lambda: None
-        self.idle_tick_s: Callable[[], float | None] = lambda: None
-        self.on_lifeline: Callable[[], None] = lambda: None
-        self.on_failure: Callable[[], None] = lambda: None
+        self.lock = signals.LoopLock(self.wake)
+        self._handlers, self._chores, self._after_frame = handlers, chores, after_frame
+        self._on_lifeline, self._on_failure = on_lifeline, on_failure
         self.is_open = True
         """False as soon as nothing can be sent any more: closed, failed, or the cluster is lost."""
         self.is_closed = False
         self.failure: BaseException | None = None
-        """What reading, sending or house-keeping has raised: the books cannot be trusted any more."""
+        """What reading, sending or a chore has raised: the books cannot be trusted any more."""
         self.waits = Spans(2000)
         """(what, began, ended) of the last long waits of user threads, for `rlplat timeline`."""
         self._changed = threading.Condition(self.lock)
@@ -92,7 +89,7 @@ class IoLoop:
         self._background = threading.Thread(target=self._run_background, name="rlplat-io", daemon=True)
 
     def watch(self, lifeline: int) -> None:
-        """`on_lifeline` is called when this pipe ends."""
+        """`on_lifeline` is told when this pipe ends."""
         self._lifeline = lifeline
         self._poller.register(lifeline, select.POLLIN)
 
@@ -155,12 +152,13 @@ class IoLoop:
 
     def drain(self) -> bool:
         """Handle whatever input is here."""
-        deliver, handler_of, did = self.transport.dropped.deliver, self.handlers.get, False
+        deliver, handler_of, did = self.transport.dropped.deliver, self._handlers.get, False
         try:
             for sender, batch in self.transport.receive():
                 did = True
                 deliver(sender, batch, handler_of)
-                self.after_frame()
+                for act in self._after_frame:
+                    act()
         except BaseException as error:
             self._fail(error)
             raise
@@ -172,13 +170,14 @@ class IoLoop:
         """Never a silent hang: whoever waits, or asks next, hears of it."""
         if self.failure is None:
             self.failure, self.is_open = error, False
-            self.on_failure()
+            self._on_failure()
         self._changed.notify_all()
         self.wake()
 
-    def _tick(self) -> None:
+    def keep_house(self) -> None:
+        """Do the chores that are due."""
         try:
-            self.on_tick()
+            self._chores.run_due()
         except BaseException as error:
             self._fail(error)
             raise
@@ -264,12 +263,16 @@ class IoLoop:
                     self.drain()
                     return
                 os.sched_yield()
-        tick_s = self.idle_tick_s()
-        if tick_s is None:
-            self._lead(timeout_s)
-        else:
-            self._lead(tick_s if timeout_s is None else min(tick_s, timeout_s))
-            self._tick()
+        chores_s = self.until_chores_s()
+        if chores_s is not None:
+            timeout_s = chores_s if timeout_s is None else min(chores_s, timeout_s)
+        self._lead(timeout_s)
+        self.keep_house()
+
+    def until_chores_s(self) -> float | None:
+        """How long the process may sleep when nothing comes in."""
+        seconds = self._chores.next_s()
+        return None if seconds == NEVER else seconds
 
     def _lead(self, timeout_s: float | None) -> None:
         self._has_leader = True
@@ -289,7 +292,7 @@ class IoLoop:
                 self._poller.unregister(self._lifeline)
                 self._lifeline = None
                 if not self.is_closed:
-                    self.on_lifeline()
+                    self._on_lifeline()
         if self._background_sleeps:
             self._background_sleeps = False
             self._background_wakes.notify()
@@ -319,16 +322,17 @@ class IoLoop:
                 self.lock.release()
                 time.sleep(_TICK_S)
                 self.lock.acquire()
+                self._chores.next_s()
                 if not self.is_closed and not self._has_leader:
                     self.transport.flush()
                     self.drain()
             else:
                 self._background_leads = True
-                self._lead(self.idle_tick_s())
+                self._lead(self.until_chores_s())
                 self._background_leads = False
                 self.notify()
             if not self.is_closed:
-                self._tick()
+                self.keep_house()
                 self.send_now()
 
     def close(self, linger_s: float = 0) -> None:

@@ -50,7 +50,7 @@ def find_session(choice: str | int | None = None) -> str:
                 return session
         raise NotInitialized(f"no cluster {text!r} is running{_listed(sessions)}")
     if refs.is_connected():
-        own = getattr(refs.backend(), "_session", None)
+        own = getattr(refs.backend(), "session", None)
         if own is None:
             raise NotInitialized(
                 "the inproc backend runs every call at once in this process: it has no workers, queues or spans "

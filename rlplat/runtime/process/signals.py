@@ -60,9 +60,9 @@ def _user_code(function: F) -> F:
 class LoopLock(type(threading.RLock())):  # type: ignore[misc]
     """The lock around the books of one client: an RLock, because one can ask it who holds it."""
 
-    def __init__(self) -> None:
-        self.on_put_off: Callable[[], None] = lambda: None
-        """The main thread may be waiting for input, and is to come back from there."""
+    def __init__(self, on_put_off: Callable[[], None] = lambda: None) -> None:
+        """`on_put_off`: the main thread may be waiting for input, and is to come back from there."""
+        self.on_put_off = on_put_off
         _locks.add(self)
 
     def take(self) -> bool:

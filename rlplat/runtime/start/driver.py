@@ -5,16 +5,17 @@ from __future__ import annotations
 import subprocess
 
 from rlplat.runtime.client.client import Client
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import remove_session
 from rlplat.runtime.process import stacks
 
 
 class Driver(Client):
     def __init__(self, session: str, node: subprocess.Popen[bytes]) -> None:
-        super().__init__(session, "driver", spin=True)
+        super().__init__(Link(session, "driver", spin=True))
         self._node = node
         assert node.stdout is not None
-        self._loop.watch(node.stdout.fileno())
+        self.link.loop.watch(node.stdout.fileno())
 
     def shutdown(self) -> None:
         """End every process of the cluster and remove its folder."""
@@ -28,4 +29,4 @@ class Driver(Client):
             self._node.kill()
             self._node.wait()
         self._node.stdout.close()
-        remove_session(self._session)
+        remove_session(self.link.session)

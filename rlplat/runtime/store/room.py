@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Container
 
 from rlplat.errors import GetTimeout, ObjectStoreFull
-from rlplat.runtime.link.loop import IoLoop, Patience
+from rlplat.runtime.link.link import Link
+from rlplat.runtime.link.loop import Patience
 from rlplat.runtime.process import signals
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.store.segments import Store
@@ -72,19 +73,14 @@ class Spiller:
 class Room:
     """Writes a value once there is room for it, and makes room for others."""
 
-    def __init__(self, client_id: str, store: Store, loop: IoLoop, dead: Container[str]) -> None:
-        self._client_id, self._store, self._loop, self._dead = client_id, store, loop, dead
-        self._spiller = Spiller(store, loop.lock)
+    def __init__(self, link: Link, store: Store, dead: Container[str], collect: Callable[[], None]) -> None:
+        """`collect` frees what this process has dropped."""
+        self._link, self._store, self._dead, self._collect = link, store, dead, collect
+        self._client_id, self._loop = link.client_id, link.loop
+        self._spiller = Spiller(store, link.lock)
         self._waited_for: set[str] = set()
-        self.patience: Callable[[], Patience | None] = lambda: None
-        """How the process waits (a worker lends its CPU)."""
-        self.check: Callable[[], None] = lambda: None
-        """Raises when waiting makes no sense any more (the cluster is gone)."""
-        self.collect: Callable[[], None] = lambda: None
-        loop.handlers |= {
-            messages.MakeRoom: self._on_make_room,
-            messages.RoomMade: lambda sender, _: self._waited_for.discard(sender),
-        }
+        link.on(messages.MakeRoom, self._on_make_room)
+        link.on(messages.RoomMade, lambda sender, _: self._waited_for.discard(sender))
 
     def write(self, packed: Packed, owner: str, full: ObjectStoreFull) -> Segment:
         """Without the lock, after `full` said that there is no room at once."""
@@ -96,7 +92,7 @@ class Room:
         while True:
             for step in (self._ask_for_spares, self._spill_own, self._ask_to_spill, self._wait):
                 with self._loop.lock:
-                    self.collect()
+                    self._collect()
                     self._store.drop_mappings()
                 try:
                     return self._store.write(packed, owner)
@@ -148,16 +144,16 @@ class Room:
             self._waited_for -= set(peers)
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
-        patience = _Restless(self.patience())
+        patience = _Restless(self._link.patience(None))
         try:
             left_s = max(0.0, until - time.monotonic())
-            self._loop.wait_until(is_done, left_s, "room", self.check, patience)
+            self._loop.wait_until(is_done, left_s, "room", self._link.check_open, patience)
         except GetTimeout:
             pass
 
     def _on_make_room(self, sender: str, message: messages.MakeRoom) -> None:
         """Another process needs room (lock held)."""
-        self.collect()
+        self._collect()
         self._store.drop_mappings()
         freed = self._store.drop_spares(1 << 62)
         if freed < message.to_spill:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlplat.runtime.client.awaiting import LoopInbox
+from rlplat.runtime.link.waiters import LoopInbox
 from rlplat.runtime.remote import TERMINATE
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.runners import (
@@ -78,7 +78,7 @@ class LoopRunner:
     def _start(self, owner: str, message: Any) -> None:
         group = self._group_of(message)
         if self._is_ending:
-            with self._worker._lock:
+            with self._worker.link.lock:
                 self._worker.refuse(owner, message, EXITED)
         elif self._free[group]:
             self._free[group] -= 1
@@ -105,10 +105,10 @@ class LoopRunner:
             for call in waiting:
                 if (call[0], call[1].task) == key:
                     waiting.remove(call)
-                    with self._worker._lock:
+                    with self._worker.link.lock:
                         self._worker.drop_arguments(key[0], call[1])
                         self._worker.reply_cancelled(key, getattr(call[1], "num_returns", 1))
-                        self._worker._loop.send_now()
+                        self._worker.link.loop.send_now()
                     return
         task = self._tasks.get(key)
         if task is not None:
@@ -131,7 +131,7 @@ class LoopRunner:
         what, began = f"{worker._actor_name}.{method}", time.perf_counter()
         try:
             if key in self._cancelled:
-                with worker._lock:
+                with worker.link.lock:
                     worker.drop_arguments(owner, message)
                 raise asyncio.CancelledError
             args, kwargs = worker._open_call(owner, message)
@@ -147,7 +147,7 @@ class LoopRunner:
             worker.request_end(EXITED)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
-                with worker._lock:
+                with worker.link.lock:
                     worker.reply_cancelled(key, num_returns, what)
             else:
                 worker._reply_error(owner, message.task, what, num_returns, error)
@@ -159,8 +159,8 @@ class LoopRunner:
     def _flush(self) -> None:
         """Replies of all that ran in this round of the loop leave together."""
         self._will_flush = False
-        with self._worker._lock:
-            self._worker._loop.send_now()
+        with self._worker.link.lock:
+            self._worker.link.loop.send_now()
 
     async def _drain(self, is_exit: bool) -> None:
         """Wait for the calls that run; for those that wait as well, unless the actor exits."""
@@ -175,7 +175,7 @@ class LoopRunner:
         for waiting in self._waiting.values():
             while waiting:
                 owner, message = waiting.popleft()
-                with self._worker._lock:
+                with self._worker.link.lock:
                     self._worker.refuse(owner, message, reason)
 
     def warn_of_blocking(self) -> None:
@@ -203,9 +203,9 @@ async def stream_async(worker: Worker, owner: str, message: messages.RunFull, wh
                 flow.fail(error)
                 break
             while not flow.may_go_on():
-                with worker._lock:
-                    waiter, flow.wake = worker._awaiting.waiter()
-                    worker._loop.send_now()
+                with worker.link.lock:
+                    waiter, flow.wake = worker.waiters.waiter()
+                    worker.link.loop.send_now()
                     if flow.may_go_on():
                         flow.wake(None)
                 await waiter

@@ -13,6 +13,7 @@ at the restart. What a call does outside the state (files, other actors) is not 
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -88,8 +89,12 @@ class ExactlyOnce:
 
     def is_due(self, now: float) -> bool:
         return bool(self.held) and (
-            self._get_state is None or len(self.held) >= HOLD_REPLIES or now - self.held_since > HOLD_S
+            self._get_state is None or len(self.held) >= HOLD_REPLIES or self.due_s(now) <= 0
         )
+
+    def due_s(self, now: float) -> float:
+        """How long until `commit` is due by the clock."""
+        return self.held_since + HOLD_S - now if self.held else math.inf
 
     def commit(self) -> None:
         """Write the checkpoint, then send what waited for it."""

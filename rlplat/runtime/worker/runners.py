@@ -141,7 +141,7 @@ class ThreadRunner:
     def refuse_waiting(self, reason: str) -> None:
         for (owner, _), (future, call) in list(self._futures.items()):
             if future.cancel():
-                with self._worker._lock:
+                with self._worker.link.lock:
                     self._worker.refuse(owner, call, reason)
 
     def cancel(self, task: Key, recursive: bool) -> None:
@@ -190,7 +190,7 @@ class Outflow:
         index = self._num_made
         if index >= self._have:
             packed = codec.pack(value, f"value {index} of {self._what}")
-            made = self._worker._objects.make_value(packed, self._owner)
+            made = self._worker.objects.make_value(packed, self._owner)
             crash_point("after_value_is_stored_before_it_leaves")
             self._post(made)
         self._num_made += 1
@@ -202,15 +202,15 @@ class Outflow:
 
     def _post(self, value: Value) -> None:
         worker = self._worker
-        with worker._lock:
-            worker._objects.hand_over(value.refs, self._owner)
-            worker._transport.post(self._owner, messages.Item(self._task, self._num_made, value))
+        with worker.link.lock:
+            worker.objects.hand_over(value.refs, self._owner)
+            worker.link.transport.post(self._owner, messages.Item(self._task, self._num_made, value))
             now = time.monotonic()
             if now - self._sent_at > _FLUSH_S:
                 self._sent_at = now
-                worker._loop.send_now()
+                worker.link.loop.send_now()
             else:
-                worker._loop.send_soon(_UNDER_WAY)
+                worker.link.loop.send_soon(_UNDER_WAY)
 
 
 def stream(worker: Worker, owner: str, message: messages.RunFull, what: str, values: Any) -> None:
@@ -226,8 +226,8 @@ def stream(worker: Worker, owner: str, message: messages.RunFull, what: str, val
                 flow.fail(error)
                 break
             if not flow.may_go_on():
-                with worker._lock:
-                    worker._wait_until(flow.may_go_on, None, "")
+                with worker.link.lock:
+                    worker.link.wait_until(flow.may_go_on, None, "")
     finally:
         worker.close_flow(owner, message.task)
         close_quietly(iterator)

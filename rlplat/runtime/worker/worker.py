@@ -19,9 +19,11 @@ from typing import Any, NoReturn
 
 from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
 from rlplat.runtime import api, refs
-from rlplat.runtime.client.calls import NODE, values_of
+from rlplat.runtime.client.calls import values_of
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.core.reply_window import Kept
+from rlplat.runtime.link.chores import NEVER
+from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.loop import Patience
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
@@ -32,6 +34,7 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.errors import describe_error
+from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.capturing import Capturing
 from rlplat.runtime.worker.exactly_once import ExactlyOnce
@@ -65,7 +68,10 @@ class Worker(Client):
     can_nest = True
 
     def __init__(self, session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
-        super().__init__(session, client_id, spin=False)
+        self._interrupts = Interrupts(Worker._execute.__code__, (stream.__code__,))
+        link = Link(session, client_id, spin=False, patience=self._patience, check=self._interrupts.check)
+        super().__init__(link, on_await_cancelled=self._on_await_cancelled)
+        self._transport, self._loop, self._lock = link.transport, link.loop, link.lock
         self.gpu_ids = gpu_ids
         self._work: deque[tuple[str, Any]] = deque()
         """(owner, message) in order of arrival."""
@@ -92,7 +98,6 @@ class Worker(Client):
         self._farewells: set[str] = set()
         """Callers that have not answered our farewell."""
         self._flows: dict[tuple[str, int], Outflow] = {}
-        self._interrupts = Interrupts(Worker._execute.__code__, (stream.__code__,))
         self._cancelled: dict[Key, None] = {}
         """The last calls that were cancelled after they had begun: see `is_cancelled`."""
         self._first_child = 0
@@ -105,19 +110,16 @@ class Worker(Client):
         self._running = ""
         self._spans = Spans(_SPANS)
         """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`; by `time.perf_counter`."""
-        self._loop.handlers |= {
-            messages.Code: self._on_code,
-            messages.Run: self._on_work,
-            messages.RunFull: self._on_work,
-            messages.Call: self._on_work,
-            messages.CreateActor: self._on_work,
-            messages.GiveBack: lambda sender, _: self._give_back(),
-            messages.Exit: self._on_exit,
-            messages.CancelTask: self._on_cancel,
-            messages.ItemsTaken: self._on_items_taken,
-            messages.FarewellHeard: lambda sender, _: self._farewells.discard(sender),
-            messages.Ping: lambda sender, _: self._transport.post(NODE, messages.Pong()),
-        }
+        link.on(messages.Code, self._on_code)
+        for kind in (messages.Run, messages.RunFull, messages.Call, messages.CreateActor):
+            link.on(kind, self._on_work)
+        link.on(messages.GiveBack, lambda sender, _: self._give_back())
+        link.on(messages.Exit, self._on_exit)
+        link.on(messages.CancelTask, self._on_cancel)
+        link.on(messages.ItemsTaken, self._on_items_taken)
+        link.on(messages.FarewellHeard, lambda sender, _: self._farewells.discard(sender))
+        link.on(messages.Ping, lambda sender, _: link.transport.post(NODE, messages.Pong()))
+        link.chore(self._commit, self._commit_s)
 
     # ---------------------------------------------------------------- messages
 
@@ -127,8 +129,8 @@ class Worker(Client):
         if message.max_calls:
             self._calls_left.setdefault(message.key, message.max_calls)
         if message.refs:
-            held = self._objects.receive(message.refs, sender)
-            self._calls.code_refs.setdefault(message.key, held or [])
+            held = self.objects.receive(message.refs, sender)
+            self.calls.code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
         kind = type(message)
@@ -211,8 +213,8 @@ class Worker(Client):
                     self._spans.pack()
                 num_results, flushed_at = 0, now
             self._running = ""
-            if self._calls.records:
-                self._first_child = next(self._objects.ids)
+            if self.calls.records:
+                self._first_child = next(self.objects.ids)
 
     def _count_call(self, message: Any) -> None:
         """After the last call that a function may have here its result leaves, and then the lease goes back."""
@@ -245,12 +247,12 @@ class Worker(Client):
             while not self._work:
                 if self._once is not None:
                     self._once.commit()
-                self._objects.collect()
+                self.objects.collect()
                 self._spans.pack()
                 if self._transport.num_unsent:
                     crash_point("before_results_leave")
                     self._transport.flush()
-                if self._exits and (self._is_actor or not len(self._objects.book)):
+                if self._exits and (self._is_actor or not len(self.objects.book)):
                     return False
                 self._loop.enter()
                 try:
@@ -352,7 +354,7 @@ class Worker(Client):
 
     def _open_args(self, owner: str, message: Any) -> tuple[tuple, dict]:
         """Arguments of a full call, refs among them replaced by their values."""
-        read, num_tried = self._objects.open_argument, 1
+        read, num_tried = self.reader.open_argument, 1
         try:
             args, kwargs = read(message.args, owner)
             args = list(args)
@@ -420,7 +422,7 @@ class Worker(Client):
                 if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
                     raise parts[-1].error
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]
-                values = [self._objects.make_value(each, owner) for each in packed]
+                values = [self.objects.make_value(each, owner) for each in packed]
                 if any(each.refs for each in packed):
                     text = (
                         f"{what} ran, but its result held object refs, which ended with the actor's process"
@@ -452,18 +454,20 @@ class Worker(Client):
     def _kept_values(self, owner: str, kept: Kept, num_returns: int) -> list[Value]:
         if kept.error is not None:
             return [Value(error=kept.error)] * num_returns
-        return [self._objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]
+        return [self.objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]
 
     def _send_values(self, owner: str, task: int, values: list[Value], packed: Any) -> None:
         """`packed` has held the refs inside the values until now."""
         for value in values:
-            self._objects.hand_over(value.refs, owner)
+            self.objects.hand_over(value.refs, owner)
         self._transport.post(owner, messages.DoneFull(task, values))
 
-    def _keep_house(self) -> None:
-        super()._keep_house()
-        if self._once is not None and self._once.is_due(time.monotonic()):
-            self._once.commit()
+    def _commit_s(self) -> float:
+        return NEVER if self._once is None else self._once.due_s(time.monotonic())
+
+    def _commit(self) -> None:
+        assert self._once is not None
+        self._once.commit()
 
     def _open_call(self, owner: str, message: Any) -> tuple[tuple, dict]:
         if type(message) is messages.Call:
@@ -482,7 +486,7 @@ class Worker(Client):
             args, kwargs = self._open_args(owner, message)
             self._instance = self._target(message.code)(*args, **kwargs)
             if message.exactly_once:
-                once = ExactlyOnce(checkpoint_path(self._session, message.actor))
+                once = ExactlyOnce(checkpoint_path(self.link.session, message.actor))
                 once.open(self._instance)
                 self._once = once
             crash_point("after_constructor_before_report")
@@ -511,7 +515,7 @@ class Worker(Client):
         parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
         made = [part for part in parts if type(part) is not codec.Raised]
         packed = [codec.pack(part, f"the result of {what}") for part in made]
-        values = [self._objects.make_value(each, owner) for each in packed]
+        values = [self.objects.make_value(each, owner) for each in packed]
         if len(made) < len(parts):
             values += [Value(error=self._describe_error(what, parts[-1].error))] * (len(parts) - len(made))
         crash_point("after_store_before_report")
@@ -520,7 +524,7 @@ class Worker(Client):
                 self._transport.post_result(owner, task, values[0].data)
             else:
                 for value in values:
-                    self._objects.hand_over(value.refs, owner)
+                    self.objects.hand_over(value.refs, owner)
                 self._transport.post(owner, messages.DoneFull(task, values))
 
     def _reply_error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
@@ -650,17 +654,17 @@ class Worker(Client):
         elif not self._is_actor:  # a plain actor's running call goes on
             self._interrupts.interrupt(key)
             if message.recursive and self._interrupts.is_running(key, self._main_thread):
-                for record in [each for each in self._calls.records.values() if each.id > self._first_child]:
-                    self._cancels.stop(record, force=False, recursive=True)
+                for record in [each for each in self.calls.records.values() if each.id > self._first_child]:
+                    self.cancels.stop(record, force=False, recursive=True)
 
     def drop_arguments(self, owner: str, message: Any) -> None:
         """A call that will not be executed: give back what came with it (lock held)."""
         self._drop_values(owner, values_of(message))
 
     def _drop_values(self, owner: str, values: list[Value]) -> None:
-        if owner not in self._objects.dead:
+        if owner not in self.objects.dead:
             for value in values:
-                self._objects.receive(value.keys(), owner)
+                self.objects.receive(value.keys(), owner)
 
     def reply_cancelled(self, task: tuple[str, int], num_returns: int = 1, what: str = "the call") -> None:
         """(Lock held.)"""
@@ -670,11 +674,7 @@ class Worker(Client):
 
     def _on_await_cancelled(self, ref: ObjectRef) -> None:
         if self._runner is not None and self._runner.awaits_for_cancelled():
-            self._cancels.cancel(ref, force=False, recursive=True)
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        self._interrupts.check()
+            self.cancels.cancel(ref, force=False, recursive=True)
 
     # ---------------------------------------------------------------- generators
 
@@ -726,7 +726,7 @@ class Worker(Client):
             self._farewells.update(set(self._transport.peers()) - {NODE, self.client_id})
             for peer in self._farewells:
                 self._transport.post(peer, messages.Farewell())
-            self._wait_for(lambda: all(peer in self._objects.dead for peer in self._farewells), _FAREWELL_S)
+            self._wait_for(lambda: all(peer in self.objects.dead for peer in self._farewells), _FAREWELL_S)
             self._transport.post(NODE, messages.EndActor(self._actor_id, reason, False))
             self._wait_for(lambda: self._exits, _END_S)
         leave(self)
@@ -749,9 +749,7 @@ class Worker(Client):
 
     def _refuse_self_call(self, ref: ObjectRef) -> None:
         """Lock held."""
-        name = (
-            self._actors.is_to_run(self._actor_id, ref) if self._is_actor and self._runner is None else None
-        )
+        name = self.actors.is_to_run(self._actor_id, ref) if self._is_actor and self._runner is None else None
         if name is not None:
             raise Deadlock(
                 f"actor {self._actor_name} waits in one of its calls for the result of {name}, which it can only run "
@@ -778,9 +776,9 @@ class _BlockedNotice:
         if ref is not None:
             worker._refuse_self_call(ref)
         self._is_told = worker._is_blocked = True
-        worker._transport.post(NODE, messages.Blocked([] if ref is None else [(ref.owner, ref.id)]))
+        worker.link.transport.post(NODE, messages.Blocked([] if ref is None else [(ref.owner, ref.id)]))
         if worker._is_actor:
-            worker._transport.flush()
+            worker.link.transport.flush()
         else:
             worker._give_back()
         return left_s
@@ -788,7 +786,7 @@ class _BlockedNotice:
     def finish(self) -> None:
         if self._is_told:
             self._worker._is_blocked = False
-            self._worker._transport.post(NODE, messages.Unblocked())
+            self._worker.link.transport.post(NODE, messages.Unblocked())
 
 
 _RUN_USER_CODE = frozenset({Worker._execute.__code__, Worker._call.__code__})
@@ -815,8 +813,8 @@ def leave(worker: Worker) -> NoReturn:
     worker._instance = None
     if worker._is_actor:
         atexit._run_exitfuncs()
-    worker._objects.drop_spares()
-    worker._loop.close(linger_s=1)
+    worker.objects.drop_spares()
+    worker.link.loop.close(linger_s=1)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

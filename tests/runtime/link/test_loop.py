@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlplat.errors import RuntimeFault
+from rlplat.runtime.link.chores import NEVER, Chores
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.link.loop import IoLoop
 
@@ -44,9 +44,13 @@ class News:
 
 @pytest.fixture
 def loop() -> Iterator[IoLoop]:
-    made = IoLoop(SilentTransport(), spin=False)  # type: ignore[arg-type]
+    made = IoLoop(SilentTransport(), spin=False, handlers={}, chores=Chores())  # type: ignore[arg-type]
     yield made
     made.close()
+
+
+def hear(loop: IoLoop, heard: list[str]) -> None:
+    loop._handlers[News] = lambda sender, _: heard.append(sender)  # type: ignore[index]
 
 
 def wait_in_thread(loop: IoLoop, heard: list[str]) -> threading.Thread:
@@ -63,7 +67,7 @@ def wait_in_thread(loop: IoLoop, heard: list[str]) -> threading.Thread:
 
 def test_who_drains_for_the_leader_wakes_it(loop: IoLoop) -> None:
     heard: list[str] = []
-    loop.handlers |= {News: lambda sender, _: heard.append(sender)}
+    hear(loop, heard)
     thread = wait_in_thread(loop, heard)
     with loop.lock:
         loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
@@ -74,7 +78,7 @@ def test_who_drains_for_the_leader_wakes_it(loop: IoLoop) -> None:
 
 def test_a_second_waiter_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> None:
     heard: list[str] = []
-    loop.handlers |= {News: lambda sender, _: heard.append(sender)}
+    hear(loop, heard)
     first = wait_in_thread(loop, heard)
     with loop.lock:
         loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
@@ -85,15 +89,15 @@ def test_a_second_waiter_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> 
 
 def test_the_background_thread_looks_at_what_its_flush_has_swallowed(loop: IoLoop) -> None:
     heard: list[str] = []
-    loop.handlers |= {News: lambda sender, _: heard.append(sender)}
+    hear(loop, heard)
     ticked = threading.Event()
 
-    def on_tick() -> None:
+    def tick() -> None:
         if loop._has_leader and not ticked.is_set():
             loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
             ticked.set()
 
-    loop.on_tick = on_tick
+    loop._chores.add(tick, lambda: NEVER, ["something to do whenever a thread is awake"])
     thread = wait_in_thread(loop, heard)
     with loop.lock:
         loop._last_use = float("inf")  # the background thread is on its beat, beside the leader
@@ -106,18 +110,11 @@ def test_the_background_thread_looks_at_what_its_flush_has_swallowed(loop: IoLoo
 def test_a_sleeper_that_is_woken_looks_at_the_clock_again(loop: IoLoop) -> None:
     """A nearer deadline was set while it slept for a later one."""
     due: list[str] = []
-    loop.idle_tick_s = lambda: 100.0 if not due else 0.0
     heard: list[str] = []
-    loop.on_tick = lambda: heard.extend(due)
+    loop._chores.add(lambda: heard.extend(due), lambda: 100.0 if not due else 0.0)
     thread = wait_in_thread(loop, heard)
     with loop.lock:
         due.append("deadline")
         loop.wake()
     thread.join(10)
     assert not thread.is_alive()
-
-
-def test_a_message_has_one_handler(loop: IoLoop) -> None:
-    loop.handlers |= {News: lambda sender, _: None}
-    with pytest.raises(RuntimeFault, match="two parts of this process want News"):
-        loop.handlers |= {News: lambda sender, _: None}

@@ -13,6 +13,7 @@ import pytest
 
 import rlplat
 from rlplat.runtime import refs
+from rlplat.runtime.link.chores import Chores
 from rlplat.runtime.link.loop import IoLoop
 from rlplat.runtime.process import signals
 from rlplat.runtime.process.signals import LoopLock, uninterrupted
@@ -48,7 +49,7 @@ def lock() -> LoopLock:
 
 @pytest.fixture
 def loop() -> Iterator[IoLoop]:
-    made = IoLoop(SilentTransport(), spin=False)  # type: ignore[arg-type]
+    made = IoLoop(SilentTransport(), spin=False, handlers={}, chores=Chores())  # type: ignore[arg-type]
     yield made
     made.close()
 

@@ -36,8 +36,8 @@ class TaskRecord(msgspec.Struct, eq=False, gc=False):
     """Of its return values."""
     refs: Any
     """Refs among the arguments: held until the result is here."""
-    lane: Any = None
-    """`Lane` of a task; None for an actor call."""
+    route: Any = None
+    """`route.Route`: how it finds a worker."""
     retries_left: int = 0
     target: str = ""
     """The worker it was sent to, or the actor."""

@@ -48,11 +48,12 @@ def covers(exceptions: bool | frozenset[str], error: ErrorInfo) -> bool:
     return exceptions is True or not exceptions.isdisjoint(error.classes)
 
 
-def runs_again_after_death(record: TaskRecord, was_alone: bool, reason: str, kind: str) -> bool:
-    """Its worker died (`kind`: the class of the error that this would be)."""
+def runs_again_after_death(
+    record: TaskRecord, was_alone: bool, reason: str, kind: str, has_limit: bool = False
+) -> bool:
+    """Its worker died (`kind`: the class of the error that this would be). `has_limit`: on its memory."""
     history = _note(record, reason)
     record.is_suspect = True
-    has_limit = record.lane is not None and record.lane.shape.memory
     if kind == "OutOfMemory" and record.retries_left and not has_limit:
         history.oom_left -= was_alone
         return history.oom_left >= 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
+from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.retries import (
     OOM_RETRIES,
     History,
@@ -12,18 +12,18 @@ from rlplat.runtime.core.owner.retries import (
     runs_again_after_death,
     runs_again_after_error,
 )
-from rlplat.runtime.wire.values import ErrorInfo, Shape, class_names
+from rlplat.runtime.wire.values import ErrorInfo, class_names
 
 
 def task(retries: int) -> TaskRecord:
     return TaskRecord(1, None, "code", "f", (1,), None, retries_left=retries)
 
 
-def deaths(record: TaskRecord, *companies: bool, kind: str = "WorkerCrashed") -> int:
+def deaths(record: TaskRecord, *companies: bool, kind: str = "WorkerCrashed", has_limit: bool = False) -> int:
     """How many deaths it takes, alone (True) or in company, and then always alone."""
     for number in range(1, 100):
         was_alone = companies[number - 1] if number <= len(companies) else True
-        if not runs_again_after_death(record, was_alone, f"death {number}", kind):
+        if not runs_again_after_death(record, was_alone, f"death {number}", kind, has_limit):
             return number
     return 100
 
@@ -51,8 +51,7 @@ def test_deaths_for_want_of_memory_are_counted_apart() -> None:
     assert record.retries_left == 1
     assert deaths(task(0), kind="OutOfMemory") == 1
     limited = task(1)
-    limited.lane = Lane(Shape(memory=1 << 30), 1)  # whoever outgrows its own limit does so again
-    assert deaths(limited, kind="OutOfMemory") == 2
+    assert deaths(limited, kind="OutOfMemory", has_limit=True) == 2  # it outgrows its own limit again
     assert death_error(record, "w1", "too big", "OutOfMemory").kind == "OutOfMemory"
 
 

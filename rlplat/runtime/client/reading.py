@@ -1,0 +1,200 @@
+"""Values for whoever asks: waited for, and opened (unpickled, or views of shared memory; bytes that are missing there
+are made again).
+
+Called without the lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlplat.errors import GetTimeout, NotInitialized, ObjectLost, OwnerDied
+from rlplat.runtime.client.calls import Calls
+from rlplat.runtime.client.objects import Borrow, Objects
+from rlplat.runtime.core.owner.book import Entry
+from rlplat.runtime.generators import ObjectRefGenerator
+from rlplat.runtime.link.link import Link
+from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.store.segments import BytesMissing
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.values import Value
+
+_READS = 8
+"""How often a value that was made again may be lost again before its reader gives up."""
+
+
+class Reader:
+    def __init__(self, link: Link, objects: Objects, calls: Calls) -> None:
+        self._link, self._objects, self._calls, self._rebuilder = link, objects, calls, calls.rebuilder
+        link.on(messages.BytesLost, self._on_bytes_lost)
+
+    # ---------------------------------------------------------------- waiting for values
+
+    def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+        me, entries, unpack = self._link.client_id, self._objects.book.entries, codec.unpack
+        deadline = None if timeout is None else time.monotonic() + timeout
+        values: list[Any] = []
+        for index, ref in enumerate(refs):
+            entry = entries.get(ref.id) if ref.owner == me else None
+            value = None if entry is None else entry.value
+            if value is None:
+                value = self._await_value(refs, index, deadline, timeout)
+            if value.segment is None and value.error is None:
+                values.append(unpack(value.data))
+            else:
+                values.append(self.open_value(value, ref, deadline))
+        return values
+
+    def values(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments with the values of the refs among them (waits for those)."""
+        return (
+            tuple(self.get([arg], None)[0] if type(arg) is ObjectRef else arg for arg in args),
+            {key: self.get([arg], None)[0] if type(arg) is ObjectRef else arg for key, arg in kwargs.items()},
+        )
+
+    def _await_value(
+        self, refs: Sequence[ObjectRef], index: int, deadline: float | None, timeout_s: float | None
+    ) -> Value:
+        """The value of `refs[index]`; the owners of those behind it are asked for theirs meanwhile."""
+        with self._link.lock:
+            holder = self._objects.holder(refs[index])
+            if holder.value is None:
+                if refs[index].owner != self._link.client_id:
+                    for ref in refs[index + 1 :]:
+                        self._objects.holder(ref)
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    self._link.wait_until(lambda: holder.value is not None, left, "", refs[index])
+                except GetTimeout:
+                    rest = refs[index:]
+                    holders = [self._objects.holder(ref) for ref in rest]
+                    raise GetTimeout(self._missing(rest, holders, len(refs), timeout_s)) from None
+            value = holder.value
+            assert value is not None
+            return value
+
+    def _missing(
+        self, refs: Sequence[ObjectRef], holders: Sequence[Any], num_refs: int, timeout_s: float | None
+    ) -> str:
+        """What `get` waits for, in words."""
+        waiting = [ref for ref, holder in zip(refs, holders, strict=True) if holder.value is None]
+        ref = waiting[0]
+        record = self._calls.records.get(ref.id) if ref.owner == self._link.client_id else None
+        if ref.owner != self._link.client_id:
+            why = f"{ref!r}, which {ref.owner} owns"
+        elif record is None:
+            why = f"{ref!r}"
+        elif record.waits:
+            why = f"{record.name}, which waits for {record.waits} of its arguments"
+        else:
+            why = f"{record.name}, {record.route.why_waiting(record)}"
+        return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        with self._link.lock:
+            ready = self._first_ready(refs, num_returns)
+            if len(ready) < num_returns:
+                missing = list(map(self._waitable, refs))
+                most_missing = len(refs) - num_returns
+
+                def enough() -> bool:
+                    nonlocal missing
+                    missing = [holder for holder in missing if holder.value is None]
+                    return len(missing) <= most_missing
+
+                try:
+                    self._link.wait_until(enough, timeout, "")
+                except GetTimeout:
+                    pass
+                ready = self._first_ready(refs, num_returns)
+        rest: list[Any] = []
+        begin = 0
+        for index in ready:
+            rest += refs[begin:index]
+            begin = index + 1
+        rest += refs[begin:]
+        return [refs[index] for index in ready], rest
+
+    def _waitable(self, ref: Any) -> Any:
+        return ref if type(ref) is ObjectRefGenerator else self._objects.holder(ref)
+
+    def _first_ready(self, refs: Sequence[Any], most: int) -> list[int]:
+        """Where they are; looks no further than it must: a loop takes one of a long list at a time."""
+        found: list[int] = []
+        for index, ref in enumerate(refs):
+            if self._waitable(ref).value is not None:
+                found.append(index)
+                if len(found) == most:
+                    break
+        return found
+
+    # ---------------------------------------------------------------- opening them
+
+    def open_value(self, value: Value, ref: ObjectRef, deadline: float | None = None) -> Any:
+        """Unpickle, or raise the error in its place. Views of shared memory keep a ref of their own."""
+        if value.error is not None:
+            raise to_exception(value.error)
+        if value.segment is None:
+            return codec.unpack(value.data)
+        return self._read(value, ref.owner, ref.id, self._objects.adopt(ref.owner, ref.id), deadline)
+
+    def open_argument(self, value: Value, caller: str) -> Any:
+        """A value that came with a call; views of shared memory borrow the object that holds it."""
+        with self._link.lock:
+            keys = value.keys()
+            if caller in self._objects.dead and any(owner != caller for owner, _ in keys):
+                # What it lent to us is settled without this: the owners may have freed it.
+                raise OwnerDied(f"{caller}, which made the call, died before its arguments were opened")
+            lent = self._objects.receive(keys, caller)
+        if value.segment is None:
+            return codec.unpack(value.data)
+        assert lent is not None
+        return self._read(value, lent[-1].owner, lent[-1].id, lent[-1], None)
+
+    def _read(self, value: Value, owner: str, id: int, ref: ObjectRef, deadline: float | None) -> Any:
+        """Read shared memory, or what the owner has instead when the bytes are missing there (waits for that)."""
+        for _ in range(_READS):
+            assert value.segment is not None
+            try:
+                return self._objects.store.read(value.segment, ref)
+            except BytesMissing:  # not kept: its traceback would hold this frame, and with it `ref`
+                pass
+            value = self._recover(owner, id, value.segment.name, deadline)
+            if value.error is not None:
+                raise to_exception(value.error)
+            if value.segment is None:
+                return codec.unpack(value.data)
+        raise ObjectLost(f"the bytes of object {owner}:{id} were lost {_READS} times in a row")
+
+    def _recover(self, owner: str, id: int, segment: str, deadline: float | None) -> Value:
+        with self._link.lock:
+            holder: Entry | Borrow | None
+            if owner == self._objects.client_id:
+                holder = self._objects.book.find(id)
+                self._rebuilder.lost(id, segment)
+            else:
+                holder = self._objects.borrows.get((owner, id))
+                if holder is not None:
+                    known = holder.value
+                    if known is not None and known.segment is not None and known.segment.name == segment:
+                        holder.value, holder.was_asked = None, False
+                    if holder.value is None and owner not in self._objects.dead:
+                        holder.was_asked = True
+                        self._link.transport.post(owner, messages.BytesLost(id, segment))
+                    self._objects.ask_owner(owner, id, holder)
+            if holder is None:
+                raise NotInitialized(f"object {owner}:{id} belongs to a cluster that was shut down")
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            what = f"object {owner}:{id}, which was lost and is made again"
+            self._link.wait_until(lambda: holder.value is not None, left_s, what)
+            assert holder.value is not None
+            return holder.value
+
+    def _on_bytes_lost(self, sender: str, message: messages.BytesLost) -> None:
+        self._rebuilder.lost(message.id, message.segment)
+        self._objects.on_fetch(sender, messages.Fetch(message.id))
