@@ -115,7 +115,7 @@ def without_values_at_first(study: Study) -> list[Trial]:
     report(study, trial, 0.5, 300.0)
     trial.step, trial.progress = 4, 400.0
     study.report(trial)
-    return [_without_last(trial)]
+    return [trial]
 
 
 def beyond_its_checkpoint(study: Study) -> list[Trial]:
@@ -173,7 +173,7 @@ def exploited(study: Study) -> list[Trial]:
 
 
 def _without_last(trial: Trial) -> Trial:
-    """`last` is written by `note` and `end` only."""
+    """`last` is written by `note` and `end`, and with a report without values."""
     trial.last = {}
     return trial
 

@@ -385,10 +385,8 @@ def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStora
 
     server = Server(url, say=lambda text: None)
     try:
-        server.connect().close()  # at once, where `optuna_storage` would wait for a server that is away
+        connection = server.connect()
     except ConfigError as error:
         raise ConfigError(f"warm_start: {error}") from None
-    storage = server.optuna_storage(skip_table_creation=True)
-    stack.callback(storage.engine.dispose)
-    stack.callback(storage.remove_session)
-    return storage
+    stack.callback(connection.close)
+    return server.optuna_storage(lambda: connection, read_only=True)

@@ -1,7 +1,7 @@
 """The journal of an experiment: a file of JSON lines in Optuna's journal format, with one writer.
 
     journal = Journal(path)                  # ConfigError while another process has it open
-    journal.append({"op_code": 4, ...})      # in memory
+    storage = JournalStorage(journal)        # Optuna's: all that it writes is in memory
     journal.sync()                           # in the file; on the disk within 50 ms
     journal.sync(wait=True)                  # on the disk
 
@@ -24,11 +24,22 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, MissingExtra
+
+try:
+    import optuna
+    from optuna.storages import BaseStorage, JournalStorage
+    from optuna.storages.journal import BaseJournalBackend
+    from optuna.study import StudyDirection
+except ImportError:
+    raise MissingExtra("optuna", "tune", "tuning") from None
+
+T = TypeVar("T")
 
 _LOCK_GRACE_S = 2.0
 """How long a writer that was just killed may take to vanish."""
@@ -58,7 +69,25 @@ def read_logs(path: Path) -> Iterator[dict[str, Any]]:
             yield log
 
 
-class Journal:
+class ReadJournal(BaseJournalBackend):
+    """Of another process, or of none."""
+
+    def __init__(self, path: Path) -> None:
+        """ConfigError: there is no such file."""
+        self.path = path
+        if not path.exists():
+            raise ConfigError(f"there is no {path}")
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        return islice(read_logs(self.path), log_number_from, None)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        raise ConfigError(f"{self.path} is open for reading only")
+
+
+class Journal(BaseJournalBackend):
+    """Open for writing, by this process alone."""
+
     def __init__(self, path: Path) -> None:
         """ConfigError: another process has it open, or it cannot be written."""
         self.path = path
@@ -73,15 +102,18 @@ class Journal:
             os.close(self._descriptor)
             raise
         self._waiting: list[bytes] = []
+        self._unread: list[dict[str, Any]] = []
+        """Appended since Optuna read the last time, which it does after each of its operations."""
         self._disk = _Disk(self._descriptor)
 
     @property
     def is_empty(self) -> bool:
         return not self._waiting and os.fstat(self._descriptor).st_size == 0
 
-    def append(self, log: dict[str, Any]) -> None:
-        """One line; TypeError when something in it is not JSON, and then there is no line."""
-        self._waiting.append(_encode(log).encode() + b"\n")
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """A line for each; TypeError when something in them is not JSON, and then there is none."""
+        self._waiting += [_encode(log).encode() + b"\n" for log in logs]
+        self._unread += logs
 
     def flush(self) -> None:
         """Into the file, where others can read it. ConfigError: the disk refuses (it is full, say), nothing of it is in
@@ -131,8 +163,11 @@ class Journal:
             self._disk.close()
             os.close(self._descriptor)
 
-    def read_logs(self) -> Iterator[dict[str, Any]]:
-        """Also those that are in memory still."""
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        """All, those in memory included; or what was appended since: nobody else appends what Optuna must hear of."""
+        logs, self._unread = self._unread, []
+        if log_number_from:
+            return logs
         self.flush()
         return read_logs(self.path)
 
@@ -189,6 +224,56 @@ class _Disk:
         self._is_closed.set()
         self.is_behind.set()
         self._thread.join()
+
+
+class JournalStudy:
+    """A study in a journal file, for the only tuner that writes it."""
+
+    def __init__(self, path: Path, name: str, directions: Sequence[StudyDirection]) -> None:
+        """ConfigError: another process has it open, it cannot be written, it is damaged."""
+        self._journal = Journal(path)
+        try:
+            self.is_new = self._journal.is_empty
+            self.storage: BaseStorage = JournalStorage(self._journal)
+            if self.is_new:
+                self.study_id = silently(lambda: self.storage.create_new_study(directions, name))
+            else:
+                self.study_id = study_in(self.storage, name, path)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def do(self, action: Callable[[], T]) -> T:
+        """With the storage."""
+        return action()
+
+    def sync(self, wait: bool = False) -> None:
+        self._journal.sync(wait)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def study_in(storage: BaseStorage, name: str | None, path: Path) -> int:
+    """The id of the study of that name in a journal, or of the only one: an experiment may get another name.
+    ConfigError: it is not there."""
+    there = {study.study_name: study._study_id for study in storage.get_all_studies()}
+    if name in there:
+        return there[name]
+    if len(there) == 1:
+        return next(iter(there.values()))
+    held = f"holds the experiments {', '.join(map(repr, there))}" if there else "is empty"
+    raise ConfigError(f"{path} {held}" + (f", not {name!r}" if name is not None else ""))
+
+
+def silently(action: Callable[[], T]) -> T:
+    """Optuna logs on stderr what is no news to the user of an experiment."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return action()
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
 def has_reports(path: Path) -> bool:

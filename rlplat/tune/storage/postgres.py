@@ -3,7 +3,7 @@
 server = Server("postgresql://user@host/database", say=print)
 connection = server.connect()
 server.patiently(lambda: ...)            # again and again while the server is away
-with limited(connection): ...            # a server that hangs is as one that went away
+with limited(lambda: connection): ...    # a server that hangs is as one that went away
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlplat.tune.storage.address import problem_of, shown
 try:
     import psycopg2
     from psycopg2.extensions import make_dsn, parse_dsn
-    from sqlalchemy.pool import NullPool
+    from sqlalchemy.pool import StaticPool
 except ImportError:
     raise MissingExtra("psycopg2-binary", "postgres", "--storage postgresql://...") from None
 
@@ -102,18 +102,17 @@ class Server:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
-    def optuna_storage(self, **settings: Any) -> RDBStorage:
-        """Each of its transactions makes a connection of its own, so that none outlives a server that starts anew."""
-
-        def connect() -> Any:
-            connection = self.patiently(self.connect)
-            connection.autocommit = False
-            return connection
-
-        engine = {"creator": connect, "poolclass": NullPool}
+    def optuna_storage(self, connect: Callable[[], Any], *, read_only: bool = False) -> RDBStorage:
+        """Over one connection, for which `connect` is called again where it has ended. read_only: no table is made, and
+        what is read is of one moment."""
+        engine: dict[str, Any] = {"creator": connect, "poolclass": StaticPool}
+        if read_only:
+            engine["isolation_level"] = "REPEATABLE READ"
         try:
             with drivers_errors():
-                return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, **settings)
+                return RDBStorage(
+                    "postgresql+psycopg2://", engine_kwargs=engine, skip_table_creation=read_only
+                )
         except (RuntimeError, StorageInternalError) as error:  # a schema of another version of Optuna
             raise ConfigError(f"{self.place}: {line_of(error)}") from None
 
@@ -131,11 +130,12 @@ def drivers_errors() -> Iterator[None]:
 
 
 @contextmanager
-def limited(connection: Any) -> Iterator[None]:
-    """libpq waits for a reply for ever: after `REPLY_S` the connection is shut, and the call fails."""
+def limited(connection: Callable[[], Any]) -> Iterator[None]:
+    """libpq waits for a reply for ever: after `REPLY_S` the connection is shut, and the call fails. connection: the one
+    that is in use by then."""
 
     def shut() -> None:
-        with suppress(psycopg2.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        with suppress(psycopg2.Error, OSError), socket.socket(fileno=os.dup(connection().fileno())) as pipe:
             pipe.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(REPLY_S, shut)

@@ -10,15 +10,14 @@ How a `Trial` is kept, in Optuna's terms (`optuna.load_study` and optuna-dashboa
 
     params, distributions         what was drawn
     intermediate values           {n: metric} of the n-th report that counts, n = 1, 2, ...
-    system attribute report:<n>   [progress, step, metrics...] of it, where that is not [n, n, metric]
-    system attribute at           [n, step, progress] where that is not what the n-th report said
-    system attribute trial        everything else that is not in the other places, written when it changes
+    system attribute report:<n>   [progress, step, life, [metrics...]] of it
+    system attribute trial        everything else, written when it changes
     user attributes               config; metrics (the last report, at the end); error
     state                         RUNNING until it ends; COMPLETE, PRUNED (stopped by the scheduler), FAIL
     value                         the metric of the last report
 
-A trial that goes back to a checkpoint has more intermediate values than reports that count. System attribute `counts`
-is [how many count, how many there are]; it is written with each report until the old ones are overwritten.
+`trial` says how many reports counted when it was written (`reports`); those after them count if they are of the same
+life. A trial that goes back to a checkpoint begins its next life, so what it had reported beyond counts no more.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
@@ -36,51 +37,42 @@ from rlplat.tune.storage.address import is_url, shown
 from rlplat.tune.storage.plain_values import as_json, as_plain, key_that_is_no_text
 
 try:
-    from optuna.distributions import BaseDistribution, distribution_to_json
+    from optuna.distributions import BaseDistribution
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.storages import BaseStorage, JournalStorage
+    from optuna.study import StudyDirection
+    from optuna.trial import FrozenTrial
     from optuna.trial import TrialState as OptunaState
 
-    from rlplat.tune.storage.journal_writer import JournalWriter, StoredTrial, read_journal
+    from rlplat.tune.storage.journal import JournalStudy, ReadJournal, study_in
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
 
+T = TypeVar("T")
 Direction = Literal["max", "min"]
 
+_DIRECTIONS: dict[Direction, StudyDirection] = {
+    "max": StudyDirection.MAXIMIZE,
+    "min": StudyDirection.MINIMIZE,
+}
 _OPTUNA_STATES = {
     TrialState.COMPLETE: OptunaState.COMPLETE,
     TrialState.STOPPED: OptunaState.PRUNED,
     TrialState.FAILED: OptunaState.FAIL,
 }
+_METRIC_NAMES = "study:metric_names"
+"""The study's system attribute in which Optuna keeps them (`Study.set_metric_names`)."""
 
 
-class StudyWriter(Protocol):
-    """A storage as `Study` uses it: written without waiting, confirmed by `sync`."""
+class OpenStudy(Protocol):
+    """One of Optuna's storages, open at one of its studies for the only tuner that writes it."""
 
+    storage: BaseStorage
+    study_id: int
     is_new: bool
-    directions: list[str]
 
-    def create_trial(
-        self, number: int, params: dict[str, float], distributions: dict[str, str],
-        user_attrs: dict[str, Any], system_attrs: dict[str, Any],
-    ) -> None:  # fmt: skip
-        """params: in Optuna's internal form (a choice is its index); distributions: as JSON."""
-        ...
-
-    def set_intermediate_value(self, number: int, step: int, value: float) -> None: ...
-
-    def set_user_attr(self, number: int, key: str, value: Any) -> None: ...
-
-    def set_system_attr(self, number: int, key: str, value: Any) -> None: ...
-
-    def finish_trial(self, number: int, state: OptunaState, values: Sequence[float] | None) -> None: ...
-
-    def set_study_attr(self, key: str, value: Any) -> None: ...
-
-    def set_metric_names(self, names: Sequence[str]) -> None: ...
-
-    def study_attrs(self) -> dict[str, Any]: ...
-
-    def load_trials(self) -> list[StoredTrial]:
-        """By number."""
+    def do(self, action: Callable[[], T]) -> T:
+        """With the storage; again, where it is not known whether it was done."""
         ...
 
     def sync(self, wait: bool = False) -> None: ...
@@ -92,30 +84,24 @@ class StudyWriter(Protocol):
 class _Written:
     """What the storage knows of a trial that has not ended."""
 
-    reports: int = 0
-    """Intermediate values that count."""
-    highest: int = 0
-    """Intermediate values that are there; more than `reports` after a step back to a checkpoint."""
-    at: tuple[int, float] = (0, 0.0)
-    """(step, progress)."""
+    trial_id: int
+    """Optuna's."""
     config: str = ""
     """The user attribute."""
     record: str = ""
-    is_changed: bool = False
-    """Its config is no longer the one it began with (PBT)."""
+    reports: int = 0
+    """That count."""
+    life: int = 0
 
 
 class Study:
-    def __init__(
-        self, writer: StudyWriter, storage: str | Path, name: str, directions: Sequence[Direction]
-    ) -> None:
-        """`Study.open` makes one."""
-        self._writer = writer
+    def __init__(self, open_study: OpenStudy, storage: str | Path, name: str, direction: Direction) -> None:
+        """`Study.open` makes one. direction: of the first metric."""
+        self._open = open_study
         self._storage, self._name = storage, name
         self._is_closed = False
-        self._sign = -1.0 if directions[0] == "min" else 1.0
+        self._sign = -1.0 if direction == "min" else 1.0
         self._written: dict[int, _Written] = {}
-        self._described_by_name: dict[str, tuple[BaseDistribution, str]] = {}
         self.distributions: Callable[[dict[str, Any]], Mapping[str, BaseDistribution]] = lambda params: {}
         """What the params of a new trial were drawn from: a searcher with a model of Optuna's says it."""
 
@@ -127,15 +113,16 @@ class Study:
         """storage: a path, or postgresql://user@host/database. resume: the study may be there already (if the tuner
         was killed before it had written anything, it is not). say: for what the user must know, such as a server that
         is waited for. ConfigError: it is there and resume is False; it cannot be reached; another process is at it."""
-        writer: StudyWriter
+        ways = [_DIRECTIONS[direction] for direction in directions]
+        study: OpenStudy
         if is_url(storage):
-            from rlplat.tune.storage.database import DatabaseWriter
+            from rlplat.tune.storage.database import DatabaseStudy
 
-            writer = DatabaseWriter(str(storage), name, directions, resume=resume, say=say)
+            study = DatabaseStudy(str(storage), name, ways, resume=resume, say=say)
         else:
-            writer = JournalWriter(Path(storage), name, directions)
+            study = JournalStudy(Path(storage), name, ways)
         try:
-            if not writer.is_new and not resume:
+            if not study.is_new and not resume:
                 other = (
                     "give the new one another name (--set name=...)"
                     if is_url(storage)
@@ -144,22 +131,24 @@ class Study:
                 raise ConfigError(
                     f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
                 )
-            if writer.directions != list(directions):
+            there = study.do(lambda: study.storage.get_study_directions(study.study_id))
+            if there != ways:
+                were = ["max" if way is StudyDirection.MAXIMIZE else "min" for way in there]
                 raise ConfigError(
-                    f"mode was {', '.join(writer.directions)} and is {', '.join(directions)} now; an experiment goes "
-                    "on with what it began with: start a new one with --out"
+                    f"mode was {', '.join(were)} and is {', '.join(directions)} now; an experiment goes on with what "
+                    "it began with: start a new one with --out"
                 )
         except BaseException:
-            writer.close()
+            study.close()
             raise
-        return cls(writer, storage, name, directions)
+        return cls(study, storage, name, directions[0])
 
     # ----------------------------------------------------------------------------------------- the experiment's own
 
     @property
     def settings(self) -> dict[str, Any]:
         """What `settle` has written."""
-        return self._writer.study_attrs()
+        return self._do(lambda storage, study_id: storage.get_study_user_attrs(study_id))
 
     def settle(self, settings: Mapping[str, Any]) -> None:
         """Write the experiment's settings, as far as they are not there."""
@@ -167,11 +156,16 @@ class Study:
         for key, value in settings.items():
             plain = as_plain(value, key)
             if key not in known or known[key] != plain:
-                self._writer.set_study_attr(key, plain)
+                self._set_study_attr(key, plain)
+
+    def _set_study_attr(self, key: str, value: Any) -> None:
+        self._do(lambda storage, study_id: storage.set_study_user_attr(study_id, key, value))
 
     def name_metrics(self, names: Sequence[str]) -> None:
         """So that Optuna's dashboard writes them at its axes, instead of "Objective 0"."""
-        self._writer.set_metric_names(names)
+        self._do(
+            lambda storage, study_id: storage.set_study_system_attr(study_id, _METRIC_NAMES, list(names))
+        )
 
     # ------------------------------------------------------------------------------------------------------- trials
 
@@ -179,72 +173,70 @@ class Study:
         """distributions: Optuna's, by the names of `trial.params` that have one; None: `self.distributions` says."""
         if wrong := key_that_is_no_text(trial.config, "config"):
             raise ConfigError(wrong)
-        written = _Written(config=as_json(trial.config, "config"))
-        written.record = as_json(_record(trial), f"trial {trial.number}")
         if distributions is None:
             distributions = self.distributions(trial.params)
-        params, described = {}, {}
-        for name, distribution in distributions.items():
-            if name in trial.params:
-                params[name] = distribution.to_internal_repr(trial.params[name])
-                described[name] = self._described(name, distribution)
-        self._writer.create_trial(
-            trial.number, params, described,
-            {"config": json.loads(written.config)}, {"trial": json.loads(written.record)},
-        )  # fmt: skip
-        self._written[trial.number] = written
+        known = {name: domain for name, domain in distributions.items() if name in trial.params}
+        config, record = as_json(trial.config, "config"), self._record(trial, 0, 0)
+        template = FrozenTrial(
+            number=trial.number,
+            trial_id=-1,
+            state=OptunaState.RUNNING,
+            value=None,
+            datetime_start=datetime.now(),
+            datetime_complete=None,
+            params={name: trial.params[name] for name in known},
+            distributions=known,
+            user_attrs={"config": json.loads(config)},
+            system_attrs={"trial": json.loads(record)},
+            intermediate_values={},
+        )
+
+        def create(storage: BaseStorage, study_id: int) -> int:
+            try:  # the answer to this may have been lost
+                return storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+            except KeyError:
+                return storage.create_new_trial(study_id, template)
+
+        self._written[trial.number] = _Written(self._do(create), config, record)
 
     def report(self, trial: Trial) -> None:
         """A report, and if it had values, the last entry of `trial.history`."""
         written, number = self._written[trial.number], len(trial.history)
-        if number <= written.reports:
-            self._note_place(trial, written)
+        if number <= written.reports:  # without values
+            self.note(trial)
             return
         progress, score = trial.history[-1]
-        value = self._sign * score
-        is_again = number <= written.highest
-        report = (progress, trial.step, *trial.values)
-        if is_again or report != (number, number, value):
-            self._writer.set_system_attr(trial.number, f"report:{number}", list(report))
-        self._writer.set_intermediate_value(trial.number, number, value)
-        written.reports, written.at = number, (trial.step, progress)
-        if is_again:
-            self._writer.set_system_attr(trial.number, "counts", [number, written.highest])
-        else:
-            written.highest = number
-        self._note_place(trial, written)
+        self._set_system_attr(
+            trial.number, f"report:{number}", [progress, trial.step, written.life, list(trial.values)]
+        )
+        self._do(
+            lambda storage, _: storage.set_trial_intermediate_value(
+                written.trial_id, number, self._sign * score
+            )
+        )
+        written.reports = number
 
     def note(self, trial: Trial) -> None:
         """Whatever else has changed; a shorter `trial.history`: it has gone back to a checkpoint."""
         written = self._written[trial.number]
+        if len(trial.history) < written.reports:
+            written.life += 1
+        written.reports = len(trial.history)
+        record = self._record(trial, written.reports, written.life)
+        if record != written.record:
+            self._set_system_attr(trial.number, "trial", json.loads(record))
+            written.record = record
         config = as_json(trial.config, "config")
-        written.is_changed = written.is_changed or config != written.config
-        if len(trial.history) != written.reports:
-            written.reports, written.at = len(trial.history), (-1, 0.0)
-            self._writer.set_system_attr(trial.number, "counts", [written.reports, written.highest])
-        self._note_place(trial, written)
-        record = _record(trial)
-        if written.is_changed:
-            record["config"] = trial.config  # in one line with the checkpoint that it goes on from
-        text = as_json(record, f"trial {trial.number}")
-        if text != written.record:
-            self._writer.set_system_attr(trial.number, "trial", json.loads(text))
-            written.record = text
         if config != written.config:  # for who looks at the storage
-            self._writer.set_user_attr(trial.number, "config", json.loads(config))
+            self._set_user_attr(trial.number, "config", json.loads(config))
             written.config = config
-
-    def _note_place(self, trial: Trial, written: _Written) -> None:
-        if written.at != (trial.step, trial.progress):
-            written.at = (trial.step, trial.progress)
-            self._writer.set_system_attr(trial.number, "at", [len(trial.history), *written.at])
 
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended: the last word on it."""
         if trial.last:
-            self._writer.set_user_attr(trial.number, "metrics", as_plain(trial.last, "metrics"))
+            self._set_user_attr(trial.number, "metrics", as_plain(trial.last, "metrics"))
         if trial.error:
-            self._writer.set_user_attr(trial.number, "error", trial.error)
+            self._set_user_attr(trial.number, "error", trial.error)
         self.note(trial)
         self._finish(trial)
 
@@ -253,7 +245,14 @@ class Study:
         values = [float(value) for value in trial.values]
         if not values or any(math.isnan(value) for value in values):
             state = OptunaState.FAIL  # Optuna's best_trial and samplers take a COMPLETE one to have a value
-        self._writer.finish_trial(trial.number, state, None if state is OptunaState.FAIL else values)
+        given = None if state is OptunaState.FAIL else values
+        trial_id = self._written[trial.number].trial_id
+
+        def finish(storage: BaseStorage, study_id: int) -> None:
+            with suppress(UpdateFinishedTrialError):  # the answer to this was lost
+                storage.set_trial_state_values(trial_id, state, given)
+
+        self._do(finish)
         del self._written[trial.number]
 
     def load(self) -> list[Trial]:
@@ -262,22 +261,23 @@ class Study:
         if self._is_closed:
             return self.read(self._storage, self._name)
         trials = []
-        for stored in self._writer.load_trials():
+        for stored in self._do(lambda storage, study_id: storage.get_all_trials(study_id, deepcopy=False)):
             trial = restored(stored, self._sign)
             trials.append(trial)
-            if not stored.is_finished:
+            if not stored.state.is_finished():
                 self._go_on(trial, stored)
         return trials
 
-    def _go_on(self, trial: Trial, stored: StoredTrial) -> None:
+    def _go_on(self, trial: Trial, stored: FrozenTrial) -> None:
+        record = stored.system_attrs["trial"]
         self._written[trial.number] = _Written(
-            reports=len(trial.history),
-            highest=_highest(stored),
-            at=(trial.step, trial.progress),
-            config=as_json(stored.user_attrs["config"], "config"),
-            record=as_json(stored.system_attrs["trial"], "trial"),
-            is_changed="config" in stored.system_attrs["trial"],
+            stored._trial_id,
+            as_json(stored.user_attrs["config"], "config"),
+            as_json(record, "trial"),
+            len(trial.history),
+            record.get("life", 1),
         )
+        self.note(trial)  # one that an earlier version wrote is kept in this one's way from here on
         if trial.state.has_ended:  # killed between the trial's last word and Optuna's
             self._finish(trial)
 
@@ -288,52 +288,63 @@ class Study:
         if is_url(storage):
             from rlplat.tune.storage.database import read_database
 
-            study = read_database(str(storage), name)
+            directions, trials = read_database(str(storage), name)
         else:
-            study = read_journal(Path(storage), name)
-        sign = -1.0 if study.directions[0] == "min" else 1.0
-        return [restored(stored, sign) for stored in study.trials]
+            path = Path(storage)
+            journal = JournalStorage(ReadJournal(path))
+            study_id = study_in(journal, name, path)
+            directions = journal.get_study_directions(study_id)
+            trials = journal.get_all_trials(study_id, deepcopy=False)
+        sign = -1.0 if directions[0] is StudyDirection.MINIMIZE else 1.0
+        return [restored(stored, sign) for stored in trials]
 
     def sync(self, wait: bool = False) -> None:
         """What was said survives the end of this process. wait: and that of the machine; before something is deleted
         that the storage named until now. ConfigError: the disk is full, the server stays away; nothing is lost."""
-        self._writer.sync(wait)
+        self._open.sync(wait)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._writer.close()
+            self._open.close()
 
-    # ------------------------------------------------------------------------------------------------------- a Trial
+    def _do(self, action: Callable[[BaseStorage, int], T]) -> T:
+        return self._open.do(lambda: action(self._open.storage, self._open.study_id))
 
-    def _described(self, name: str, distribution: BaseDistribution) -> str:
-        known = self._described_by_name.get(name)
-        if known is None or known[0] is not distribution:
-            known = self._described_by_name[name] = (distribution, distribution_to_json(distribution))
-        return known[1]
+    def _set_system_attr(self, number: int, key: str, value: Any) -> None:
+        trial_id = self._written[number].trial_id
+        self._do(lambda storage, _: storage.set_trial_system_attr(trial_id, key, value))
+
+    def _set_user_attr(self, number: int, key: str, value: Any) -> None:
+        trial_id = self._written[number].trial_id
+        self._do(lambda storage, _: storage.set_trial_user_attr(trial_id, key, value))
+
+    @staticmethod
+    def _record(trial: Trial, reports: int, life: int) -> str:
+        """The system attribute `trial`, as JSON."""
+        record: dict[str, Any] = {
+            "state": trial.state.value,
+            "seed": trial.seed,
+            "params": trial.params,
+            "config": trial.config,
+            "reports": reports,
+            "life": life,
+            "step": trial.step,
+            "progress": trial.progress,
+        }
+        if trial.last and not trial.state.has_ended:
+            record["last"] = trial.last  # `end` writes it as the user attribute `metrics`
+            record["last_step"] = trial.step
+        if trial.checkpoint is not None:
+            mark = trial.checkpoint
+            record["checkpoint"] = [mark.step, mark.name, mark.progress]
+        for key in ("failures", "error", "notes", "run_s"):
+            if value := getattr(trial, key):
+                record[key] = value
+        return as_json(record, f"trial {trial.number}")
 
 
-def _record(trial: Trial) -> dict[str, Any]:
-    record: dict[str, Any] = {"state": trial.state.value, "seed": trial.seed, "params": trial.params}
-    if trial.last and not trial.state.has_ended:
-        record["last"] = trial.last  # `end` writes it as the user attribute `metrics`
-        record["last_step"] = trial.step
-    if trial.checkpoint is not None:
-        mark = trial.checkpoint
-        record["checkpoint"] = [mark.step, mark.name, mark.progress]
-    for key in ("failures", "error", "notes", "run_s"):
-        if value := getattr(trial, key):
-            record[key] = value
-    return record
-
-
-def _highest(stored: StoredTrial) -> int:
-    """The last report of which anything was written: a tuner may have died in the middle of one."""
-    begun = (int(key.partition(":")[2]) for key in stored.system_attrs if key.startswith("report:"))
-    return max(*stored.intermediate_values, *begun, 0, 0)
-
-
-def restored(stored: StoredTrial, sign: float) -> Trial:
+def restored(stored: FrozenTrial, sign: float) -> Trial:
     record = stored.system_attrs["trial"]
     trial = Trial(
         number=stored.number,
@@ -347,20 +358,48 @@ def restored(stored: StoredTrial, sign: float) -> Trial:
         notes=record.get("notes", {}),
         run_s=record.get("run_s", 0.0),
     )
-    highest = reports = max(stored.intermediate_values, default=0)
-    counted, then_highest = stored.system_attrs.get("counts", (0, 0))
-    if highest <= then_highest:
-        reports = counted
-    for number in range(1, reports + 1):
-        value = stored.intermediate_values[number]
-        progress, step, *values = stored.system_attrs.get(f"report:{number}", (number, number, value))
-        trial.history.append((progress, sign * value))
-        trial.step, trial.progress, trial.values = step, progress, tuple(values)
-    place = stored.system_attrs.get("at")
-    if place is not None and place[0] == reports:
-        trial.step, trial.progress = place[1:]
+    if "reports" in record:
+        reports, trial.step, trial.progress = record["reports"], record["step"], record["progress"]
+    else:
+        reports, trial.step, trial.progress = _place_in_the_old_way(stored)
+    number = 0
+    while (report := _report(stored, number + 1)) is not None:
+        progress, step, life, values = report
+        number += 1
+        if number > reports:
+            if life != record.get("life"):
+                break
+            trial.step, trial.progress = step, progress
+        trial.values = tuple(values)
+        trial.history.append((progress, sign * values[0]))
     if trial.state.has_ended:
         trial.last = stored.user_attrs.get("metrics", {})
     elif record.get("last_step") == trial.step:
         trial.last = record["last"]
     return trial
+
+
+def _report(stored: FrozenTrial, number: int) -> tuple[float, int, int, list[float]] | None:
+    """The n-th report that counts, if there is one: (progress, step, life, values)."""
+    found = stored.system_attrs.get(f"report:{number}")
+    if found is not None and isinstance(found[-1], list):
+        return tuple(found)
+    if number not in stored.intermediate_values:
+        return None
+    value = stored.intermediate_values[number]  # as versions before 0.2 wrote it
+    progress, step, *values = found or (number, number, value)
+    return progress, step, 0, values
+
+
+def _place_in_the_old_way(stored: FrozenTrial) -> tuple[int, int, float]:
+    """(reports that count, step, progress) of a trial of a version before 0.2: from the attributes `counts`, [how many
+    count, how many there are], and `at`, [reports, step, progress]."""
+    reports = max(stored.intermediate_values, default=0)
+    counted, then_highest = stored.system_attrs.get("counts", (0, 0))
+    if reports <= then_highest:
+        reports = counted
+    at = stored.system_attrs.get("at", (0, 0, 0.0))
+    if at[0] == reports:
+        return reports, at[1], at[2]
+    last = _report(stored, reports)
+    return (reports, last[1], last[0]) if last else (reports, 0, 0.0)

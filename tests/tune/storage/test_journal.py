@@ -41,9 +41,9 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def test_lines_are_in_the_file_when_sync_returns_and_not_before(journal: Journal) -> None:
-    journal.append(log(1))
+    journal.append_logs([log(1)])
     assert journal.path.read_bytes() == b""
-    journal.append(log(2))
+    journal.append_logs([log(2)])
     journal.sync()
     assert numbers(journal.path) == [1, 2]
 
@@ -59,11 +59,11 @@ def test_the_disk_has_them_soon_and_at_once_when_asked(
         fdatasync(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", spy)
-    journal.append(log(1))
+    journal.append_logs([log(1)])
     journal.sync()
     size = journal.path.stat().st_size
     assert soon(lambda: size in synced_sizes)
-    journal.append(log(2))
+    journal.append_logs([log(2)])
     journal.sync(wait=True)
     assert journal.path.stat().st_size in synced_sizes
 
@@ -76,7 +76,7 @@ def test_a_disk_that_fails_later_is_told_by_the_next_sync(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", broken)
-        journal.append(log(1))
+        journal.append_logs([log(1)])
         journal.sync()
 
         def is_told() -> bool:
@@ -119,7 +119,7 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
     for torn in (b"{", b'{"op_code": 9, "worker_id": "x', b"\0" * 5000, b'{"op_code": 2}'):
         path.write_bytes(whole + torn)
         journal = Journal(path)
-        journal.append(log(3))
+        journal.append_logs([log(3)])
         journal.close()
         assert numbers(path) == [0, 1, 2, 3]
     path.write_bytes(b'{"op_code": 0, "study')
@@ -135,20 +135,20 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         path.write_bytes(b"".join([*lines[:3], damaged, *lines[4:]]))
         journal = Journal(path)
         with pytest.raises(ConfigError, match=r"study\.journal is damaged in line 4 \(at byte \d+\)"):
-            list(journal.read_logs())
+            list(journal.read_logs(0))
         journal.close()
 
 
 def test_a_disk_that_takes_a_half_gives_it_back_and_gets_it_later(journal: Journal) -> None:
     """A limit on the size of files makes the kernel write a part and refuse the rest, as a full disk does."""
-    journal.append(log(1))
+    journal.append_logs([log(1)])
     journal.sync()
     before = journal.path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
     try:
-        journal.append(log(2, text="x" * 100))
+        journal.append_logs([log(2, text="x" * 100)])
         for _ in range(2):
             with pytest.raises(
                 ConfigError, match=r"study\.journal cannot be written: File too large; .*--resume"
@@ -158,33 +158,33 @@ def test_a_disk_that_takes_a_half_gives_it_back_and_gets_it_later(journal: Journ
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    journal.append(log(3))
+    journal.append_logs([log(3)])
     journal.sync()
     assert numbers(journal.path) == [1, 2, 3]
 
 
 def test_a_journal_that_was_removed_is_noticed(journal: Journal) -> None:
-    journal.append(log(1))
+    journal.append_logs([log(1)])
     journal.sync()
     journal.path.unlink()
-    journal.append(log(2))
+    journal.append_logs([log(2)])
     with pytest.raises(ConfigError, match="was removed while the experiment was going"):
         journal.sync()
 
 
 def test_reading_sees_the_lines_of_others_and_those_in_memory(journal: Journal) -> None:
-    journal.append(log(1))
-    assert [entry["user_attr"]["n"] for entry in journal.read_logs()] == [1]
+    journal.append_logs([log(1)])
+    assert [entry["user_attr"]["n"] for entry in journal.read_logs(0)] == [1]
     with open(journal.path, "ab") as other:  # optuna-dashboard saves a note
         other.write(json.dumps(log(2)).encode() + b"\n")
-    journal.append(log(3))
-    assert [entry["user_attr"]["n"] for entry in journal.read_logs()] == [1, 2, 3]
+    journal.append_logs([log(3)])
+    assert [entry["user_attr"]["n"] for entry in journal.read_logs(0)] == [1, 2, 3]
 
 
 def test_what_is_not_json_is_refused_and_leaves_no_line(journal: Journal) -> None:
     with pytest.raises(TypeError):
-        journal.append(log(1, bad=object()))
-    journal.append(log(2))
+        journal.append_logs([log(1, bad=object())])
+    journal.append_logs([log(2)])
     journal.sync()
     assert numbers(journal.path) == [2]
 
@@ -195,10 +195,11 @@ from pathlib import Path
 from rlplat.tune.storage.journal import Journal
 
 journal = Journal(Path(sys.argv[1]))
-number = sum(1 for _ in journal.read_logs())
+number = sum(1 for _ in journal.read_logs(0))
 while True:
     for _ in range(number % 7 + 1):
-        journal.append({"op_code": 2, "study_id": 0, "user_attr": {"n": number}, "text": "x" * (number % 5 * 3000)})
+        log = {"op_code": 2, "study_id": 0, "user_attr": {"n": number}, "text": "x" * (number % 5 * 3000)}
+        journal.append_logs([log])
         number += 1
     journal.sync()
     print(number, flush=True)
