@@ -54,7 +54,11 @@ class RlplatJudge:
         self.scheduler = make_scheduler(settings_of(method, max_progress), stop={"step": max_progress})
         self.scheduler.open(seed, None)
         spec = ExperimentSpec(
-            None, {}, metric=("score",), mode=("max",), stop={"step": max_progress}, checkpoint_period=10**9
+            trainable=None,
+            metric="score",
+            mode=("max",),
+            stop={"step": max_progress},
+            checkpoint_period=10**9,
         )
         self._experiment = Experiment(spec, Endless(), self.scheduler, trial_seed=lambda number: number)
 

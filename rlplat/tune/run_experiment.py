@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from rlplat.tune.results.directory import ExperimentDirectory, refuse_existing, 
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search.samplers import distributions
 from rlplat.tune.search.search import Searcher, make_searcher
-from rlplat.tune.settings.experiment_file import searcher_of
 from rlplat.tune.settings.saved_experiment import refuse_changes, settings_of
 from rlplat.tune.settings.spec import ExperimentSpec, check_demand, check_silence
 from rlplat.tune.space.space import Space
@@ -61,27 +59,8 @@ def run(
     resume: go on with the experiment in `out`. progress: show a table (on a terminal) or lines.
     Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
     """
-    spec = ExperimentSpec(
-        trainable=trainable,
-        space=space,
-        metric=_names(metric),
-        mode=_names(mode),  # type: ignore[arg-type]
-        num_samples=num_samples,
-        stop={} if stop is None else stop,
-        resources=resources,
-        searcher=searcher_of(searcher),
-        scheduler=scheduler,
-        max_concurrent=max_concurrent,
-        seed=seed,
-        seeds_per_trial=seeds_per_trial,
-        max_failures=max_failures,
-        max_silence_s=max_silence_s,
-        checkpoint_period=checkpoint_period,
-        time_budget_s=time_budget_s,
-        name=name,
-        out=Path(out) if out is not None else Path(),
-        storage=storage,
-    )
+    settings = {key: value for key, value in locals().items() if key in ExperimentSpec.model_fields}
+    spec = ExperimentSpec(config=space, **settings)
     return run_experiment(spec, resume=resume, progress=progress)
 
 
@@ -111,7 +90,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
 
 
 def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, view: View) -> Analysis:
-    space = Space.parse(spec.space)
+    space = Space.parse(spec.config)
     scheduler = make_scheduler(spec.scheduler, kind.unit, stop=spec.stop)
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
@@ -165,9 +144,3 @@ def _open_study(spec: ExperimentSpec, directory: ExperimentDirectory, resume: bo
 def trial_seed(seed: int, number: int) -> int:
     """32 bits for trial `number` of an experiment with this seed."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
-
-
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    return (given,) if isinstance(given, str) else tuple(given)

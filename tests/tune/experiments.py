@@ -40,7 +40,14 @@ def write_experiment(
     num_running: int = 0,
 ) -> list[Trial]:
     """The last `num_running` trials have not ended; of the others every seventh has failed, every third was stopped."""
-    spec = ExperimentSpec("ppo", space, tuple(metric), tuple(mode), num_samples=num_trials, name=path.name)
+    spec = ExperimentSpec(
+        trainable="ppo",
+        config=space,
+        metric=tuple(metric),
+        mode=tuple(mode),
+        num_samples=num_trials,
+        name=path.name,
+    )
     parsed, rng = Space.parse(space), np.random.default_rng(1)
     trials = []
     with ExperimentDirectory.open(path, spec, resume=False) as directory:

@@ -54,7 +54,7 @@ class Population:
         self.rng = random.Random(order) if order is not None else None
         self.spec = ExperimentSpec(
             trainable=None,
-            space=space,
+            config=dict(space),
             num_samples=num_samples,
             seed=seed,
             **{"metric": ("score",), "mode": ("max",), **settings},

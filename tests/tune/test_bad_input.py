@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -34,7 +33,9 @@ class Steps:
         return {"accuracy": 1.0}
 
 
-SPEC = ExperimentSpec(train, {"alpha": tune.uniform(0, 1)}, metric=("accuracy",), name="bad", out=Path("exp"))
+SPEC = ExperimentSpec(
+    trainable=train, config={"alpha": tune.uniform(0, 1)}, metric="accuracy", name="bad", out="exp"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,63 +46,68 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert list(tmp_path.glob("exp*")) + list(tmp_path.glob("runs")) == []
 
 
+def spec_with(origins: dict[str, str] | None = None, **changes: Any) -> ExperimentSpec:
+    return ExperimentSpec(**{**dict(SPEC), **changes}).written_at(origins or {})
+
+
 def complaint(**changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        replace(SPEC, **changes).checked()
+        spec_with(**changes).checked()
     return str(caught.value)
 
 
 def test_what_is_right_is_settled() -> None:
     spec = SPEC.checked()
     assert (spec.metric, spec.mode, spec.name, spec.out) == (("accuracy",), ("max",), "bad", Path("exp"))
-    assert spec.checked() == spec
-    spec = replace(SPEC, name="", out=Path()).checked()
+    assert spec.checked() is spec
+    spec = spec_with(name="", out=Path()).checked()
     assert spec.name == "train" and str(spec.out).startswith("runs/train-20")
-    assert replace(SPEC, out=Path("~/exp")).checked().out == Path.home() / "exp"
-    assert replace(SPEC, metric=("a", "b")).checked().mode == ("max", "max")
+    assert spec_with(out=Path("~/exp")).checked().out == Path.home() / "exp"
+    assert spec_with(metric=("a", "b")).checked().mode == ("max", "max")
 
 
 def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -> None:
     pytest.importorskip("torch")
-    spec = ExperimentSpec("ppo", {"env": "CartPole-v1"}, stop={"env_steps": 5000}).checked()
+    spec = ExperimentSpec(trainable="ppo", config={"env": "CartPole-v1"}, stop={"env_steps": 5000}).checked()
     assert spec.metric == ("episode_return_mean",) and spec.name == "ppo"
-    assert spec.space == {"env": "CartPole-v1", "stop": {"env_steps": 5000}}
-    kept = replace(spec, space={"env": "CartPole-v1", "stop": {"env_steps": 7}}).checked()
-    assert kept.space["stop"] == {"env_steps": 7}
+    assert spec.config == {"env": "CartPole-v1", "stop": {"env_steps": 5000}}
+    config = {"env": "CartPole-v1", "stop": {"env_steps": 7}}
+    kept = ExperimentSpec(**{**dict(spec), "config": config}).checked()
+    assert kept.config["stop"] == {"env_steps": 7}
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_samples": 0}, "num_samples is a whole number of at least 1, not 0"),
-        ({"num_samples": 2.5}, "num_samples is a whole number of at least 1, not 2.5"),
-        ({"num_samples": True}, "num_samples is a whole number"),
-        ({"max_concurrent": 0}, "max_concurrent is a whole number of at least 1, not 0"),
-        ({"seeds_per_trial": 0}, "seeds_per_trial is a whole number of at least 1"),
-        ({"max_failures": -1}, "max_failures is a whole number of at least 0, not -1"),
-        ({"seed": -1}, "seed is a whole number of at least 0"),
-        ({"max_silence_s": 0}, "max_silence_s is a number of seconds above 0, not 0"),
-        ({"time_budget_s": math.nan}, "time_budget_s is a number of seconds above 0, not nan"),
-        ({"stop": {"accuracy": "high"}}, "stop.accuracy is a number to be reached, not 'high'"),
-        ({"stop": {"accuracy": math.nan}}, "stop.accuracy is a number to be reached, not nan"),
-        ({"time_budget_s": math.inf}, "time_budget_s is a number of seconds above 0, not inf"),
-        ({"stop": {"accuracy": math.inf}}, "stop.accuracy is a number to be reached, not inf"),
-        ({"resources": {"cpu": -1}}, "resources.cpu is a number of at least 0, not -1"),
-        ({"resources": {"gpu": 1.5}}, "resources.gpu is a share of one GPU or a whole number, not 1.5"),
+        ({"num_samples": 0}, "'num_samples' (from argument num_samples): 0 (must be a whole number from 1"),
+        ({"num_samples": 2.5}, "'num_samples' (from argument num_samples): 2.5 (must be a whole number from 1"),
+        ({"num_samples": True}, "'num_samples' (from argument num_samples): true (must be a whole number"),
+        ({"max_concurrent": 0}, "'max_concurrent' (from argument max_concurrent): 0 (must be a whole number from 1"),
+        ({"seeds_per_trial": 0}, "'seeds_per_trial' (from argument seeds_per_trial): 0 (must be a whole number from 1"),
+        ({"max_failures": -1}, "'max_failures' (from argument max_failures): -1 (must be a whole number from 0"),
+        ({"seed": -1}, "'seed' (from argument seed): -1 (must be a whole number from 0"),
+        ({"max_silence_s": 0}, "'max_silence_s' (from argument max_silence_s): 0 (must be a number above 0"),
+        ({"time_budget_s": math.nan}, "'time_budget_s' (from argument time_budget_s): nan (must be a number above 0"),
+        ({"stop": {"accuracy": "high"}}, "'stop.accuracy' (from argument stop): 'high' (must be a number)"),
+        ({"stop": {"accuracy": math.nan}}, "'stop.accuracy' (from argument stop): nan (must be a number)"),
+        ({"time_budget_s": math.inf}, "'time_budget_s' (from argument time_budget_s): inf (must be a number above 0"),
+        ({"stop": {"accuracy": math.inf}}, "'stop.accuracy' (from argument stop): inf (must be a number)"),
+        ({"resources": {"cpu": -1}}, "'resources.cpu' (from argument resources): -1 (must be a number of at least 0)"),
+        ({"resources": {"gpu": 1.5}}, "{'gpu': 1.5} (gpu is a share of one GPU or a whole number)"),
         ({"resources": {"num_cpus": 1}}, "unknown resource 'num_cpus'; did you mean 'cpu'?"),
         ({"resources": {"GPU": 1}}, "unknown resource 'GPU'; did you mean 'gpu'?"),
         ({"metric": ()}, "which metric is to be the best?"),
         ({"metric": ("a", "a")}, "metric: 'a' is there twice"),
-        ({"mode": ("maximum",)}, "mode is 'max' or 'min', not 'maximum'"),
+        ({"mode": ("maximum",)}, "'mode' (from argument mode): ('maximum',) (must be max or min"),
         ({"metric": ("a", "b"), "mode": ("max",)}, "1 mode (max) for 2 metrics (a, b): give one for each"),
         ({"mode": ("max", "min")}, "2 modes (max, min) for 1 metric (accuracy): give one for each"),
         ({"name": "a/b"}, "name becomes a directory"),
         ({"name": ".."}, "name becomes a directory"),
-        ({"space": {"alpha": tune.uniform(1, 1)}}, "'alpha': uniform: the range is empty: low (1) must be below"),
-        ({"space": {"alpha": {"unifrom": [0, 1]}}}, "'alpha': there is no domain 'unifrom'; did you mean 'uniform'?"),
-        ({"space": {"alpha": tune.grid([])}}, "'alpha': grid: there is nothing to choose from"),
+        ({"config": {"alpha": tune.uniform(1, 1)}}, "'alpha': uniform: the range is empty: low (1) must be below"),
+        ({"config": {"alpha": {"unifrom": [0, 1]}}}, "'alpha': there is no domain 'unifrom'; did you mean 'uniform'?"),
+        ({"config": {"alpha": tune.grid([])}}, "'alpha': grid: there is nothing to choose from"),
         (
-            {"space": {name: tune.grid(range(100)) for name in "abc"}, "num_samples": 2},
+            {"config": {name: tune.grid(range(100)) for name in "abc"}, "num_samples": 2},
             "the grid a (100) x b (100) x c (100) has 1,000,000 points; with num_samples=2 there are 2,000,000 trials",
         ),
         ({"searcher": Searcher("bayes")}, "no searcher 'bayes'"),
@@ -120,7 +126,7 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"trainable": 3}, "3"),
         ({"trainable": lambda: None}, "config"),
         ({"stop": lambda trial, result: True}, "stop is a dict of metrics and what is to be reached, {'step': 100}"),
-        ({"resources": {"cpu": 0}}, "a trial takes at least a share of a CPU, as in {cpu: 0.5}, not {'cpu': 0}"),
+        ({"resources": {"cpu": 0}}, "{'cpu': 0} (a trial takes at least a share of a CPU, as in {cpu: 0.5})"),
         ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; leave storage away"),
         ({"storage": "mysql://host/x"}, "postgresql://"),
         ({"storage": "postgresql://host"}, "postgresql://user@host/database"),
@@ -131,10 +137,8 @@ def test_what_is_wrong_is_one_message(changes: dict[str, Any], said: str) -> Non
 
 
 def test_a_searcher_of_another_kind_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"searcher is a name, a dict with a name, or a tune\.Searcher, not"
-    ):
-        tune.run(train, SPEC.space, metric="accuracy", searcher=Searcher)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"searcher is a name, a dict with a name, or a tune\.Searcher"):
+        tune.run(train, SPEC.config, metric="accuracy", searcher=Searcher)  # type: ignore[arg-type]
 
 
 def test_names_of_ray_say_what_they_are_here() -> None:
@@ -146,13 +150,12 @@ def test_names_of_ray_say_what_they_are_here() -> None:
 
 def test_complaints_about_a_file_say_where() -> None:
     origins = {"scheduler": "exp.yaml:3", "searcher.name": "exp.yaml:4", "searcher": "exp.yaml:4"}
-    origins |= {"config.alpha": "exp.yaml:5", "stop": "exp.yaml:6", "metric": "--set metric", "metric.x": ""}
+    origins |= {"config.alpha": "exp.yaml:5", "metric": "--set metric", "metric.x": ""}
     assert complaint(origins=origins, scheduler="ahsa").startswith(
         "exp.yaml:3: unknown trial scheduler 'ahsa'"
     )
     assert complaint(origins=origins, searcher=Searcher("tp")).startswith("exp.yaml:4: no searcher 'tp'")
-    assert "'alpha' in exp.yaml:5: " in complaint(origins=origins, space={"alpha": tune.uniform(2, 1)})
-    assert complaint(origins=origins, stop={"a": "b"}).startswith("stop.a in exp.yaml:6 is a number")
+    assert "'alpha' in exp.yaml:5: " in complaint(origins=origins, config={"alpha": tune.uniform(2, 1)})
     assert complaint(origins=origins, metric=("a", "a")).startswith("metric (from --set metric): ")
 
 
@@ -181,14 +184,14 @@ def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
     pytest.importorskip("torch")
     base = {"env": "CartPole-v1"}
     origins = {"config.learning_rte": "exp.yaml:7", "config.discount": "exp.yaml:8"}
-    said = complaint(trainable="ppo", origins=origins, space={**base, "learning_rte": tune.uniform(0, 1)})
+    said = complaint(trainable="ppo", origins=origins, config={**base, "learning_rte": tune.uniform(0, 1)})
     assert "unknown key 'learning_rte' in exp.yaml:7; did you mean 'learning_rate'?" in said
-    said = complaint(trainable="ppo", origins=origins, space={**base, "discount": tune.uniform(0.9, 1.5)})
+    said = complaint(trainable="ppo", origins=origins, config={**base, "discount": tune.uniform(0.9, 1.5)})
     assert "bad value for 'discount' in exp.yaml:8: 1.5" in said or "1.4999" in said
-    said = complaint(trainable="ppo", space={**base, "discount": tune.normal(0.95, 0.05)})
+    said = complaint(trainable="ppo", config={**base, "discount": tune.normal(0.95, 0.05)})
     assert "bad value for 'discount'" in said and "1.1" in said, "what is drawn now and then"
-    ExperimentSpec("ppo", {**base, "discount": tune.normal(0.95, 0.01)}).checked()
-    assert "'env' is not set" in complaint(trainable="ppo", space={})
+    ExperimentSpec(trainable="ppo", config={**base, "discount": tune.normal(0.95, 0.01)}).checked()
+    assert "'env' is not set" in complaint(trainable="ppo", config={})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_the_config_of_an_algorithm_is_tried_before_anything_starts() -> None:
 def test_a_demand_larger_than_the_cluster_names_what_to_lower(
     demand: dict[str, float], changes: dict[str, Any], said: str
 ) -> None:
-    spec = replace(SPEC, origins={"resources.cpu": "exp.yaml:9"} if changes else {}, **changes)
+    spec = spec_with({"resources.cpu": "exp.yaml:9"} if changes else {}, **changes)
     cluster = {"CPU": 2.0, "GPU": 0.0, **({"tpus": 4.0} if "tpu" in demand else {})}
     check_demand({"CPU": 2.0}, cluster, spec)
     with pytest.raises(InfeasibleResources) as caught:

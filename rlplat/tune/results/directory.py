@@ -286,7 +286,7 @@ def domains_of(spec: ExperimentSpec) -> dict[str, Sequence[Any] | None]:
     """The values of each parameter where there are finitely many to choose from, else None."""
     from rlplat.tune.space.space import Options, Space
 
-    domains = Space.parse(spec.space).domains
+    domains = Space.parse(spec.config).domains
     return {name: domain.labels if isinstance(domain, Options) else None for name, domain in domains.items()}
 
 

@@ -18,18 +18,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Any
 
 from rlplat.config import Layer, closest, load_yaml, resolve
 from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
-from rlplat.section import Section
-from rlplat.tune.search.search import Searcher
-from rlplat.tune.settings.spec import ExperimentSpec, Mode
+from rlplat.tune.settings.spec import ExperimentSpec
 from rlplat.tune.space.space import is_domain
 
 SAVED_AS = "experiment.yaml"
@@ -38,31 +33,7 @@ MAX_EXPERIMENTS = 1_000
 """More runs and repeats than this in one file are a mistake."""
 
 
-class ExperimentFile(Section):
-    """The keys of an experiment; `ExperimentSpec` says what they mean."""
-
-    trainable: str
-    config: dict[str, Any] = Field(default_factory=dict)
-    metric: str | list[str] | None = None
-    mode: Literal["max", "min"] | list[Literal["max", "min"]] | None = None
-    num_samples: PositiveInt = 1
-    searcher: str | dict[str, Any] = "random"
-    scheduler: str | dict[str, Any] = "fifo"
-    stop: dict[str, float] = Field(default_factory=dict)
-    resources: dict[str, NonNegativeFloat] | None = None
-    max_concurrent: PositiveInt | None = None
-    seed: NonNegativeInt = 0
-    seeds_per_trial: PositiveInt = 1
-    max_failures: NonNegativeInt = 2
-    max_silence_s: PositiveFloat | None = None
-    checkpoint_period: PositiveInt | None = None
-    time_budget_s: PositiveFloat | None = None
-    name: str = ""
-    out: str = ""
-    storage: str = ""
-
-
-KEYS = tuple(ExperimentFile.model_fields)
+KEYS = tuple(ExperimentSpec.model_fields)
 
 
 def load_experiments(
@@ -97,29 +68,16 @@ def experiment_of(layer: Layer) -> ExperimentSpec:
     for key in ("stop", "resources"):  # null takes a key away that the base has
         if isinstance(given := layer.values.get(key), dict):
             layer.values[key] = {name: value for name, value in given.items() if value is not None}
-    for key in ("config", "stop"):
-        if layer.values.get(key, 0) is None:  # `config:` with nothing below it
-            layer.values[key] = {}
+    if layer.values.get("config", 0) is None:  # `config:` with nothing below it
+        layer.values["config"] = {}
     layer.values.setdefault("trainable", "")  # misspelt: the complaint is about the key that is not known
     if str(layer.values["trainable"]).startswith("__main__:"):
         raise ConfigError(
             f"the trainable {layer.values['trainable']} was defined in a Python program: go on there, with "
             "tune.run(..., out=..., resume=True)"
         )
-    file = resolve(ExperimentFile, [layer])
-    same = {"max_concurrent", "seed", "seeds_per_trial", "max_failures", "max_silence_s", "checkpoint_period"}
-    same |= {"trainable", "num_samples", "stop", "resources", "scheduler", "time_budget_s", "name", "storage"}
-    assert same <= {item.name for item in fields(ExperimentSpec)}
-    origins = {".".join(key): origin for key, origin in layer.origins.items()}
-    return ExperimentSpec(
-        **{key: getattr(file, key) for key in same},
-        space=file.config,
-        metric=_several_words(file.metric),
-        mode=_modes(file.mode),
-        searcher=searcher_of(file.searcher, origins),
-        out=Path.cwd() if file.out == "." else Path(file.out),
-        origins=origins,
-    )
+    spec = resolve(ExperimentSpec, [layer])
+    return spec.written_at({".".join(key): origin for key, origin in layer.origins.items()})
 
 
 def overlay(layers: Sequence[Layer]) -> Layer:
@@ -276,34 +234,6 @@ def named(value: Any) -> Any:
 
 def _name_of(value: Any) -> Any:
     return value.get("name") if isinstance(value, dict) else None
-
-
-def searcher_of(
-    value: str | Mapping[str, Any] | Searcher, origins: Mapping[str, str] | None = None
-) -> Searcher:
-    """From a name, or a name with options. origins: where the file says what."""
-    if isinstance(value, Searcher):
-        return value
-    if isinstance(value, str):
-        return Searcher(value)
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"searcher is a name, a dict with a name, or a tune.Searcher, not {value!r:.80}")
-    options = dict(value)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        at = (origins or {}).get("searcher", "")
-        raise ConfigError(
-            f"'searcher'{f' in {at}' if at else ''} has no name: searcher: {{name: tpe, n_startup_trials: 5}}"
-        )
-    return Searcher(name, options)
-
-
-def _several_words(value: str | list[str] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
-
-
-def _modes(value: Mode | list[Mode] | None) -> tuple[Mode, ...]:
-    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _refuse_other_forms(layer: Layer, path: str) -> None:

@@ -25,7 +25,7 @@ def dump_experiment(spec: ExperimentSpec) -> str:
     is, and without the storage's password."""
     settings: dict[str, Any] = {
         "trainable": _home_of(spec.trainable),
-        "config": _plain(spec.space),
+        "config": _plain(spec.config),
         "metric": _one_or_list(spec.metric),
         "mode": _one_or_list(spec.mode),
         "searcher": _searcher_settings(spec.searcher),

@@ -1,23 +1,25 @@
 """`ExperimentSpec`: one experiment, settled; what `tune.run(...)` and a file in YAML both become.
 
-    spec = ExperimentSpec(train, {"alpha": tune.uniform(0, 1)}, metric=("accuracy",)).checked()
+    spec = ExperimentSpec(trainable=train, config={"alpha": tune.uniform(0, 1)}, metric="accuracy").checked()
 
 `checked()` finds what can be found wrong before anything is on the disk or runs.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_validator
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.section import Count, CountOrZero, Seconds, Section
+from rlplat.setting_types import Words
 from rlplat.tune.search.search import Searcher
 from rlplat.tune.storage.address import problem_of, shown
 
@@ -38,53 +40,114 @@ _RESOURCE_SPELLINGS = {
 }
 
 
-@dataclass(frozen=True)
-class ExperimentSpec:
+def searcher_of(value: Any) -> Searcher:
+    """From a name, or a name with options."""
+    if isinstance(value, Searcher):
+        return value
+    if isinstance(value, str):
+        return Searcher(value)
+    if not isinstance(value, Mapping):
+        raise ValueError("searcher is a name, a dict with a name, or a tune.Searcher")
+    options = dict(value)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError("it has no name, as in {name: tpe, n_startup_trials: 5}")
+    return Searcher(name, options)
+
+
+def _several(value: Any) -> Any:
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
+def _directory(value: Any) -> Path:
+    return Path.cwd() if value == "." else Path(value or "")
+
+
+class ExperimentSpec(Section):
     trainable: Any
     """An algorithm's name ("ppo"), "./file.py:name", "pkg.mod:name", or the function, generator function or class."""
-    space: Mapping[str, Any]
+    config: dict[str, Any] = Field(default_factory=dict)
     """A trial's config: constants, and domains (`tune.uniform(0, 1)`, in YAML `{uniform: [0, 1]}`), at any depth."""
-    metric: tuple[str, ...] = ()
+    metric: Annotated[tuple[str, ...], BeforeValidator(_several), Words("text, or a list of texts")] = ()
     """What is to be the largest or smallest, by name; several: several objectives. Algorithms: episode_return_mean."""
-    mode: tuple[Mode, ...] = ()
+    mode: Annotated[tuple[Mode, ...], BeforeValidator(_several), Words("max or min, or a list of them")] = ()
     """"max" or "min", one for each metric; empty: all max."""
-    num_samples: int = 1
+    num_samples: Count = 1
     """Trials; with grids: how often the whole grid."""
-    stop: Mapping[str, float] = field(default_factory=dict)
-    """A trial is complete when one of these metrics reaches this (`step`: reports; `wall_s`: seconds it ran)."""
-    resources: Mapping[str, float] | None = None
-    """Of one trial in all, its own actors included: {"cpu": 1, "gpu": 0}. None: one CPU; an algorithm's config says
-    how many."""
-    searcher: Searcher = field(default_factory=Searcher)
+    searcher: Annotated[Searcher, PlainValidator(searcher_of)] = Searcher()
+    """A name, or {"name": ..., options}."""
     scheduler: Any = "fifo"
     """A name, {"name": ..., settings}, or a `TrialScheduler`."""
-    max_concurrent: int | None = None
+    stop: dict[str, float] = Field(default_factory=dict)
+    """A trial is complete when one of these metrics reaches this (`step`: reports; `wall_s`: seconds it ran)."""
+    resources: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Of one trial in all, its own actors included: {"cpu": 1, "gpu": 0}. None: one CPU; an algorithm's config says
+    how many."""
+    max_concurrent: Count | None = None
     """Trials at once; None: as many as the cluster has room for."""
-    seed: int = 0
-    seeds_per_trial: int = 1
+    seed: CountOrZero = 0
+    """The root of everything that is drawn."""
+    seeds_per_trial: Count = 1
     """Each config runs so many times side by side in its trial, with different seeds; metrics are their means."""
-    max_failures: int = 2
+    max_failures: CountOrZero = 2
     """How often a trial that crashed or hung begins again from its checkpoint before it counts as failed."""
-    max_silence_s: float | None = None
+    max_silence_s: Seconds | None = None
     """A trial that does not report for so long counts as hung; None: never."""
-    checkpoint_period: int | None = None
+    checkpoint_period: Count | None = None
     """Reports between checkpoints of a trial; None: as often as costs at most a tenth of its time."""
-    time_budget_s: float | None = None
+    time_budget_s: Seconds | None = None
     """After so many seconds no trial begins, and those that run are ended at their next report."""
     name: str = ""
     """Empty: the trainable's."""
-    out: Path = Path()
+    out: Annotated[Path, PlainValidator(_directory)] = Path()
     """The experiment's directory; Path(): runs/<name>-<date>-<time>."""
     storage: str = ""
     """Empty: `<out>/study.journal`; postgresql://user@host/database."""
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Where a key was written, for complaints: {"config.alpha": "experiment.yaml:3"}."""
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _is_checked: bool = PrivateAttr(default=False)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _no_function(cls, value: Any) -> Any:
+        if callable(value):
+            raise ValueError(
+                "stop is a dict of metrics and what is to be reached, {'step': 100}; a trial that is to decide by "
+                "itself returns"
+            )
+        return {} if value is None else value
+
+    @field_validator("resources")
+    @classmethod
+    def _known_resources(cls, resources: dict[str, float] | None) -> dict[str, float] | None:
+        for key, value in (resources or {}).items():
+            if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
+                raise ValueError(f"unknown resource '{key}'; did you mean '{right}'?")
+            if key == "gpu" and value > 1 and value != int(value):
+                raise ValueError("gpu is a share of one GPU or a whole number")
+        if resources is not None and not any(resources.values()):
+            raise ValueError("a trial takes at least a share of a CPU, as in {cpu: 0.5}")
+        return resources
+
+    def __eq__(self, other: object) -> bool:
+        """The same settings, wherever they were written."""
+        return isinstance(other, ExperimentSpec) and dict(self) == dict(other)
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where a key was written, for complaints: {"config.alpha": "experiment.yaml:3"}."""
+        return self._origins
+
+    def written_at(self, origins: Mapping[str, str]) -> Self:
+        """The same, with its `origins`."""
+        spec = self.model_copy()
+        spec._origins = dict(origins)
+        return spec
 
     def origin(self, key: str) -> str:
         """`experiment.yaml:3` for a key of the experiment file (or the nearest key above it), or the empty string."""
-        while key and key not in self.origins:
+        while key and key not in self._origins:
             key = key.rpartition(".")[0]
-        return self.origins.get(key, "")
+        return self._origins.get(key, "")
 
     def where(self, key: str) -> str:
         """The same as a part of a sentence, with a space before it."""
@@ -92,20 +155,22 @@ class ExperimentSpec:
         return f" in {origin}" if ":" in origin else f" (from {origin})" if origin else ""
 
     def checked(self) -> ExperimentSpec:
-        """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing."""
+        """The same with metric, mode, name and out settled; raises ConfigError or MissingExtra. Touches nothing, and
+        does nothing the second time."""
+        if self._is_checked:
+            return self
         from rlplat.tune.schedulers.registry import make_scheduler
         from rlplat.tune.search.search import number_of_trials
         from rlplat.tune.space.space import Space
         from rlplat.tune.trials.trainables import check_trainable
 
-        self._check_numbers()
         _check_storage(self.storage, self.where("storage"))
         kind = check_trainable(self.trainable)
-        spec = replace(self, **self._objectives(kind.is_algorithm), **self._place())
-        if kind.is_algorithm:
-            spec = replace(spec, trainable=kind.name)  # a class that was given becomes its name
-            spec = replace(spec, space=_with_stop(spec.space, spec.stop))
-        space = Space.parse(spec.space, lambda path: spec.origin(".".join(("config", *path))))
+        spec = self.model_copy(update={**self._objectives(kind.is_algorithm), **self._place()})
+        if kind.is_algorithm:  # a class that was given becomes its name
+            settled = {"trainable": kind.name, "config": _with_stop(spec.config, spec.stop)}
+            spec = spec.model_copy(update=settled)
+        space = Space.parse(spec.config, lambda path: spec.origin(".".join(("config", *path))))
         number_of_trials(space, spec.num_samples)
         if kind.is_algorithm:
             _try_configs(spec, space)
@@ -127,6 +192,7 @@ class ExperimentSpec:
 
             scheduler.open(spec.seed, space)
             check_mutations(scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
+        spec._is_checked = True
         return spec
 
     def sample_config(self) -> dict[str, Any]:
@@ -136,59 +202,17 @@ class ExperimentSpec:
         from rlplat.tune.space.space import Space
 
         rng = np.random.default_rng(self.seed)
-        return Space.parse(self.space).draw(lambda name, domain: domain.sample(rng), rng).config
+        return Space.parse(self.config).draw(lambda name, domain: domain.sample(rng), rng).config
 
     def placed(self, key: str, make: Callable[[], Made]) -> Made:
         """make(), with the place of `key` in the experiment file before its complaint."""
         try:
             return make()
         except ConfigError as error:
-            origin = self.origins.get(key, "")
+            origin = self._origins.get(key, "")
             if ":" not in origin or origin in str(error):
                 raise
             raise ConfigError(f"{origin}: {error}") from None
-
-    def _check_numbers(self) -> None:
-        for key, at_least in (
-            ("num_samples", 1), ("max_concurrent", 1), ("seeds_per_trial", 1), ("checkpoint_period", 1),
-            ("max_failures", 0), ("seed", 0),
-        ):  # fmt: skip
-            value = getattr(self, key)
-            if value is None and key in ("max_concurrent", "checkpoint_period"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-                raise ConfigError(
-                    f"{key}{self.where(key)} is a whole number of at least {at_least}, not {value!r}"
-                )
-        for key in ("max_silence_s", "time_budget_s"):
-            value = getattr(self, key)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
-                raise ConfigError(f"{key}{self.where(key)} is a number of seconds above 0, not {value!r}")
-        if not isinstance(self.stop, Mapping):
-            raise ConfigError(
-                f"stop{self.where('stop')} is a dict of metrics and what is to be reached, {{'step': 100}}, not "
-                f"{self.stop!r:.80}; a trial that is to decide by itself returns"
-            )
-        for key, value in self.stop.items():
-            if not _is_number(value) or math.isinf(value):
-                raise ConfigError(
-                    f"stop.{key}{self.where(f'stop.{key}')} is a number to be reached, not {value!r}"
-                )
-        if self.resources is not None and not any(self.resources.values()):
-            raise ConfigError(
-                f"resources{self.where('resources')}: a trial takes at least a share of a CPU, as in {{cpu: 0.5}}, not "
-                f"{dict(self.resources)!r}"
-            )
-        for key, value in (self.resources or {}).items():
-            where = self.where(f"resources.{key}")
-            if right := _RESOURCE_SPELLINGS.get(key.lower(), key.lower() if key in ("CPU", "GPU") else ""):
-                raise ConfigError(f"unknown resource '{key}'{where}; did you mean '{right}'?")
-            if not _is_number(value) or value < 0 or math.isinf(value):
-                raise ConfigError(f"resources.{key}{where} is a number of at least 0, not {value!r}")
-            if key == "gpu" and value > 1 and value != int(value):
-                raise ConfigError(
-                    f"resources.gpu{where} is a share of one GPU or a whole number, not {value!r}"
-                )
 
     def _objectives(self, is_algorithm: bool) -> dict[str, Any]:
         metric = self.metric or ((DEFAULT_METRIC,) if is_algorithm else ())
@@ -200,9 +224,6 @@ class ExperimentSpec:
             )
         if twice := sorted({name for name in metric if metric.count(name) > 1}):
             raise ConfigError(f"metric{self.where('metric')}: '{twice[0]}' is there twice")
-        for word in mode:
-            if word not in ("max", "min"):
-                raise ConfigError(f"mode{self.where('mode')} is 'max' or 'min', not {word!r}")
         if len(mode) != len(metric):
             raise ConfigError(
                 f"mode{self.where('mode')}: {_counted(len(mode), 'mode')} ({', '.join(mode)}) for "
@@ -268,13 +289,13 @@ def _check_storage(storage: str, where: str) -> None:
         )
 
 
-def _with_stop(space: Mapping[str, Any], stop: Mapping[str, float]) -> Mapping[str, Any]:
+def _with_stop(config: dict[str, Any], stop: Mapping[str, float]) -> dict[str, Any]:
     """The config of an algorithm ends where the experiment does: its schedules run to there, and best.yaml trains so
     long."""
-    inner = space.get("stop", {})
+    inner = config.get("stop", {})
     if "env_steps" not in stop or not isinstance(inner, Mapping) or "env_steps" in inner:
-        return space
-    return {**space, "stop": {**inner, "env_steps": int(stop["env_steps"])}}
+        return config
+    return {**config, "stop": {**inner, "env_steps": int(stop["env_steps"])}}
 
 
 def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
@@ -335,10 +356,6 @@ def trainable_name(trainable: Any) -> str:
     else:
         text = getattr(trainable, "__name__", type(trainable).__name__)
     return re.sub(r"[^\w.-]+", "-", text).strip("-.").lower() or "experiment"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _counted(number: int, noun: str) -> str:

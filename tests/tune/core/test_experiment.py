@@ -74,7 +74,7 @@ class Scripted(FIFO):
 
 
 def make(num_trials: int = 2, scheduler: Any = None, **settings: Any) -> Experiment:
-    spec = ExperimentSpec(trainable=None, space={}, **{"metric": ("acc",), "mode": ("max",), **settings})
+    spec = ExperimentSpec(trainable=None, **{"metric": ("acc",), "mode": ("max",), **settings})
     return Experiment(spec, Numbered(num_trials), scheduler or FIFO(), trial_seed=lambda number: 100 + number)
 
 
@@ -330,7 +330,7 @@ def test_a_stop_rule_on_what_nobody_reports_is_refused_at_the_first_report() -> 
 def test_only_grouped_metrics_of_an_algorithm_may_be_missing_at_first() -> None:
     reported = {"episode_return_mean": None, "learner/entropy": 1.0}
     for metric, is_known in (("episode_reward_mean", False), ("eval/return_mean", True)):
-        spec = ExperimentSpec("ppo", {}, metric=(metric,), mode=("max",), num_samples=1, stop={"step": 2})
+        spec = ExperimentSpec(trainable="ppo", metric=metric, mode=("max",), num_samples=1, stop={"step": 2})
         experiment = Experiment(spec, Numbered(1), FIFO(), trial_seed=lambda n: n, is_algorithm=True)
         begun(experiment)
         last = experiment.handle(Reported(0, reported, 1.0))[-1]

@@ -88,7 +88,7 @@ def test_the_table_of_trials() -> None:
 
 
 def test_the_table_of_reports_follows_the_parameters(tmp_path: Path) -> None:
-    spec = ExperimentSpec("ppo", {}, ("loss",), ("min",), name="e")
+    spec = ExperimentSpec(trainable="ppo", metric="loss", mode="min", name="e")
     directory = ExperimentDirectory.open(tmp_path / "e", spec, resume=False)
     trial = a_trial(0, alpha=1, state=TrialState.RUNNING)
     for step, alpha in ((1, 1), (2, 1), (3, 5)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import errno
 import json
 import os
@@ -28,7 +27,9 @@ from rlplat.tune.storage.study import Study
 from tests.tune.studies import begin
 from tests.tune.studies import report as report_to
 
-SPEC = ExperimentSpec("ppo", {"alpha": uniform(0, 1)}, ("accuracy",), ("max",), name="an-experiment")
+SPEC = ExperimentSpec(
+    trainable="ppo", config={"alpha": uniform(0, 1)}, metric="accuracy", mode="max", name="an-experiment"
+)
 
 
 def open_directory(path: Path, *, resume: bool = False, say: Any = pytest.fail) -> ExperimentDirectory:
@@ -289,7 +290,7 @@ def test_best_yaml_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
 def test_another_experiment_is_not_resumed_and_the_lock_is_given_back(tmp_path: Path) -> None:
     open_directory(tmp_path).close()
     before = (tmp_path / "experiment.yaml").read_text()
-    other = dataclasses.replace(SPEC, space={"alpha": uniform(0, 2)})
+    other = SPEC.model_copy(update={"config": {"alpha": uniform(0, 2)}})
     with pytest.raises(ConfigError, match=r"this is not the experiment in .*'config.alpha' was"):
         ExperimentDirectory.open(tmp_path, other, resume=True)
     assert (tmp_path / "experiment.yaml").read_text() == before and not is_running(tmp_path)

@@ -34,7 +34,7 @@ SPACE = {
     "amount": choice([1, "auto"]),
     "is_fast": grid([True, False]),
 }
-SPEC = ExperimentSpec("ppo", SPACE, ("accuracy",), ("max",), name="an-experiment")
+SPEC = ExperimentSpec(trainable="ppo", config=SPACE, metric="accuracy", mode="max", name="an-experiment")
 
 
 def a_trial(number: int, **params: Any) -> Trial:

@@ -88,14 +88,13 @@ def test_what_a_checkpoint_is_made_for_cannot_mutate() -> None:
         "num_envs_per_worker": tune.choice([4, 8]),
     }
     scheduler: dict[str, Any] = {"name": "pbt", "perturbation_period": 1000}
-    spec = ExperimentSpec("ppo", space, stop={"env_steps": 4000}, scheduler=scheduler)
+    spec = ExperimentSpec(trainable="ppo", config=space, stop={"env_steps": 4000}, scheduler=scheduler)
     with pytest.raises(
         ConfigError, match=r"would change 'num_envs_per_worker'.*mutations: \[learning_rate\]"
     ):
         spec.checked()
-    ExperimentSpec(
-        "ppo", space, stop={"env_steps": 4000}, scheduler=scheduler | {"mutations": ["learning_rate"]}
-    ).checked()
+    scheduler["mutations"] = ["learning_rate"]
+    ExperimentSpec(trainable="ppo", config=space, stop={"env_steps": 4000}, scheduler=scheduler).checked()
 
 
 def test_settings_that_the_algorithm_ignores_are_announced() -> None:
