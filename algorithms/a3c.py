@@ -170,30 +170,19 @@ class TorchA3C:
         self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
     ) -> None:
         """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
-        import torch
-
-        from rlplat.rl.torch.device import resolve_precision, use_threads
         from rlplat.rl.torch.network_check import check_network
         from rlplat.rl.torch.networks import make_network
+        from rlplat.rl.torch.trainee import Trainee
 
-        use_threads(num_threads, spec)
-        if config.deterministic:
-            torch.use_deterministic_algorithms(True)
-        precision = resolve_precision(config.learner.precision, spec, torch.device("cpu"))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(seed.generate_state(1)[0]))
-            self._network = make_network(spec, precision)
-        check_network(self._network, spec, torch.device("cpu"))
-
-    def weights(self) -> Weights:
-        from rlplat.rl.torch.weights import weights_of
-
-        return weights_of(self._network)
-
-    def set_weights(self, weights: Weights) -> None:
-        from rlplat.rl.torch.weights import load_weights
-
-        load_weights(self._network, weights)
+        self.trainee = Trainee(
+            config,
+            spec,
+            seed,
+            lambda precision: make_network(spec, precision),
+            device="cpu",
+            num_threads=num_threads,
+        )
+        check_network(self.trainee.network, spec, self.trainee.device)
 
     def gradients(
         self,
@@ -214,7 +203,7 @@ class TorchA3C:
 
         tensor = torch.from_numpy
         rows = tensor(batch.valid_rows())
-        distribution, values, _ = self._network(
+        distribution, values, _ = self.trainee.network(
             {path: tensor(leaf) for path, leaf in obs.items()} if isinstance(obs, dict) else tensor(obs),
             tensor(batch.core_state) if batch.core_state.size else None,
             tensor(episode_starts(batch)),
@@ -230,7 +219,7 @@ class TorchA3C:
             value_coef=value_coef,
             entropy_coef=entropy_coef,
         )
-        names, parameters = zip(*self._network.named_parameters(), strict=True)
+        names, parameters = zip(*self.trainee.network.named_parameters(), strict=True)
         gradients = torch.autograd.grad(loss, parameters)
         # A convolution's gradient may lie in another order of memory than C's.
         arrays = {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
@@ -257,7 +246,7 @@ class A3CWorker:
             self.config, spec, network_seed, num_threads
         )
         self._rollout = RolloutWorker(config, worker_index, incarnation)
-        weights = self._network.weights()
+        weights = self._network.trainee.weights()
         self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
         self._server = ShardedParameterServer(parameter_servers, self._shapes)
         self._versions: Versions = ()
@@ -267,7 +256,7 @@ class A3CWorker:
 
     def publish(self) -> Shapes:
         """Give the servers this worker's initial weights, as version 0; returns the parameters' shapes."""
-        self._server.set_weights(0, self._network.weights())
+        self._server.set_weights(0, self._network.trainee.weights())
         return self._shapes
 
     def learn(self, num_updates: int, env_steps: int) -> None:
@@ -347,7 +336,7 @@ class A3CWorker:
     def _use(self, versions: Versions, weights: Weights) -> None:
         """For acting and for the next gradient the same weights and statistics."""
         self._versions = versions
-        self._network.set_weights(weights)
+        self._network.trainee.set_weights(weights)
         self._rollout.set_weights(versions[0], weights)
         self._normalize_obs.set_weights(weights)
 

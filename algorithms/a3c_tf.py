@@ -12,11 +12,11 @@ from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
 from rlplat.rl.tf import tf
-from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
+from rlplat.rl.tf.device import CPU
 from rlplat.rl.tf.network_check import check_network
 from rlplat.rl.tf.networks import make_network
 from rlplat.rl.tf.tensors import FLOAT, action_signature, graph, obs_signature, obs_tensors, rows
-from rlplat.rl.tf.weights import load_weights, named_variables, weights_of
+from rlplat.rl.tf.trainee import Trainee
 
 
 def tf_a3c_loss(
@@ -47,13 +47,16 @@ class TfA3C:
         self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
     ) -> None:
         """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
-        set_up(num_threads, spec, deterministic=config.deterministic)
-        self._spec = spec
-        with tf.device(CPU):
-            with seeded(seed):
-                self._network = make_network(spec, resolve_precision(config.learner.precision, spec, CPU))
-            check_network(self._network, spec)
-            self._variables = named_variables(self._network)
+        self.trainee = Trainee(
+            config,
+            spec,
+            seed,
+            lambda precision: make_network(spec, precision),
+            lambda network: check_network(network, spec),
+            device=CPU,
+            num_threads=num_threads,
+        )
+        self._spec, self._network = spec, self.trainee.network
         state_size = int(getattr(self._network, "state_size", 0))
         self._has_core = state_size > 0
         self._gradients = graph(
@@ -67,12 +70,6 @@ class TfA3C:
             FLOAT,
             FLOAT,
         )
-
-    def weights(self) -> Weights:
-        return weights_of(self._network)
-
-    def set_weights(self, weights: Weights) -> None:
-        load_weights(self._network, weights)
 
     def gradients(
         self,
@@ -99,7 +96,8 @@ class TfA3C:
             np.float32(value_coef),
             np.float32(entropy_coef),
         )
-        arrays = {name: gradient.numpy() for name, gradient in zip(self._variables, gradients, strict=True)}
+        names = self.trainee.variables
+        arrays = {name: gradient.numpy() for name, gradient in zip(names, gradients, strict=True)}
         return arrays, dict(zip(LOSS_STATS, stats.numpy().tolist(), strict=True))
 
     def _gradients_of_rows(
@@ -132,5 +130,4 @@ class TfA3C:
                     value_coef=value_coef,
                     entropy_coef=entropy_coef,
                 )
-            gradients = tape.gradient(loss, list(self._variables.values()))
-            return stats, [tf.convert_to_tensor(gradient) for gradient in gradients]
+            return stats, self.trainee.gradients(tape, loss)

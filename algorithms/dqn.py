@@ -26,6 +26,7 @@ stored state and burn-in. Different from the papers:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -292,28 +293,17 @@ class TorchDQN:
     def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
         import torch
 
-        from rlplat.rl.torch.adam import Adam
-        from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
         from rlplat.rl.torch.q_network import check_q_network, make_q_network
+        from rlplat.rl.torch.trainee import Trainee
 
-        use_threads(config.learner.num_threads, spec)
-        if config.deterministic:
-            torch.use_deterministic_algorithms(True)
-        self.config, self._spec = config, spec
-        self.device = resolve_device(config.learner.device, spec)
-        precision = resolve_precision(config.learner.precision, spec, self.device)
-        network_seed, noise_seed = (int(s) for s in seed.generate_state(2))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(network_seed)
-            self.network = make_q_network(spec, q, precision).to(self.device)
-            self.target = make_q_network(spec, q, precision).to(self.device).requires_grad_(False)
+        self.trainee = Trainee(config, spec, seed, lambda precision: make_q_network(spec, q, precision))
+        self.config, self._spec, self.device = config, spec, self.trainee.device
+        self.network = self.trainee.network
         check_q_network(self.network, self.device)
-        self._noise = torch.Generator().manual_seed(noise_seed)
-        self._optimizer = Adam(self.network, epsilon=config.adam_epsilon)
-        self._max_norm = config.max_gradient_norm or math.inf
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self._noise = torch.Generator().manual_seed(int(seed.generate_state(2)[1]))
         self._parameters: list[Tensor] = [*self.network.parameters()]
         self._target_parameters: list[Tensor] = [*self.target.parameters()]
-        self.update_target(tau=1.0)
 
     def train(
         self, batch: Minibatch | SequenceMinibatch, learning_rate: float, next_outputs: Tensor | None = None
@@ -354,9 +344,7 @@ class TorchDQN:
         else:
             loss = (losses * weights if self.config.prioritized else losses).mean()
             priorities = errors.abs()
-        self._optimizer.zero_grad()
-        loss.backward()
-        norm = self._optimizer.step(learning_rate, self._max_norm)
+        norm = self.trainee.descend(loss, learning_rate)
         with torch.no_grad():
             q_taken = self.network.q_values(outputs).gather(1, actions.unsqueeze(1)).mean()
         return Trained(float(loss.detach()), float(q_taken), norm, priorities.cpu().numpy())
@@ -419,26 +407,11 @@ class TorchDQN:
             else:
                 torch._foreach_lerp_(self._target_parameters, self._parameters, tau)
 
-    def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients hold NaN or infinity."""
-        return [
-            name
-            for name, parameter in self.network.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
-
-    def weights(self) -> Weights:
-        from rlplat.rl.torch.weights import weights_of
-
-        return weights_of(self.network)
-
     def get_state(self) -> dict[str, Any]:
         from rlplat.rl.torch.weights import weights_of
 
-        return {
-            "weights": weights_of(self.network),
+        return self.trainee.get_state() | {
             "target": weights_of(self.target),
-            "optimizer": self._optimizer.get_state(),
             "noise": self._noise.get_state().numpy().copy(),
         }
 
@@ -447,9 +420,8 @@ class TorchDQN:
 
         from rlplat.rl.torch.weights import load_weights
 
-        load_weights(self.network, state["weights"])
+        self.trainee.set_state(state)
         load_weights(self.target, state["target"])
-        self._optimizer.set_state(state["optimizer"])
         if "noise" in state:  # not where the other framework saved it
             self._noise.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
 
@@ -607,7 +579,7 @@ class DQNLearner:
         return non_finite_error(
             columns={"obs": batch.obs, "returns": batch.returns, "weights": batch.weights},
             losses={"loss": result.loss},
-            gradients=self._net.non_finite_gradients,
+            gradients=self._net.trainee.non_finite_gradients,
             place=f"at {self._env_steps} env steps",
             version=self._version,
             scaling="set clip_rewards",
@@ -622,7 +594,7 @@ class DQNLearner:
         return {EPSILON: np.array([self._value(self.config.epsilon)], np.float32)}
 
     def _publish(self) -> None:
-        weights = self._net.weights() | self._exploration()
+        weights = self._net.trainee.weights() | self._exploration()
         rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
 
     def ready(self) -> int:

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from rlplat.algorithms.dqn import DQNConfig, Trained
-from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
 from rlplat.rl.spaces import MASK
 from rlplat.rl.tf import tf
-from rlplat.rl.tf.adam import Adam
-from rlplat.rl.tf.device import resolve_device, resolve_precision, seeded, set_up
+from rlplat.rl.tf.device import resolve_precision
 from rlplat.rl.tf.q_network import check_q_network, make_q_network
 from rlplat.rl.tf.tensors import FLOAT, graph, obs_signature, obs_tensors, rows
+from rlplat.rl.tf.trainee import Trainee
 from rlplat.rl.tf.weights import load_weights, named_variables, weights_of
 
 
@@ -88,20 +88,18 @@ class TfDQN:
     """
 
     def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
-        set_up(config.learner.num_threads, spec, deterministic=config.deterministic)
-        self.config, self._spec = config, spec
-        self.device = resolve_device(config.learner.device, spec)
-        precision = resolve_precision(config.learner.precision, spec, self.device)
-        with tf.device(self.device), seeded(seed):
-            self.network, self.target = make_q_network(spec, q, precision), make_q_network(spec, q, precision)
-            for network in (self.network, self.target):
-                check_q_network(network)
-            self._variables = named_variables(self.network)
-            self._target_variables = named_variables(self.target)
-            self._optimizer = Adam(self._variables, epsilon=config.adam_epsilon)
+        self.trainee = Trainee(
+            config, spec, seed, lambda precision: make_q_network(spec, q, precision), check_q_network
+        )
+        self.config, self._spec, self.device = config, spec, self.trainee.device
+        self.network = self.trainee.network
+        with tf.device(self.device):
+            self.target = make_q_network(
+                spec, q, resolve_precision(config.learner.precision, spec, self.device)
+            )
+            check_q_network(self.target)
+        self._target_variables = named_variables(self.target)
         self._noise = np.random.Generator(np.random.PCG64(seed))
-        self._max_norm = config.max_gradient_norm or math.inf
-        self._norms = np.zeros(len(self._variables) + 1, np.float32)
         self._has_core = spec.core != "none"
         signature = self._sequence_signature() if self._has_core else self._minibatch_signature()
         self._target_outputs = graph(self._target_rows, obs_signature(spec.obs))
@@ -118,15 +116,13 @@ class TfDQN:
             self.target.draw_noise(self._noise)
         tensors = self._tensors(batch, next_outputs)
         loss, q_mean, priorities, norms = self._step(tensors, np.float32(learning_rate))
-        self._norms = norms.numpy()
-        return Trained(float(loss), float(q_mean), float(self._norms[-1]), priorities.numpy())
+        return Trained(float(loss), float(q_mean), self.trainee.norm_of(norms), priorities.numpy())
 
     def _train_rows(self, batch: dict[str, Any], learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """(loss, mean Q, priorities float32[M], the norms of `Adam.apply`)"""
         with tf.device(self.device):
             loss, q_mean, priorities, gradients = self.gradients(batch)
-            norms = self._optimizer.apply(gradients, learning_rate, self._max_norm)
-            return loss, q_mean, priorities, norms
+            return loss, q_mean, priorities, self.trainee.descend(gradients, learning_rate)
 
     def gradients(self, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """(loss, mean Q, priorities float32[M], gradients in the order of the variables)"""
@@ -158,9 +154,7 @@ class TfDQN:
             mean = tf.reduce_sum(sizes, axis=0) / tf.reduce_sum(mask, axis=0)
             priorities = 0.9 * tf.reduce_max(sizes, axis=0) + 0.1 * mean
         q_taken = tf.gather(self.network.q_values(outputs), actions, axis=1, batch_dims=1)
-        gradients = tape.gradient(loss, list(self._variables.values()))
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return loss, tf.reduce_mean(q_taken), priorities, gradients
+        return loss, tf.reduce_mean(q_taken), priorities, self.trainee.gradients(tape, loss)
 
     def target_outputs(self, next_obs: Obs) -> Array:
         """The target network's outputs for many minibatches at once: half the work, as long as it stays the same."""
@@ -208,30 +202,19 @@ class TfDQN:
 
     def _move_target_variables(self, tau: tf.Tensor) -> None:
         for name, target in self._target_variables.items():
-            online = self._variables[name]
+            online = self.trainee.variables[name]
             target.assign(tf.where(tau == 1.0, online, target + tau * (online - target)))
 
-    def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients hold NaN or infinity."""
-        names = zip(self._variables, self._norms, strict=False)  # the last norm is that of all together
-        return [name for name, norm in names if not math.isfinite(norm)]
-
-    def weights(self) -> Weights:
-        return weights_of(self.network)
-
     def get_state(self) -> dict[str, Any]:
-        return {
-            "weights": weights_of(self.network),
+        return self.trainee.get_state() | {
             "target": weights_of(self.target),
-            "optimizer": self._optimizer.get_state(),
             "tf_noise": self._noise.bit_generator.state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Also that of a `TorchDQN`: noise then goes on from this object's own generator."""
-        load_weights(self.network, state["weights"])
+        self.trainee.set_state(state)
         load_weights(self.target, state["target"])
-        self._optimizer.set_state(state["optimizer"])
         if "tf_noise" in state:
             self._noise.bit_generator.state = state["tf_noise"]
 

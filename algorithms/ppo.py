@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle, ObjectRef
-    from rlplat.rl.torch.gradient_group import GradientGroup
 
 
 class PPOConfig(AlgorithmConfig):
@@ -171,26 +170,13 @@ class TorchPPO:
     """Network, optimizer and loss on torch; `TfPPO` is the same on TensorFlow."""
 
     def __init__(self, config: PPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        import torch
-
-        from rlplat.rl.torch.adam import Adam
-        from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
         from rlplat.rl.torch.network_check import check_network
         from rlplat.rl.torch.networks import make_network
+        from rlplat.rl.torch.trainee import Trainee
 
-        use_threads(config.learner.num_threads, spec)
-        if config.deterministic:
-            torch.use_deterministic_algorithms(True)
-        self._spec = spec
-        self.device = resolve_device(config.learner.device, spec)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(seed.generate_state(1)[0]))
-            precision = resolve_precision(config.learner.precision, spec, self.device)
-            self.network = make_network(spec, precision).to(self.device)
+        self.trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
+        self._spec, self.device, self.network = spec, self.trainee.device, self.trainee.network
         check_network(self.network, spec, self.device)
-        self._optimizer = Adam(self.network, epsilon=config.adam_epsilon)
-        self._max_norm = config.max_gradient_norm or math.inf
-        self._group: GradientGroup | None = None
 
     def load_round(
         self,
@@ -235,42 +221,8 @@ class TorchPPO:
             log_probs, entropies, values = log_probs[rows], entropies[rows], values[rows]
             columns = {name: column[rows] for name, column in columns.items()}
         loss, stats = ppo_loss(log_probs, entropies, values, columns, **loss_arguments)
-        self._optimizer.zero_grad()
-        if self._group is None:
-            loss.backward()
-        else:
-            (loss * share).backward()
-            stats = self._group.sum_gradients(self.network, stats * share)
-        norm = self._optimizer.step(learning_rate, self._max_norm)
+        stats, norm = self.trainee.descend_together(loss, learning_rate, stats, share)
         return stats.tolist(), norm
-
-    def join_group(self, address: str, rank: int, num_members: int) -> None:
-        """Average gradients with the other learners from now on."""
-        from rlplat.rl.torch.gradient_group import GradientGroup
-
-        self._group = GradientGroup(address, rank, num_members, self.device)
-
-    def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients hold NaN or infinity."""
-        return [
-            name
-            for name, parameter in self.network.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
-
-    def weights(self) -> Weights:
-        from rlplat.rl.torch.weights import weights_of
-
-        return weights_of(self.network)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"weights": self.weights(), "optimizer": self._optimizer.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        from rlplat.rl.torch.weights import load_weights
-
-        load_weights(self.network, state["weights"])
-        self._optimizer.set_state(state["optimizer"])
 
 
 FRAMEWORKS = {"torch": "rlplat.algorithms.ppo:TorchPPO", "tf": "rlplat.algorithms.ppo_tf:TfPPO"}
@@ -304,13 +256,13 @@ class PPOLearner:
 
     def group_address(self) -> str:
         """Where the learners of the group meet."""
-        from rlplat.rl.torch.gradient_group import free_address
+        from rlplat.rl.torch.trainee import free_address
 
         return free_address()
 
     def join_group(self, address: str, rank: int, num_learners: int) -> None:
         """Share every minibatch with the other learners from now on."""
-        self._net.join_group(address, rank, num_learners)
+        self._net.trainee.join_group(address, rank, num_learners)
         self._rank, self._num_learners = rank, num_learners
 
     def stage(self, *batches: SampleBatch) -> None:
@@ -445,7 +397,7 @@ class PPOLearner:
 
     def _publish(self) -> None:
         """Weights and, with them, the statistics that observations are to be normalised with."""
-        weights = self._net.weights() | self._obs_statistics.weights()
+        weights = self._net.trainee.weights() | self._obs_statistics.weights()
         if self._rank == 0:
             rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
 
@@ -453,7 +405,7 @@ class PPOLearner:
         return non_finite_error(
             columns=columns,
             losses=dict(zip(LOSS_STATS, stats, strict=True)),
-            gradients=self._net.non_finite_gradients,
+            gradients=self._net.trainee.non_finite_gradients,
             place=f"at {self._env_steps} env steps",
             version=self._version,
             scaling="scale rewards (normalize_rewards)",
@@ -464,7 +416,7 @@ class PPOLearner:
         return self._version
 
     def get_state(self) -> dict[str, Any]:
-        return self._net.get_state() | {
+        return self._net.trainee.get_state() | {
             "version": self._version,
             "env_steps": self._env_steps,
             "obs_weights": self._obs_statistics.weights(),
@@ -475,7 +427,7 @@ class PPOLearner:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called; the weights are published under their version."""
-        self._net.set_state(state)
+        self._net.trainee.set_state(state)
         self._rng.bit_generator.state = state["rng"]
         self._obs_statistics.set_state(state["obs_statistics"])
         self._learning_rewards.set_state(state["reward_normalizer"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +9,13 @@ import numpy as np
 
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.errors import ConfigError
-from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
-from rlplat.rl.tf.adam import Adam
-from rlplat.rl.tf.device import resolve_device, resolve_precision, seeded, set_up
 from rlplat.rl.tf.network_check import check_network
 from rlplat.rl.tf.networks import make_network
 from rlplat.rl.tf.tensors import FLOAT, action_signature, graph, obs_signature, obs_tensors, rows
-from rlplat.rl.tf.weights import load_weights, named_variables, weights_of
+from rlplat.rl.tf.trainee import Trainee
 
 COLUMNS = ("log_probs", "values", "advantages", "returns")
 LOSS_SCALARS = ("clip_range", "value_coef", "entropy_coef", "advantage_mean", "advantage_scale")
@@ -74,20 +71,15 @@ class TfPPO:
                 f"learner.num_learners={config.learner.num_learners} needs framework=torch (gradients are averaged by "
                 "torch.distributed); with framework=tf set it to 1"
             )
-        set_up(config.learner.num_threads, spec, deterministic=config.deterministic)
-        self._spec = spec
-        self.device = resolve_device(config.learner.device, spec)
-        with tf.device(self.device):
-            with seeded(seed):
-                self.network = make_network(
-                    spec, resolve_precision(config.learner.precision, spec, self.device)
-                )
-            check_network(self.network, spec)
-            self._variables = named_variables(self.network)
-            self._optimizer = Adam(self._variables, epsilon=config.adam_epsilon)
-        self._max_norm = config.max_gradient_norm or math.inf
+        self.trainee = Trainee(
+            config,
+            spec,
+            seed,
+            lambda precision: make_network(spec, precision),
+            lambda network: check_network(network, spec),
+        )
+        self._spec, self.device, self.network = spec, self.trainee.device, self.trainee.network
         self._clip_value_loss = config.clip_value_loss
-        self._norms = np.zeros(len(self._variables) + 1, np.float32)
         state_size = int(getattr(self.network, "state_size", 0))
         self._has_core = state_size > 0
         round_signature = {
@@ -140,8 +132,7 @@ class TfPPO:
             np.float32(learning_rate),
             {name: np.float32(scalars[name]) for name in LOSS_SCALARS},
         )
-        self._norms = norms.numpy()
-        return stats.numpy().tolist(), float(self._norms[-1])
+        return stats.numpy().tolist(), self.trainee.norm_of(norms)
 
     def _train_rows(
         self,
@@ -153,7 +144,7 @@ class TfPPO:
         """(stats, the norms of `Adam.apply`)"""
         with tf.device(self.device):
             stats, gradients = self.gradients(round_, indices, scalars)
-            return stats, self._optimizer.apply(gradients, learning_rate, self._max_norm)
+            return stats, self.trainee.descend(gradients, learning_rate)
 
     def gradients(
         self, round_: dict[str, Any], indices: tf.Tensor, scalars: dict[str, tf.Tensor]
@@ -182,23 +173,4 @@ class TfPPO:
                 clip_value_loss=self._clip_value_loss,
                 **scalars,
             )
-        gradients = tape.gradient(loss, list(self._variables.values()))
-        return stats, [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    def join_group(self, address: str, rank: int, num_members: int) -> None:
-        raise ConfigError("groups of learners need framework=torch; set learner.num_learners to 1")
-
-    def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients hold NaN or infinity."""
-        names = zip(self._variables, self._norms, strict=False)  # the last norm is that of all together
-        return [name for name, norm in names if not math.isfinite(norm)]
-
-    def weights(self) -> Weights:
-        return weights_of(self.network)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"weights": self.weights(), "optimizer": self._optimizer.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        load_weights(self.network, state["weights"])
-        self._optimizer.set_state(state["optimizer"])
+        return stats, self.trainee.gradients(tape, loss)

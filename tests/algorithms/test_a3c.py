@@ -242,7 +242,7 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
     obs = worker._normalize_obs(batch.flat_obs())
     assert (obs != batch.flat_obs()).any()
     with torch.inference_mode():
-        log_probs, _, values = worker._network._network.evaluate_actions(
+        log_probs, _, values = worker._network.trainee.network.evaluate_actions(
             torch.from_numpy(obs), torch.from_numpy(batch.flat("actions"))
         )
     np.testing.assert_allclose(values, batch.flat("values"), rtol=1e-4, atol=1e-5)

@@ -130,7 +130,7 @@ def numpy_loss(weights: dict[str, np.ndarray], batch: SampleBatch) -> float:
 def test_the_gradient_is_the_slope_of_the_loss() -> None:
     network, batch = make_network(SPECS["categorical"]), make_batch(SPECS["categorical"])
     gradients, stats = gradients_of(network, batch)
-    weights = {name: array.astype(np.float64) for name, array in network.weights().items()}
+    weights = {name: array.astype(np.float64) for name, array in network.trainee.weights().items()}
     assert gradients.keys() == weights.keys()
     loss = stats["policy_loss"] + 0.5 * stats["value_loss"] - 0.02 * stats["entropy"]
     assert loss == pytest.approx(numpy_loss(weights, batch), rel=1e-5)
@@ -171,13 +171,13 @@ def test_golden_losses(name: str) -> None:
     After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
     """
     network, optimizer = make_network(SPECS[name]), RMSProp()
-    weights = network.weights()
+    weights = network.trainee.weights()
     losses: list[dict[str, Any]] = []
     for seed in range(3):
         gradients, stats = gradients_of(network, make_batch(SPECS[name], seed))
         norm = clip_by_global_norm(gradients, 0.5)
         optimizer.step(weights, gradients, 1e-3)
-        network.set_weights(weights)
+        network.trainee.set_weights(weights)
         losses.append({**stats, "gradient_norm": norm})
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if name not in golden:

@@ -189,7 +189,7 @@ def test_the_gradient_of_a_fragment_is_that_of_the_steps_one_by_one(
     )
     batch = batches[0]  # its environments reset within the step: all rows are valid
     assert batch.valid.all()
-    network = learner._net.network
+    network = learner._net.trainee.network
     losses, state = [], torch.from_numpy(batch.core_state)
     seen: dict[str, Any] = {}
 

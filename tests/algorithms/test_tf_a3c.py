@@ -39,10 +39,10 @@ def test_gradients_and_losses_are_torchs(name: str) -> None:
     spec = SPECS[name]()
     theirs = TorchA3C(CONFIG, spec, np.random.SeedSequence(1), 1)
     ours = TfA3C(CONFIG, spec, np.random.SeedSequence(2), 1)
-    weights = perturbed(theirs.weights(), np.random.default_rng(0))
-    theirs.set_weights(weights)
-    ours.set_weights(weights)
-    for name_, weight in ours.weights().items():
+    weights = perturbed(theirs.trainee.weights(), np.random.default_rng(0))
+    theirs.trainee.set_weights(weights)
+    ours.trainee.set_weights(weights)
+    for name_, weight in ours.trainee.weights().items():
         np.testing.assert_array_equal(weight, weights[name_])
     for seed, num_envs in ((2, 4), (3, 6)):
         (expected, expected_stats), (got, stats) = (

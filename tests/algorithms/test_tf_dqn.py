@@ -203,7 +203,7 @@ def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
 def test_acts_like_torch(case: str) -> None:
     name, _ = CASES[case]
     spec, q, rng = SPECS[name](), q_spec(config_of(case)), np.random.default_rng(0)
-    weights: Weights = perturbed(make(TorchDQN, case, 1).weights(), rng)
+    weights: Weights = perturbed(make(TorchDQN, case, 1).trainee.weights(), rng)
     ours = make_policy(spec, np.random.SeedSequence(1), q=q, framework="tf", precision="float32")
     theirs = TorchQPolicy(spec, q, np.random.SeedSequence(1), precision="float32")
     for policy in (ours, theirs):

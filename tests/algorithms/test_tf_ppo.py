@@ -104,9 +104,9 @@ def test_minibatch_steps_are_torchs(name: str) -> None:
         TorchPPO(config, spec, np.random.SeedSequence(1)),
         TfPPO(config, spec, np.random.SeedSequence(2)),
     )
-    state = theirs.get_state()
-    theirs.set_state(state | {"weights": perturbed(state["weights"], np.random.default_rng(0))})
-    ours.set_state(theirs.get_state())
+    state = theirs.trainee.get_state()
+    theirs.trainee.set_state(state | {"weights": perturbed(state["weights"], np.random.default_rng(0))})
+    ours.trainee.set_state(theirs.trainee.get_state())
     batch = random_batch(spec, getattr(ours.network, "state_size", 0), seed=4)
     for net in (theirs, ours):
         load_round(net, batch)
@@ -134,8 +134,8 @@ def test_minibatch_steps_are_torchs(name: str) -> None:
                 np.testing.assert_allclose(
                     gradients[key].numpy(), expected, rtol=1e-4, atol=1e-5, err_msg=key
                 )
-    for key, weight in theirs.weights().items():
-        np.testing.assert_allclose(ours.weights()[key], weight, rtol=1e-5, atol=1e-5, err_msg=key)
+    for key, weight in theirs.trainee.weights().items():
+        np.testing.assert_allclose(ours.trainee.weights()[key], weight, rtol=1e-5, atol=1e-5, err_msg=key)
     assert ours._step.experimental_get_tracing_count() == 1
 
 
@@ -230,7 +230,7 @@ def test_a_minibatch_that_is_not_finite_changes_nothing_and_is_named(parameter_s
     for part in ("weights", "optimizer"):
         for name, kept in before[part].items():
             np.testing.assert_equal(after[part][name], kept)
-    assert "actor_encoder.layers.0.weight" in learner._net.non_finite_gradients()
+    assert "actor_encoder.layers.0.weight" in learner._net.trainee.non_finite_gradients()
 
 
 def test_several_learners_are_refused() -> None:
@@ -260,9 +260,9 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
         "    for _ in range(3):\n"
         "        net.train_minibatch(batch.valid_rows(), 1.0, 1e-3, switches)\n"
         "    policy = make_policy(spec, np.random.SeedSequence(2), framework='tf')\n"
-        "    policy.set_weights(net.weights())\n"
+        "    policy.set_weights(net.trainee.weights())\n"
         "    acted = policy.act(batch.obs[0]).actions\n"
-        "    arrays = [*net.weights().values(), acted]\n"
+        "    arrays = [*net.trainee.weights().values(), acted]\n"
         "    return hashlib.sha256(b''.join(array.tobytes() for array in arrays)).hexdigest()\n"
         "first, second = run(), run()\n"
         "assert first == second\n"

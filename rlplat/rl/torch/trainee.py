@@ -1,0 +1,135 @@
+"""`Trainee`: a network that is trained on torch, with what every algorithm keeps beside it."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlplat.rl.interfaces import Weights
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.torch.adam import Adam
+from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
+from rlplat.rl.torch.weights import load_weights, weights_of
+
+
+class Trainee:
+    """The network on its device and in its precision; Adam; weights and state as numpy.
+
+    trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
+    check_network(trainee.network, spec, trainee.device)
+    norm = trainee.descend(f(trainee.network(...)), learning_rate)
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        spec: PolicySpec,
+        seed: np.random.SeedSequence,
+        make: Callable[[torch.dtype], Any],
+        *,
+        device: str | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        """config: of an algorithm; device, num_threads: others than `learner` says. Without `adam_epsilon` in the
+        config there is no optimizer: gradients go elsewhere."""
+        learner = config.learner
+        use_threads(learner.num_threads if num_threads is None else num_threads, spec)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+        self.device = resolve_device(device or learner.device, spec)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+            precision = resolve_precision(learner.precision, spec, self.device)
+            self.network: Any = make(precision).to(self.device)
+        epsilon = getattr(config, "adam_epsilon", None)
+        self._adam = None if epsilon is None else Adam(self.network, epsilon=epsilon)
+        self._max_norm = config.max_gradient_norm or math.inf
+        self._group: GradientGroup | None = None
+
+    def join_group(self, address: str, rank: int, num_members: int) -> None:
+        """Sum gradients with the other learners from now on (`descend_together`)."""
+        self._group = GradientGroup(address, rank, num_members, self.device)
+
+    def descend(self, loss: Tensor, learning_rate: float) -> float:
+        """One gradient step -> the norm before clipping. One that is not finite changed nothing."""
+        return self.descend_together(loss, learning_rate, loss[None], 1.0)[1]
+
+    def descend_together(
+        self, loss: Tensor, learning_rate: float, stats: Tensor, share: float
+    ) -> tuple[Tensor, float]:
+        """The same for a minibatch that a group of learners divides -> (stats of the whole minibatch, norm).
+
+        stats: float32[K], means over this learner's part; share: how large that part is, 1 without a group.
+        """
+        assert self._adam is not None, "a config without adam_epsilon has no optimizer here"
+        self._adam.zero_grad()
+        if self._group is None:
+            loss.backward()
+        else:
+            (loss * share).backward()
+            stats = self._group.sum_gradients(self.network, stats * share)
+        return stats, self._adam.step(learning_rate, self._max_norm)
+
+    def non_finite_gradients(self) -> list[str]:
+        """Names of the parameters whose gradients hold NaN or infinity."""
+        return [
+            name
+            for name, parameter in self.network.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+
+    def weights(self) -> Weights:
+        return weights_of(self.network)
+
+    def set_weights(self, weights: Weights) -> None:
+        load_weights(self.network, weights)
+
+    def get_state(self) -> dict[str, Any]:
+        assert self._adam is not None
+        return {"weights": self.weights(), "optimizer": self._adam.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        assert self._adam is not None
+        self.set_weights(state["weights"])
+        self._adam.set_state(state["optimizer"])
+
+
+class GradientGroup:
+    """One member of several processes that sum the gradients of one network: gloo on CPUs, NCCL on GPUs.
+
+    group = GradientGroup(address, rank=0, num_members=2, device=torch.device("cpu"))
+    (loss * share).backward()                      # share: this member's part of the minibatch's rows
+    stats = group.sum_gradients(network, stats * share)
+    """
+
+    def __init__(self, address: str, rank: int, num_members: int, device: torch.device) -> None:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=num_members)
+
+    def sum_gradients(self, module: nn.Module, stats: Tensor) -> Tensor:
+        """Replace every member's gradients by their sum; returns the sum of `stats` (one message for both)."""
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), stats.detach()])
+        dist.all_reduce(flat)
+        sizes = [gradient.numel() for gradient in gradients]
+        parts = flat.split([*sizes, len(stats)])
+        for gradient, part in zip(gradients, parts[:-1], strict=True):
+            gradient.copy_(part.view_as(gradient))
+        return parts[-1]
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def free_address() -> str:
+    """`tcp://127.0.0.1:<port>` that nobody listens on; for the group's members on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
