@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, fo
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.run.progress import Progress
 from rlplat.tensorboard_events import TensorboardWriter
+
+if TYPE_CHECKING:
+    from rlplat.rl.run.algorithm import Algorithm
 
 
 def refuse_existing(path: Path) -> None:
@@ -162,7 +165,7 @@ class RunDirectory:
         return period > 0 and env_steps // period > self._tried_env_steps // period
 
     def save_checkpoint(
-        self, algorithm: Any, evaluations: dict[str, Any], *, after_failure: bool = False
+        self, algorithm: Algorithm[Any], evaluations: dict[str, Any], *, after_failure: bool = False
     ) -> None:
         """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be.
 
@@ -178,7 +181,7 @@ class RunDirectory:
     def save_to(
         self,
         directory: Path,
-        algorithm: Any,
+        algorithm: Algorithm[Any],
         evaluations: dict[str, Any],
         *,
         keep: int = 3,
@@ -204,7 +207,7 @@ class RunDirectory:
         }
         return save(directory, state, info, keep=keep)
 
-    def try_save_checkpoint(self, algorithm: Any, evaluations: dict[str, Any]) -> None:
+    def try_save_checkpoint(self, algorithm: Algorithm[Any], evaluations: dict[str, Any]) -> None:
         """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a
         period later, as on a full disk every try costs time."""
         self._tried_env_steps = self.last.env_steps if self.last else 0
@@ -230,7 +233,7 @@ class RunDirectory:
         return best.info.evaluation if best else {}
 
     def save_best(
-        self, algorithm: Any, weights: Weights, env_steps: int, evaluation: dict[str, float]
+        self, algorithm: Algorithm[Any], weights: Weights, env_steps: int, evaluation: dict[str, float]
     ) -> None:
         """Acting weights into checkpoints/best; a full disk is a warning, and the older best stays."""
         info = replace(self._info(algorithm, env_steps), not_saved=[], evaluation=evaluation)
@@ -265,7 +268,7 @@ class RunDirectory:
             unfinished.unlink(missing_ok=True)
 
 
-def _require_finite(algorithm: Any, state: dict[str, Any]) -> None:
+def _require_finite(algorithm: Algorithm[Any], state: dict[str, Any]) -> None:
     """Where the algorithm can say what it acts with."""
     if not algorithm.acts_alone():
         return
