@@ -257,7 +257,7 @@ def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
 def _spans(client: Any, limit: int) -> Report:
     """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
     spans, waits = _named_spans(client), client.link.loop.waits.last(limit)
-    totals = {"spans": spans[-limit:], "waits": waits, "actor": getattr(client, "_actor_name", "")}
+    totals = {"spans": spans[-limit:], "waits": waits, "actor": getattr(client, "actor_name", "")}
     return Report(0, totals=totals)
 
 

@@ -56,7 +56,7 @@ def stacks(client: Any, limit: int, asked_in: str) -> Report:
         rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
         if len(rows) >= _MAX_FRAMES:
             break
-    doing = f"actor {client._actor_name}" if getattr(client, "_actor_name", "") else ""
+    doing = f"actor {client.actor_name}" if getattr(client, "actor_name", "") else ""
     return Report(0, rows, {"doing": doing})
 
 

@@ -79,7 +79,7 @@ class LoopRunner:
         group = self._group_of(message)
         if self._is_ending:
             with self._worker.link.lock:
-                self._worker.refuse(owner, message, EXITED)
+                self._worker.replies.refuse(owner, message, self._worker.actor_name, EXITED)
         elif self._free[group]:
             self._free[group] -= 1
             self._begin(owner, message, group)
@@ -106,8 +106,8 @@ class LoopRunner:
                 if (call[0], call[1].task) == key:
                     waiting.remove(call)
                     with self._worker.link.lock:
-                        self._worker.drop_arguments(key[0], call[1])
-                        self._worker.reply_cancelled(key, getattr(call[1], "num_returns", 1))
+                        self._worker.replies.drop_arguments(key[0], call[1])
+                        self._worker.replies.cancelled(key, getattr(call[1], "num_returns", 1))
                         self._worker.link.loop.send_now()
                     return
         task = self._tasks.get(key)
@@ -128,11 +128,11 @@ class LoopRunner:
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )
-        what, began = f"{worker._actor_name}.{method}", time.perf_counter()
+        what, began = f"{worker.actor_name}.{method}", time.perf_counter()
         try:
             if key in self._cancelled:
                 with worker.link.lock:
-                    worker.drop_arguments(owner, message)
+                    worker.replies.drop_arguments(owner, message)
                 raise asyncio.CancelledError
             args, kwargs = worker._open_call(owner, message)
             result = getattr(worker._instance, method)(*args, **kwargs)
@@ -142,15 +142,15 @@ class LoopRunner:
             if num_returns < 0:
                 await stream_async(worker, owner, message, what, result)
             else:
-                worker._reply(owner, message.task, what, num_returns, result)
+                worker.replies.result(owner, message.task, what, num_returns, result)
         except ActorExit:
             worker.request_end(EXITED)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
                 with worker.link.lock:
-                    worker.reply_cancelled(key, num_returns, what)
+                    worker.replies.cancelled(key, num_returns, what)
             else:
-                worker._reply_error(owner, message.task, what, num_returns, error)
+                worker.replies.error(owner, message.task, what, num_returns, error)
         worker._spans.append((what, began, time.perf_counter()))
         if not self._will_flush:
             self._will_flush = True
@@ -176,7 +176,7 @@ class LoopRunner:
             while waiting:
                 owner, message = waiting.popleft()
                 with self._worker.link.lock:
-                    self._worker.refuse(owner, message, reason)
+                    self._worker.replies.refuse(owner, message, self._worker.actor_name, reason)
 
     def warn_of_blocking(self) -> None:
         if not self.has_warned:
@@ -217,4 +217,4 @@ async def stream_async(worker: Worker, owner: str, message: messages.RunFull, wh
             await iterator.aclose()
         else:
             close_quietly(iterator)
-    worker._reply(owner, message.task, what, 1, None)
+    worker.replies.result(owner, message.task, what, 1, None)

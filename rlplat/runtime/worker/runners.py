@@ -142,13 +142,13 @@ class ThreadRunner:
         for (owner, _), (future, call) in list(self._futures.items()):
             if future.cancel():
                 with self._worker.link.lock:
-                    self._worker.refuse(owner, call, reason)
+                    self._worker.replies.refuse(owner, call, self._worker.actor_name, reason)
 
     def cancel(self, task: Key, recursive: bool) -> None:
         future, message = self._futures.get(task, (None, None))
         if future is not None and future.cancel():
-            self._worker.drop_arguments(task[0], message)
-            self._worker.reply_cancelled(task, getattr(message, "num_returns", 1))
+            self._worker.replies.drop_arguments(task[0], message)
+            self._worker.replies.cancelled(task, getattr(message, "num_returns", 1))
 
     def awaits_for_cancelled(self) -> bool:
         return False
@@ -198,7 +198,7 @@ class Outflow:
     def fail(self, error: BaseException) -> None:
         """The generator raised: its last value."""
         self._num_made = max(self._num_made, self._have)
-        self._post(Value(error=self._worker._describe_error(self._what, error)))
+        self._post(Value(error=self._worker.replies.describe(self._what, error)))
 
     def _post(self, value: Value) -> None:
         worker = self._worker
@@ -232,7 +232,7 @@ def stream(worker: Worker, owner: str, message: messages.RunFull, what: str, val
         worker.close_flow(owner, message.task)
         close_quietly(iterator)
     crash_point("after_last_value_before_end_of_stream")
-    worker._reply(owner, message.task, what, 1, None)
+    worker.replies.result(owner, message.task, what, 1, None)
 
 
 def iterator_of(values: Any, what: str) -> Any:

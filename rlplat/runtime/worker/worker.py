@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rlplat.errors import Deadlock, GetTimeout, RuntimeFault, SerializationError, UsageError
+from rlplat.errors import Deadlock, GetTimeout, UsageError
 from rlplat.runtime import api, refs
 from rlplat.runtime.client.calls import values_of
 from rlplat.runtime.client.client import Client
@@ -33,12 +33,12 @@ from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.wire.errors import describe_error
 from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.capturing import Capturing
 from rlplat.runtime.worker.exactly_once import ExactlyOnce
 from rlplat.runtime.worker.interrupts import Interrupts
+from rlplat.runtime.worker.replies import Replies
 from rlplat.runtime.worker.runners import (
     EXITED,
     EXITED_AT_ONCE,
@@ -72,6 +72,7 @@ class Worker(Client):
         link = Link(session, client_id, spin=False, patience=self._patience, check=self._interrupts.check)
         super().__init__(link, on_await_cancelled=self._on_await_cancelled)
         self._transport, self._loop, self._lock = link.transport, link.loop, link.lock
+        self.replies = Replies(link, self.objects, self._interrupts)
         self.gpu_ids = gpu_ids
         self._work: deque[tuple[str, Any]] = deque()
         """(owner, message) in order of arrival."""
@@ -84,7 +85,7 @@ class Worker(Client):
         self._is_actor = False
         """From the constructor's message on: what comes now is never given back."""
         self._instance: Any = None
-        self._actor_name = ""
+        self.actor_name = ""
         self._what: dict[str, str] = {}
         """Names of the actor's methods, as messages call them."""
         self._held_calls: list[tuple[str, Any]] = []
@@ -103,8 +104,6 @@ class Worker(Client):
         self._first_child = 0
         """Tasks of this process from this id on were submitted by the task that runs."""
         self._is_blocked = False
-        self._pace_owner = ""
-        self._told_pace: dict[str, float] = {}
         self._main_thread = threading.main_thread()
         self._exits = False
         self._running = ""
@@ -236,10 +235,8 @@ class Worker(Client):
                 f"{type(message).__name__} from", owner, f"{type(error).__name__}: {error}", error
             )
             text = f"worker {self.client_id} cannot execute this call: {type(error).__name__}: {error}"
-            values = [Value(error=ErrorInfo("RuntimeFault", text))] * max(
-                1, getattr(message, "num_returns", 1)
-            )
-            self._transport.post(owner, messages.DoneFull(message.task, values))
+            num_returns = getattr(message, "num_returns", 1)
+            self.replies.failed(owner, message.task, num_returns, ErrorInfo("RuntimeFault", text))
 
     def _await_work(self) -> bool:
         """Send what there is and wait; False: this process may end."""
@@ -282,13 +279,13 @@ class Worker(Client):
                     finally:
                         self._lock.release()
                 else:
-                    self._reply(owner, message.task, self._code_name[code], 1, result)
+                    self.replies.result(owner, message.task, self._code_name[code], 1, result)
             except BaseException as error:
-                self._reply_error(owner, message.task, f"task {self._code_name[code]}", 1, error)
+                self.replies.error(owner, message.task, f"task {self._code_name[code]}", 1, error)
             ended = time.perf_counter()
             self._spans.append((code, began, ended))
-            self._tell_pace(owner, code, ended - began)
-        elif kind is messages.Call and self._runner is None and self._actor_name:
+            self.replies.pace(owner, code, ended - began)
+        elif kind is messages.Call and self._runner is None and self.actor_name:
             began, method = time.perf_counter(), message.method
             what = self._what.get(method) or self._name_call(method)
             try:
@@ -306,11 +303,11 @@ class Worker(Client):
                     finally:
                         self._lock.release()
                 else:
-                    self._reply(owner, message.task, what, 1, result)
+                    self.replies.result(owner, message.task, what, 1, result)
             except ActorExit:
                 self.end_actor(EXITED)
             except BaseException as error:
-                self._reply_error(owner, message.task, what, 1, error)
+                self.replies.error(owner, message.task, what, 1, error)
             self._spans.append((what, began, time.perf_counter()))
         elif kind is messages.CreateActor:
             self._create_actor(owner, message)
@@ -326,16 +323,16 @@ class Worker(Client):
                 if message.num_returns < 0:
                     stream(self, owner, message, name, result)
                 else:
-                    self._reply(owner, message.task, name, message.num_returns, result)
+                    self.replies.result(owner, message.task, name, message.num_returns, result)
             except BaseException as error:
-                self._reply_error(owner, message.task, f"task {name}", message.num_returns, error)
+                self.replies.error(owner, message.task, f"task {name}", message.num_returns, error)
             if message.capture is not None:
                 self._close_nested()
                 refs.set_backend(self)
             ended = time.perf_counter()
             self._spans.append((name, began, ended))
-            self._tell_pace(owner, message.code, ended - began)
-        elif not self._actor_name:
+            self.replies.pace(owner, message.code, ended - began)
+        elif not self.actor_name:
             self._held_calls.append((owner, message))
         elif self._runner is not None:
             self._runner.submit(owner, message)
@@ -343,7 +340,7 @@ class Worker(Client):
             self._call(owner, message)
 
     def _name_call(self, method: str) -> str:
-        name = self._what[method] = f"{self._actor_name}.{method}"
+        name = self._what[method] = f"{self.actor_name}.{method}"
         return name
 
     def _target(self, key: str) -> Any:
@@ -366,7 +363,7 @@ class Worker(Client):
                     kwargs[place] = read(value, owner)
         except BaseException:
             with self._lock:  # one did not open: those behind it are given back all the same
-                self._drop_values(owner, values_of(message)[num_tried:])
+                self.replies.drop_values(owner, values_of(message)[num_tried:])
             raise
         return tuple(args), kwargs
 
@@ -380,7 +377,7 @@ class Worker(Client):
             method, num_returns = message.name, message.num_returns
             if method == TERMINATE:
                 self.end_actor(TERMINATED)
-        what = f"{self._actor_name}.{method}"
+        what = f"{self.actor_name}.{method}"
         began = time.perf_counter()
         try:
             args, kwargs = self._open_call(owner, message)
@@ -389,13 +386,13 @@ class Worker(Client):
             if num_returns < 0:
                 stream(self, owner, message, what, result)
             else:
-                self._reply(owner, message.task, what, num_returns, result)
+                self.replies.result(owner, message.task, what, num_returns, result)
         except ActorExit:
             if self._runner is None:
                 self.end_actor(EXITED)
             self.request_end(EXITED)
         except BaseException as error:
-            self._reply_error(owner, message.task, what, num_returns, error)
+            self.replies.error(owner, message.task, what, num_returns, error)
         self._spans.append((what, began, time.perf_counter()))
         if self._runner is not None:
             with self._lock:
@@ -403,13 +400,13 @@ class Worker(Client):
 
     def _call_once(self, owner: str, message: messages.RunFull) -> None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
-        once, what, began = self._once, f"{self._actor_name}.{message.name}", time.perf_counter()
+        once, what, began = self._once, f"{self.actor_name}.{message.name}", time.perf_counter()
         assert once is not None
         packed: Any = None
         with self._lock:
             kept = once.window.asked(owner, message.seq, message.answered)
             if kept is not None:
-                self.drop_arguments(owner, message)
+                self.replies.drop_arguments(owner, message)
         if kept is not None:
             values = self._kept_values(owner, kept, message.num_returns)
         else:
@@ -433,7 +430,7 @@ class Worker(Client):
                     kept = Kept([codec.pack_inline(part)[0] for part in parts])
                 state = once.snapshot()
             except BaseException as error:
-                kept = Kept([], self._describe_error(what, error))
+                kept = Kept([], self.replies.describe(what, error))
                 values = self._kept_values(owner, kept, message.num_returns)
                 try:
                     state = once.snapshot()
@@ -444,7 +441,11 @@ class Worker(Client):
             with self._lock:
                 once.finished(owner, message.seq, kept, state)
         with self._lock:
-            once.hold(lambda: self._send_values(owner, message.task, values, packed), time.monotonic())
+            # (`packed` holds the refs inside the values until then.)
+            once.hold(
+                lambda packed=packed: self.replies.values(owner, message.task, values),  # type: ignore[misc]
+                time.monotonic(),
+            )
             if once.is_due(time.monotonic()):
                 once.commit()
                 self._loop.send_now()
@@ -455,12 +456,6 @@ class Worker(Client):
         if kept.error is not None:
             return [Value(error=kept.error)] * num_returns
         return [self.objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]
-
-    def _send_values(self, owner: str, task: int, values: list[Value], packed: Any) -> None:
-        """`packed` has held the refs inside the values until now."""
-        for value in values:
-            self.objects.hand_over(value.refs, owner)
-        self._transport.post(owner, messages.DoneFull(task, values))
 
     def _commit_s(self) -> float:
         return NEVER if self._once is None else self._once.due_s(time.monotonic())
@@ -491,76 +486,20 @@ class Worker(Client):
                 self._once = once
             crash_point("after_constructor_before_report")
         except ActorExit:
-            self._actor_name = name
+            self.actor_name = name
             self.end_actor(EXITED_AT_ONCE)
         except BaseException as error:
-            self._reply_error(owner, message.task, f"{name}.__init__", 1, error)
+            self.replies.error(owner, message.task, f"{name}.__init__", 1, error)
             return
         self._spans.append((f"{name}.__init__", began, time.perf_counter()))
         self._runner = make_runner(self, self._target(message.code), message)
-        self._actor_name = name
+        self.actor_name = name
         with self._lock:
             self._transport.post_result(owner, message.task, codec.NONE)
             self._work.extendleft(reversed(self._held_calls))
             self._held_calls.clear()
 
-    # ---------------------------------------------------------------- replies
-
-    def _reply(self, owner: str, task: int, what: str, num_returns: int, result: Any) -> None:
-        data = codec.pack_scalar(result) if num_returns == 1 else None
-        if data is not None:
-            with self._lock:
-                self._transport.post_result(owner, task, data)
-            return
-        parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
-        made = [part for part in parts if type(part) is not codec.Raised]
-        packed = [codec.pack(part, f"the result of {what}") for part in made]
-        values = [self.objects.make_value(each, owner) for each in packed]
-        if len(made) < len(parts):
-            values += [Value(error=self._describe_error(what, parts[-1].error))] * (len(parts) - len(made))
-        crash_point("after_store_before_report")
-        with self._lock:
-            if num_returns == 1 and values[0].segment is None and not values[0].refs:
-                self._transport.post_result(owner, task, values[0].data)
-            else:
-                for value in values:
-                    self.objects.hand_over(value.refs, owner)
-                self._transport.post(owner, messages.DoneFull(task, values))
-
-    def _reply_error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt) and self._interrupts.has_struck((owner, task)):
-            with self._lock:
-                self.reply_cancelled((owner, task), num_returns, what)
-            return
-        info = self._describe_error(what, error)
-        with self._lock:
-            self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * max(1, num_returns)))
-
-    def _describe_error(self, what: str, error: BaseException) -> ErrorInfo:
-        where = f"{what} (worker {self.client_id}, pid {os.getpid()})"
-        if isinstance(error, SerializationError):
-            return ErrorInfo("SerializationError", str(error))
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
-                error.__traceback__
-            )
-        return describe_error(error, where)
-
-    def _tell_pace(self, owner: str, code: str, seconds: float) -> None:
-        """Tell an owner how long its tasks take, when that is news."""
-        if owner != self._pace_owner:
-            self._pace_owner = owner
-            self._told_pace.clear()
-        told = self._told_pace.get(code)
-        if told is None or seconds > 4 * told:
-            told = seconds
-        elif seconds < told / 4:
-            told /= 2  # come down in steps: one lucky task is not a pace
-        else:
-            return
-        self._told_pace[code] = told
-        with self._lock:
-            self._transport.post(owner, messages.Pace(code, told))
+    # ---------------------------------------------------------------- the call that runs
 
     def _running_call(self) -> tuple[str, Any] | None:
         """(owner, message) of what asks: read from its own stack or coroutine, so that nobody has to write it down."""
@@ -586,10 +525,10 @@ class Worker(Client):
         if kind is messages.CreateActor:
             return f"{self._code_name[message.code]}.__init__"
         if kind is messages.Call:
-            return f"{self._actor_name}.{message.method}"
+            return f"{self.actor_name}.{message.method}"
         if message.code:
             return getattr(message, "name", "") or self._code_name[message.code]
-        return f"{self._actor_name}.{message.name}"
+        return f"{self.actor_name}.{message.name}"
 
     @property
     def is_cancelled(self) -> bool:
@@ -640,8 +579,8 @@ class Worker(Client):
                         queue.remove(call)
                     except ValueError:  # the main thread has taken it just now
                         break
-                    self.drop_arguments(sender, call[1])
-                    self.reply_cancelled(key, getattr(call[1], "num_returns", 1))
+                    self.replies.drop_arguments(sender, call[1])
+                    self.replies.cancelled(key, getattr(call[1], "num_returns", 1))
                     self._transport.flush()
                     return
         if message.is_close:
@@ -656,21 +595,6 @@ class Worker(Client):
             if message.recursive and self._interrupts.is_running(key, self._main_thread):
                 for record in [each for each in self.calls.records.values() if each.id > self._first_child]:
                     self.cancels.stop(record, force=False, recursive=True)
-
-    def drop_arguments(self, owner: str, message: Any) -> None:
-        """A call that will not be executed: give back what came with it (lock held)."""
-        self._drop_values(owner, values_of(message))
-
-    def _drop_values(self, owner: str, values: list[Value]) -> None:
-        if owner not in self.objects.dead:
-            for value in values:
-                self.objects.receive(value.keys(), owner)
-
-    def reply_cancelled(self, task: tuple[str, int], num_returns: int = 1, what: str = "the call") -> None:
-        """(Lock held.)"""
-        owner, id = task
-        info = ErrorInfo("TaskCancelled", f"{what} was cancelled (worker {self.client_id})")
-        self._transport.post(owner, messages.DoneFull(id, [Value(error=info)] * max(1, num_returns)))
 
     def _on_await_cancelled(self, ref: ObjectRef) -> None:
         if self._runner is not None and self._runner.awaits_for_cancelled():
@@ -698,14 +622,6 @@ class Worker(Client):
             super().exit_actor()
         raise ActorExit
 
-    def refuse(self, owner: str, message: Any, reason: str) -> None:
-        """A call that the end of the actor overtakes: it did not run, and its caller is told so (lock held)."""
-        self.drop_arguments(owner, message)
-        method = message.method if type(message) is messages.Call else message.name
-        text = f"{self._actor_name}.{method} did not run: actor {self._actor_name} is gone: {reason}"
-        values = [Value(error=ErrorInfo("ActorDied", text))] * max(1, getattr(message, "num_returns", 1))
-        self._transport.post(owner, messages.DoneFull(message.task, values))
-
     def request_end(self, reason: str) -> None:
         """A call in a thread or coroutine wants the actor to end: the main thread sees to it, ahead of all calls."""
         if self._runner is not None:
@@ -719,7 +635,7 @@ class Worker(Client):
             self._is_ending = True
             for owner, message in (*self._held_calls, *self._work):
                 if type(message) is not EndOfActor:
-                    self.refuse(owner, message, reason)
+                    self.replies.refuse(owner, message, self.actor_name, reason)
             self._held_calls.clear()
             self._work.clear()
             # The news of our death comes from the node, and must not overtake our results.
@@ -752,7 +668,7 @@ class Worker(Client):
         name = self.actors.is_to_run(self._actor_id, ref) if self._is_actor and self._runner is None else None
         if name is not None:
             raise Deadlock(
-                f"actor {self._actor_name} waits in one of its calls for the result of {name}, which it can only run "
+                f"actor {self.actor_name} waits in one of its calls for the result of {name}, which it can only run "
                 "when this call is done: call the method directly (self.method()), return the ref, or create the actor "
                 "with max_concurrency=2 or async methods"
             )

@@ -1,0 +1,117 @@
+"""What a worker tells its callers: results, errors, calls that were not run, the pace of their tasks.
+
+What says "lock held" is called with the lock; everything else takes it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rlplat.errors import RuntimeFault, SerializationError
+from rlplat.runtime.client.calls import values_of
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.link.link import Link
+from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.errors import describe_error
+from rlplat.runtime.wire.values import ErrorInfo, Value
+from rlplat.runtime.worker.interrupts import Interrupts, Key
+
+
+class Replies:
+    def __init__(self, link: Link, objects: Objects, interrupts: Interrupts) -> None:
+        """`interrupts` knows of a KeyboardInterrupt whether it was a cancel."""
+        self._link, self._lock, self._transport = link, link.lock, link.transport
+        self._objects, self._interrupts = objects, interrupts
+        self._pace_owner = ""
+        self._told_pace: dict[str, float] = {}
+
+    # ---------------------------------------------------------------- calls that were run
+
+    def result(self, owner: str, task: int, what: str, num_returns: int, result: Any) -> None:
+        data = codec.pack_scalar(result) if num_returns == 1 else None
+        if data is not None:
+            with self._lock:
+                self._transport.post_result(owner, task, data)
+            return
+        parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
+        made = [part for part in parts if type(part) is not codec.Raised]
+        packed = [codec.pack(part, f"the result of {what}") for part in made]
+        values = [self._objects.make_value(each, owner) for each in packed]
+        if len(made) < len(parts):
+            values += [Value(error=self.describe(what, parts[-1].error))] * (len(parts) - len(made))
+        crash_point("after_store_before_report")
+        with self._lock:
+            if num_returns == 1 and values[0].segment is None and not values[0].refs:
+                self._transport.post_result(owner, task, values[0].data)
+            else:
+                self.values(owner, task, values)
+
+    def values(self, owner: str, task: int, values: list[Value]) -> None:
+        """Values that are made already (lock held; whoever calls holds the refs inside them)."""
+        for value in values:
+            self._objects.hand_over(value.refs, owner)
+        self._transport.post(owner, messages.DoneFull(task, values))
+
+    def error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._interrupts.has_struck((owner, task)):
+            with self._lock:
+                self.cancelled((owner, task), num_returns, what)
+            return
+        info = self.describe(what, error)
+        with self._lock:
+            self.failed(owner, task, num_returns, info)
+
+    def describe(self, what: str, error: BaseException) -> ErrorInfo:
+        """An exception that came out of the user's code."""
+        where = f"{what} (worker {self._link.client_id}, pid {os.getpid()})"
+        if isinstance(error, SerializationError):
+            return ErrorInfo("SerializationError", str(error))
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
+                error.__traceback__
+            )
+        return describe_error(error, where)
+
+    def pace(self, owner: str, code: str, seconds: float) -> None:
+        """Tell an owner how long its tasks take, when that is news."""
+        if owner != self._pace_owner:
+            self._pace_owner = owner
+            self._told_pace.clear()
+        told = self._told_pace.get(code)
+        if told is None or seconds > 4 * told:
+            told = seconds
+        elif seconds < told / 4:
+            told /= 2  # come down in steps: one lucky task is not a pace
+        else:
+            return
+        self._told_pace[code] = told
+        with self._lock:
+            self._transport.post(owner, messages.Pace(code, told))
+
+    # ---------------------------------------------------------------- calls that were not (lock held)
+
+    def failed(self, owner: str, task: int, num_returns: int, info: ErrorInfo) -> None:
+        self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * max(1, num_returns)))
+
+    def cancelled(self, task: Key, num_returns: int = 1, what: str = "the call") -> None:
+        owner, id = task
+        info = ErrorInfo("TaskCancelled", f"{what} was cancelled (worker {self._link.client_id})")
+        self.failed(owner, id, num_returns, info)
+
+    def refuse(self, owner: str, message: Any, actor: str, reason: str) -> None:
+        """A call that the end of the actor overtakes: it did not run, and its caller is told so."""
+        self.drop_arguments(owner, message)
+        method = message.method if type(message) is messages.Call else message.name
+        text = f"{actor}.{method} did not run: actor {actor} is gone: {reason}"
+        self.failed(owner, message.task, getattr(message, "num_returns", 1), ErrorInfo("ActorDied", text))
+
+    def drop_arguments(self, owner: str, message: Any) -> None:
+        """A call that will not be executed: give back what came with it."""
+        self.drop_values(owner, values_of(message))
+
+    def drop_values(self, owner: str, values: list[Value]) -> None:
+        if owner not in self._objects.dead:
+            for value in values:
+                self._objects.receive(value.keys(), owner)
