@@ -71,10 +71,6 @@ class ReportLines:
         self._steps.clear()
         self.has_superseded = False
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
-
     def flush(self) -> None:
         """OSError when the disk refuses: then the pending lines are dropped, and nothing of them is in the file."""
         if not self._pending:

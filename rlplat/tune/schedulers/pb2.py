@@ -24,16 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers.pbt import PBT
-
-if TYPE_CHECKING:
-    pass
 
 MAX_OBSERVATIONS = 200
 """The latest ones: older ones have little weight, and the fit costs their third power."""

@@ -1,6 +1,5 @@
 """Successive halving's ladder: levels of progress, and who stands where on a rung.
 
-levels = rung_levels(1, 81, 3)                  # (1, 3, 9, 27): at 81 a trial is through
 rung.add(number=4, score=0.31)
 rung.rank(4, 0.31)                              # 0: the best of those that came here
 """
@@ -46,14 +45,6 @@ class Rung:
 
     def score_at(self, rank: int) -> float:
         return -self._ordered[rank][0]
-
-
-def rung_levels(first: float, last: float, factor: float) -> tuple[float, ...]:
-    """first, first * factor, ... as far as they are below `last` (by more than rounding)."""
-    levels = [first]
-    while not is_reached(last, levels[-1] * factor):
-        levels.append(levels[-1] * factor)
-    return tuple(level for level in levels if not is_reached(last, level))
 
 
 def is_reached(level: float, progress: float) -> bool:
