@@ -45,7 +45,7 @@ def write_experiment(
         config=space,
         metric=tuple(metric),
         mode=tuple(mode),
-        num_samples=num_trials,
+        num_samples=max(num_trials, 1),
         name=path.name,
     )
     parsed, rng = Space.parse(space), np.random.default_rng(1)
