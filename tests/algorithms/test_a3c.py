@@ -183,11 +183,11 @@ def test_only_the_sender_gets_fresh_weights(runtime: None) -> None:
     one.learn(1, 0.0)
     other.learn(1, 0.0)
     assert (one._versions, other._versions) == ((1,), (2,))
-    held = other._network.weights()
+    held = other._network.trainee.weights()
     one.learn(3, 0.0)
     assert (one._versions, other._versions) == ((5,), (2,))
-    assert_same(other._network.weights(), held)
-    assert_same(one._network.weights(), rlplat.get(server.latest.remote())[1])
+    assert_same(other._network.trainee.weights(), held)
+    assert_same(one._network.trainee.weights(), rlplat.get(server.latest.remote())[1])
     rlplat.get(server.take_report.remote())
     other.learn(1, 0.0)  # computed on version 2, applied to version 5
     metrics = rlplat.get(server.take_report.remote()).metrics
@@ -205,7 +205,7 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted(runtime: None) -> Non
     version, weights = rlplat.get(server.latest.remote())
     assert version == before[0]
     assert_same(weights, before[1])
-    assert_same(other._network.weights(), weights)
+    assert_same(other._network.trainee.weights(), weights)
     report = rlplat.get(server.take_report.remote())
     assert report.metrics["learner/dropped_gradients"] == 1 and 0 < report.env_steps <= 5 * 8
     other.learn(1, 0.0)  # with the fresh weights it goes on
