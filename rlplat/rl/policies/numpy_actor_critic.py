@@ -24,9 +24,10 @@ class NumpyActorCritic:
         self.spec = spec
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._normalize = ObsNormalizer()
+        self._encoder: list[Layer] = []
+        """Where both share it: then the two below are their heads alone."""
         self._actor: list[Layer] = []
         self._critic: list[Layer] = []
-        self._heads: tuple[Layer, Layer]
         self._is_categorical = spec.heads[0].kind == "categorical"
         self._log_std = np.zeros(spec.num_gaussian, np.float32)
         self._rescale: tuple[Array, Array] | None = None
@@ -37,10 +38,14 @@ class NumpyActorCritic:
         self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
-        self._actor = layers(weights, "actor_encoder", len(self.spec.hidden_sizes))
-        if not self.spec.share_encoder:
-            self._critic = layers(weights, "critic_encoder", len(self.spec.hidden_sizes))
-        self._heads = layer(weights, "actor_head"), layer(weights, "critic_head")
+        num_layers = len(self.spec.hidden_sizes)
+        self._actor, self._critic = [layer(weights, "actor_head")], [layer(weights, "critic_head")]
+        encoder = layers(weights, "actor_encoder", num_layers)
+        if self.spec.share_encoder:
+            self._encoder = encoder
+        else:
+            self._actor[:0] = encoder
+            self._critic[:0] = layers(weights, "critic_encoder", num_layers)
         if not self._is_categorical:
             self._log_std = np.array(weights["log_std"], np.float32)
         self._normalize.set_weights(weights)
@@ -78,13 +83,9 @@ class NumpyActorCritic:
         if inputs.ndim != 2:
             inputs = inputs.reshape(len(inputs), -1)
         activation = self.spec.activation
-        actor_head, critic_head = self._heads
-        if self.spec.share_encoder:
-            features = forward(inputs, self._actor, activation, last=True)
-            params = forward(features, [actor_head], activation)
-            return params, forward(features, [critic_head], activation)[:, 0]
-        params = forward(inputs, [*self._actor, actor_head], activation)
-        return params, forward(inputs, [*self._critic, critic_head], activation)[:, 0]
+        if self._encoder:
+            inputs = forward(inputs, self._encoder, activation, last=True)
+        return forward(inputs, self._actor, activation), forward(inputs, self._critic, activation)[:, 0]
 
     def _categorical(self, logits: Array, deterministic: bool) -> tuple[Array, Array]:
         if deterministic:

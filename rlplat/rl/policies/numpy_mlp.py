@@ -34,12 +34,14 @@ def forward(
     x: Array, layers: Sequence[Layer], activation: Literal["tanh", "relu"], *, last: bool = False
 ) -> Array:
     """x: float32[B, in] -> float32[B, out]; last: activate after the last layer, too (an encoder)."""
-    num_activated = len(layers) if last else len(layers) - 1
-    for index, (weight, bias) in enumerate(layers):
-        x = x @ weight if weight.ndim == 2 else (weight.swapaxes(1, 2) @ x[:, :, None])[:, :, 0]
+    left = len(layers) if last else len(layers) - 1
+    is_tanh, is_shared = activation == "tanh", layers[0][0].ndim == 2
+    for weight, bias in layers:
+        x = x @ weight if is_shared else (weight.swapaxes(1, 2) @ x[:, :, None])[:, :, 0]
         x += bias
-        if index < num_activated:
-            if activation == "tanh":
+        if left:
+            left -= 1
+            if is_tanh:
                 np.tanh(x, out=x)
             else:
                 np.maximum(x, 0.0, out=x)
