@@ -45,6 +45,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.given_weights import carried_statistics, network_weights
 from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
@@ -55,7 +56,6 @@ from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.run.initial_weights import carried_statistics, network_weights
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker

@@ -49,6 +49,7 @@ from rlplat.errors import (
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning.non_finite import non_finite_error
@@ -67,7 +68,6 @@ from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, b
 from rlplat.rl.replay.ratio_limiter import RatioLimiter
 from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.run.initial_weights import network_weights
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.schedules import LinearSchedule, Schedule, ScheduledShare, schedule_value

@@ -45,6 +45,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.given_weights import carried_statistics, network_weights
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
@@ -54,7 +55,6 @@ from rlplat.rl.policies.noise_table import NoiseTable, make_noise
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.run.initial_weights import carried_statistics, network_weights
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec

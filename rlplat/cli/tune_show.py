@@ -155,7 +155,7 @@ def headline(analysis: Analysis, goes_on: bool) -> str:
 
 def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list[list[Any]]]:
     """Parameters that are the same in all of these trials are left out where there are more than eight."""
-    from rlplat.tune.view.table import short_names
+    from rlplat.tune.view.texts import short_names
 
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     varying = [name for name in names if len({str(trial.params.get(name)) for trial in trials}) > 1]

@@ -31,8 +31,8 @@ import rlplat
 from rlplat.errors import ConfigError, NotInitialized
 from rlplat.rl.algorithm_config import Config, settings_of
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.given_weights import require_fitting
 from rlplat.rl.run.evaluation import Evaluation
-from rlplat.rl.run.initial_weights import require_fitting
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.spaces import SpaceSpec

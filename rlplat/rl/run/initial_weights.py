@@ -1,4 +1,4 @@
-"""Weights of one run as the beginning of another (`--init-from RUN`, `Algorithm.set_weights`): which, and do they fit?
+"""Weights of one run as the beginning of another (`--init-from RUN`): whose.
 
 initial = find_initial("runs/demo:best")                # before anything starts
 line = initial.give_to(algorithm)                       # its optimizer, counters and environments stay new
@@ -11,19 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Weights
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.policies.exploration import EPSILON
-
-CARRIED_OBSERVATIONS = 100_000
-"""As many observations do statistics count for that came with weights: enough to hold at first, few enough to move."""
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.run.trained_agent import load
 
 _CHECKPOINT = re.compile(r"(.+):(latest|best|step_\d+)")
-_BESIDE = (OBS_MEAN, OBS_VAR, EPSILON)
-"""Travels inside weights, and is no parameter of the network."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class InitialWeights:
     spaces: str
     weights: Weights
 
-    def give_to(self, algorithm: Any) -> str:
+    def give_to(self, algorithm: Algorithm[Any]) -> str:
         """What to tell about it; CheckpointError names every leaf that does not fit."""
         spaces = str(algorithm.spaces)
         differ = f"its spaces are {self.spaces}, and here {spaces}" if self.spaces != spaces else ""
@@ -53,66 +46,8 @@ class InitialWeights:
 
 def find_initial(source: str | os.PathLike[str]) -> InitialWeights:
     """source: RUN (its newest checkpoint), RUN:best, RUN:step_4096, or a checkpoint's directory."""
-    from rlplat.rl.run.trained_agent import load
-
     match = _CHECKPOINT.fullmatch(os.fspath(source))
     agent = load(match[1], match[2]) if match else load(source)
     saved = agent.checkpoint
     info = saved.info
     return InitialWeights(str(saved.path), info.algorithm, info.env_steps, info.spaces, agent.weights())
-
-
-def require_fitting(own: Weights, given: Weights, *, normalizes: bool) -> None:
-    """Raises CheckpointError with a line for every leaf that differs.
-
-    own: what the algorithm acts with now; given: what is to take its place; normalizes: whether it normalises
-    observations.
-    """
-    ours, theirs = _network(own), _network(given)
-    lines = [
-        f"{name} is missing there, and has shape {_shape(array)} here"
-        for name, array in ours.items()
-        if name not in theirs
-    ]
-    lines += [
-        f"{name} has shape {_shape(array)} there, and {_shape(ours[name])} here"
-        if name in ours
-        else f"{name} has shape {_shape(array)} there, and is missing here"
-        for name, array in theirs.items()
-        if name not in ours or array.shape != ours[name].shape
-    ]
-    if any(_leaf(name) == OBS_MEAN for name in given) != normalizes:
-        there, here = ("false", "true") if normalizes else ("true", "false")
-        lines.append(f"normalize_observations is {there} there, and {here} here")
-    lines += [
-        f"{name} holds NaN or infinity" for name, array in given.items() if not np.isfinite(array).all()
-    ]
-    if lines:
-        listed = "".join(f"\n  - {line}" for line in lines)
-        raise CheckpointError(f"the weights do not fit this network; use the same policy settings:{listed}")
-
-
-def network_weights(weights: Weights) -> Weights:
-    """Without normaliser statistics and exploration."""
-    return {name: np.array(array, np.float32) for name, array in weights.items() if name not in _BESIDE}
-
-
-def carried_statistics(weights: Weights) -> dict[str, Any] | None:
-    """The normaliser statistics in weights as `RunningMeanVar.set_state` takes them; None where there are none."""
-    if OBS_MEAN not in weights:
-        return None
-    mean, var = (np.array(weights[name], np.float64) for name in (OBS_MEAN, OBS_VAR))
-    return {"mean": mean, "var": var, "count": CARRIED_OBSERVATIONS}
-
-
-def _network(weights: Weights) -> Weights:
-    return {name: array for name, array in weights.items() if _leaf(name) not in _BESIDE}
-
-
-def _leaf(name: str) -> str:
-    """Without the policy's name, where there are several."""
-    return name.rpartition("/")[2]
-
-
-def _shape(array: Any) -> str:
-    return str(list(array.shape))

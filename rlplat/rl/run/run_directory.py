@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplat.checkpoints import CheckpointInfo, load_best, save, save_best
+from rlplat.checkpoints import Checkpoint, CheckpointInfo, load_best, save, save_best
 from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
 from rlplat.rl.interfaces import Result, Weights
@@ -281,3 +281,18 @@ def _write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def restore(algorithm: Algorithm[Any], checkpoint: Checkpoint) -> None:
+    """Give the algorithm the checkpoint's state; CheckpointError, naming both sides, when it belongs to another one."""
+    saved = checkpoint.info
+    for what, theirs, ours in (
+        ("algorithm", saved.algorithm, algorithm.name),
+        ("spaces", saved.spaces, str(algorithm.spaces)),
+    ):
+        if theirs != ours:
+            raise CheckpointError(
+                f"{checkpoint.path} cannot be loaded: its {what} is {theirs!r}, and now it is {ours!r} "
+                f"({algorithm.config.env})"
+            )
+    algorithm.set_state(checkpoint.state["algorithm"])

@@ -28,8 +28,7 @@ from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
 from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.run.agent_spaces import AgentSpaces, agent_spaces
 from rlplat.rl.run.evaluation import Evaluator, raw_env_kwargs
-from rlplat.rl.run.run_directory import not_a_run
-from rlplat.rl.run.training_loop import restore
+from rlplat.rl.run.run_directory import not_a_run, restore
 from rlplat.rl.run.training_plan import TrainingPlan, plan_from_file
 from rlplat.rl.run.video import Film
 from rlplat.rl.seeding import seed_sequences

@@ -32,7 +32,7 @@ from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.initial_weights import InitialWeights, find_initial
 from rlplat.rl.run.interruption import Interrupted, Interruption
 from rlplat.rl.run.progress import Progress, open_progress, showing_log
-from rlplat.rl.run.run_directory import RunDirectory, not_a_run, refuse_existing
+from rlplat.rl.run.run_directory import RunDirectory, not_a_run, refuse_existing, restore
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
@@ -400,21 +400,6 @@ def _about_actions(algorithm: Algorithm[Any]) -> str:
     if not isinstance(spaces, SpaceSpec) or policy.squash_actions or policy.rescale_actions:
         return ""
     return bounds_advice(spaces.action, "policy.rescale_actions" not in algorithm.config.unused)
-
-
-def restore(algorithm: Algorithm[Any], checkpoint: Checkpoint) -> None:
-    """Give the algorithm the checkpoint's state; CheckpointError, naming both sides, when it belongs to another one."""
-    saved = checkpoint.info
-    for what, theirs, ours in (
-        ("algorithm", saved.algorithm, algorithm.name),
-        ("spaces", saved.spaces, str(algorithm.spaces)),
-    ):
-        if theirs != ours:
-            raise CheckpointError(
-                f"{checkpoint.path} cannot be loaded: its {what} is {theirs!r}, and now it is {ours!r} "
-                f"({algorithm.config.env})"
-            )
-    algorithm.set_state(checkpoint.state["algorithm"])
 
 
 def what_is_saved(run: RunDirectory) -> str:

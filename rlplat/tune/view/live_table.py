@@ -27,7 +27,7 @@ from rlplat.durations import duration_text
 from rlplat.tune.core.snapshot import Snapshot
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.view.child_output import ChildOutput
-from rlplat.tune.view.table import counts_text, ended, short_names, value_text
+from rlplat.tune.view.texts import counts_text, ended, short_names, value_text
 
 DRAW_PERIOD_S = 0.25
 _LONGEST_CELL = 32

@@ -12,7 +12,7 @@ import numpy as np
 from rlplat.tune.core.trial import Trial
 from rlplat.tune.results.analysis import Analysis
 from rlplat.tune.results.importance import Axis
-from rlplat.tune.view.table import params_text, value_text
+from rlplat.tune.view.texts import params_text, value_text
 
 
 def worst_first(trials: Sequence[Trial], analysis: Analysis) -> list[Trial]:

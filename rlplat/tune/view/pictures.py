@@ -39,7 +39,7 @@ from rlplat.tune.view.picture_axes import (
     without_outliers,
     worst_first,
 )
-from rlplat.tune.view.table import short_names, value_text
+from rlplat.tune.view.texts import short_names, value_text
 
 _DPI = 130
 _BEST = "#111111"

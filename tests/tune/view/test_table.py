@@ -17,7 +17,8 @@ from rlplat.tune.core.snapshot import Snapshot
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.view.child_output import ChildOutput
 from rlplat.tune.view.live_table import LiveTable, last_picture, picture
-from rlplat.tune.view.table import PlainLines, Silent, open_view, params_text, short_names
+from rlplat.tune.view.table import PlainLines, Silent, open_view
+from rlplat.tune.view.texts import params_text, short_names
 from tests.patience import soon
 
 _PRINTS = "import sys; [print(line, end='', file=sys.stderr, flush=True) for line in sys.stdin]"
