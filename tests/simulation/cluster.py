@@ -20,7 +20,7 @@ from rlplat.runtime.core.scheduler.scheduler import WARN_AFTER_S, Scheduler
 from rlplat.runtime.link import loop, transport
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.node import node as node_module
-from rlplat.runtime.worker import worker
+from rlplat.runtime.worker import replies, worker
 from rlplat.runtime.worker.interrupts import Interrupts
 from tests.simulation import world as world_module
 from tests.simulation.world import Process, SimPoller, SimSocket, SimTime, World
@@ -86,6 +86,7 @@ def simulated(world: World) -> Iterator[None]:
         (loop, "threading", sim_threading),
         (transport, "zmq", sim_zmq),
         (worker, "os", sim_os),
+        (replies, "os", sim_os),
         (node_module, "select", sim_select),
         (node_module, "Processes", SimProcesses),
         (node_module, "Watch", _NoWatch),
