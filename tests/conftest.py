@@ -13,8 +13,11 @@ import hypothesis
 import pytest
 
 import rlplat
+from rlplat.runtime import refs as connection
 from rlplat.runtime.look import observer
 from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
+
+BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [])]
 
 # How fast examples are made and run says how loaded the machine is, not whether the code is right.
 hypothesis.settings.register_profile(
@@ -58,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         params = getattr(getattr(item, "callspec", None), "params", {})
+        if params.get("backend") == "ray":
+            item.add_marker(pytest.mark.on_ray)
         if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or params.get("backend") == "zmq":
             item.add_marker(pytest.mark.process)
 
@@ -82,8 +87,11 @@ def lane(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def leak_meter() -> Iterator[LeakMeter]:
+def leak_meter(request: pytest.FixtureRequest) -> Iterator[LeakMeter | None]:
     """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
+    if request.node.get_closest_marker("on_ray"):  # Ray keeps threads and files of its own
+        yield None
+        return
     meter = LeakMeter.start()
     yield meter
     leaks = meter.finish()
@@ -126,9 +134,25 @@ def torch_cluster() -> Iterator[None]:
     rlplat.shutdown()
 
 
-@pytest.fixture(params=["inproc", "zmq"])
+@pytest.fixture(scope="session")
+def on_ray() -> Iterator[Any]:
+    """One Ray cluster for all tests: its start takes seconds."""
+    rlplat.init(num_cpus=2, num_gpus=0, backend="ray", log_to_driver=False)
+    yield connection.backend()
+    rlplat.shutdown()
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend in turn, with 2 CPUs: for what must be the same on all."""
+    if request.param == "ray":
+        opened = request.getfixturevalue("on_ray")
+        connection.set_backend(opened)
+        yield "ray"
+        for _, name in opened.actor_names(True):
+            rlplat.kill(rlplat.get_actor(name))
+        connection.set_backend(None)
+        return
     rlplat.init(num_cpus=2, num_gpus=0, backend=request.param)
     yield request.param
     rlplat.shutdown()

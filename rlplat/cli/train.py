@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError
@@ -77,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="settings, e.g. discount=0.995",
     )
+    add_engine_options(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -85,6 +87,7 @@ def run(arguments: list[str]) -> int:
     parser = build_parser()
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
+    choose_engine(options)
     # the heavy half comes after the arguments are known to be good
     from rlplat.rl.run.training_loop import stop_rules, train
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.cli.exit_codes import is_usage_error, message_of
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
@@ -85,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per experiment, and no table"
     )
+    add_engine_options(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -95,6 +97,7 @@ def run(arguments: list[str]) -> int:
 
         return tune_show.run(arguments[1:])
     options = build_parser().parse_args(arguments)
+    choose_engine(options)
     from rlplat.tune.results.directory import can_resume, refuse_existing
 
     specs = [spec.checked() for spec in planned(options)]

@@ -8,6 +8,7 @@ pyproject.toml, types included):
     worker     a client that runs what others submit
     node       the scheduler's hands, the workers' keeper
     inproc     the verbs in one process and thread
+    ray        the verbs on a Ray cluster
     client     the verbs' work: calls, tasks, actors, objects, streams; what a process hears from the others
     .          the face, in this folder: what users see (`api`, `remote`, `options`, `placement`, ...)
     envs       runtime environments           store   shared memory

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -52,7 +53,8 @@ def init(
     num_cpus: float | None = None,
     num_gpus: int | None = None,
     resources: dict[str, float] | None = None,
-    backend: str = "zmq",
+    backend: str | None = None,
+    address: str | None = None,
     preload: Sequence[str] = (),
     runtime_env: dict[str, Any] | None = None,
     hang_timeout_s: float = 10.0,
@@ -70,7 +72,10 @@ def init(
 
     num_cpus, num_gpus: what tasks and actors may take in all; None: what the machine has.
     resources: custom resources by name.
-    backend: "zmq" (worker processes) or "inproc" (everything in this process and thread, at once: for debuggers).
+    backend: "zmq" (worker processes), "inproc" (everything in this process and thread, at once: for debuggers), or
+        "ray" (a Ray cluster; docs/on-ray.md says what differs). None: $RLPLAT_BACKEND, or "zmq".
+    address: of a Ray cluster ("auto": the one that this machine belongs to); None: $RLPLAT_ADDRESS, or a new one on
+        this machine.
     namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
     object_store_memory: bytes of shared memory that large objects may take; None: 30 % of RAM, as far as it is free.
@@ -83,6 +88,12 @@ def init(
     log_to_driver: whether the output of workers is shown on this process's stderr as well.
     ignore_reinit_error: where there is a cluster already, keep it as it is; else a second call is an error.
     """
+    if backend is None:
+        backend = os.environ.get("RLPLAT_BACKEND") or "zmq"
+        if backend == "ray" and address is None:
+            address = os.environ.get("RLPLAT_ADDRESS") or None
+    if address is not None and backend != "ray":
+        raise OptionError(f"rlplat.init(address={address!r}): only backend='ray' connects to a cluster")
     if connection.is_connected():
         outer = connection.backend()
         if ignore_reinit_error and not (outer.can_nest and backend == "inproc"):
@@ -125,8 +136,31 @@ def init(
                 log_to_driver=log_to_driver,
             )
         )
+    elif backend == "ray":
+        from rlplat.runtime.ray.start import start_on_ray
+
+        promises = {
+            "hang_timeout_s": hang_timeout_s == 10,
+            "memory_usage_threshold": memory_usage_threshold == 0.9,
+            "log_dir": log_dir is None,
+            "spill_dir": spill_dir is None,
+            "store_full_timeout_s": store_full_timeout_s == 10,
+        }
+        _connect(
+            start_on_ray(
+                promises,
+                address=address,
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                resources=resources,
+                namespace=namespace,
+                runtime_env=runtime_env,
+                log_to_driver=log_to_driver,
+                object_store_memory=object_store_memory,
+            )
+        )
     else:
-        raise OptionError(f"unknown backend {backend!r}: 'zmq' or 'inproc'")
+        raise OptionError(f"unknown backend {backend!r}: 'zmq', 'inproc' or 'ray'")
 
 
 @uninterrupted

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def shape_of(options: Options, default_cpus: float, total: Resources, who: str, env: str = "") -> Shape:
     """What a task or an actor with these options needs. Raises for what could never be met."""
     demand = options.demand(default_cpus)
-    group, bundle, strategy = _placement(options, who)
+    group, bundle, strategy = placement_of(options, who)
     if group is None:
         check_feasible(demand, total, who)
     else:
@@ -37,7 +37,7 @@ def shape_of(options: Options, default_cpus: float, total: Resources, who: str, 
     )
 
 
-def _placement(options: Options, who: str) -> tuple[PlacementGroup | None, int, str]:
+def placement_of(options: Options, who: str) -> tuple[PlacementGroup | None, int, str]:
     """(group, bundle, strategy) that the options ask for."""
     if isinstance(options.scheduling_strategy, PlacementGroupSchedulingStrategy) and isinstance(
         options.placement_group, PlacementGroup
@@ -148,4 +148,4 @@ def most_leases(shape: Shape, group: PlacementGroup | None, total: Resources) ->
 
 
 def group_of(options: Options) -> PlacementGroup | None:
-    return _placement(options, "it")[0]
+    return placement_of(options, "it")[0]

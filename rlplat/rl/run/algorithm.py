@@ -83,7 +83,7 @@ class Algorithm(Generic[Config]):
         if not rlplat.is_initialized():
             # Before the pre-flight: the first processes start while it looks at the environment.
             needs_torch = config.framework == "torch" and "framework" not in config.unused
-            backend = "zmq" if config.num_rollout_workers else "inproc"
+            backend = None if config.num_rollout_workers else "inproc"
             rlplat.init(backend=backend, preload=("torch",) if needs_torch else ())
             self.ends.callback(rlplat.shutdown)
         self.ends.callback(self._evaluation.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -22,10 +23,15 @@ _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep
 """With the runtime's own: the code that calls the user's."""
 
 
-def describe_error(error: BaseException, where: str) -> ErrorInfo:
-    """What the caller will see of an exception that `where` ("task f (pid 12)") raised."""
+def describe_error(
+    error: BaseException, where: str, dumps: Callable[[Any], bytes] = cloudpickle.dumps
+) -> ErrorInfo:
+    """What the caller will see of an exception that `where` ("task f (pid 12)") raised.
+
+    dumps: the pickler that brought the user's classes here: one that came by value is then the caller's own again.
+    """
     if isinstance(error, RlplatError) and not isinstance(error, TaskError):
-        exception = _pickled_exception(error)
+        exception = _pickled_exception(error, dumps)
         kind = "TaskError" if exception else type(error).__name__
         return ErrorInfo(kind, _shortened(f"{where}: {error}"), exception, class_names(type(error)))
     # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
@@ -36,7 +42,7 @@ def describe_error(error: BaseException, where: str) -> ErrorInfo:
         del frames.stack[0]
     text = "".join(frames.format())
     message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
-    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own), class_names(type(own)))
+    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own, dumps), class_names(type(own)))
 
 
 def _calls_users(filename: str) -> bool:
@@ -51,10 +57,10 @@ def _shortened(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out ...\n{text[-half:]}"
 
 
-def _pickled_exception(error: BaseException) -> bytes:
+def _pickled_exception(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes:
     with collecting_refs():
         try:
-            blob = cloudpickle.dumps(error)
+            blob = dumps(error)
             pickle.loads(blob)
         except BaseException:  # an exception's own pickling may do anything: its text is enough then
             return b""

@@ -1,0 +1,118 @@
+"""Where things run on a Ray cluster: nodes, resources, placement groups, in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import ray
+from ray.util import placement_group as ray_groups
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from rlplat.runtime.demand import capture_of, placement_of, shape_of
+from rlplat.runtime.options import Options
+from rlplat.runtime.placement import PlacementGroup
+from rlplat.runtime.ray.host import Identity
+from rlplat.runtime.wire.values import GroupState, NodeState, Place, Shape
+
+
+def placed(options: Options, default_cpus: float, who: str) -> dict[str, Any]:
+    """Ray's options of what a task or an actor needs and where it runs. Raises for what can never be met."""
+    shape_of(options, default_cpus, resources(available=False), who)
+    group, bundle, strategy = placement_of(options, who)
+    given: dict[str, Any] = {
+        "num_cpus": default_cpus if options.num_cpus is None else options.num_cpus,
+        "num_gpus": options.num_gpus,
+        "resources": options.resources,
+        "memory": options.memory or None,
+        "runtime_env": {name: value for name, value in options.runtime_env.items() if value} or None,
+    }
+    if group is not None:
+        captures = capture_of(options) is not None
+        given["scheduling_strategy"] = PlacementGroupSchedulingStrategy(ray_group(group), bundle, captures)
+    elif strategy.startswith("node"):
+        kind, _, node = strategy.partition(":")
+        given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=kind.endswith("?"))
+    elif strategy or options.placement_group is None or options.scheduling_strategy is not None:
+        given["scheduling_strategy"] = strategy or "DEFAULT"
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def resources(available: bool) -> dict[str, float]:
+    found = ray.available_resources() if available else ray.cluster_resources()
+    return {"CPU": 0.0, "GPU": 0.0} | _without_rays_own(found)
+
+
+def _without_rays_own(found: dict[str, float]) -> dict[str, float]:
+    hidden = ("node:", "bundle", "accelerator_type:")
+    return {
+        name: amount
+        for name, amount in found.items()
+        if not (name.startswith(hidden) or "_group_" in name or name in ("memory", "object_store_memory"))
+    }
+
+
+def nodes() -> list[NodeState]:
+    return [
+        NodeState(node["NodeID"], node["Alive"], _without_rays_own(node["Resources"]), {})
+        for node in ray.nodes()
+    ]
+
+
+def place(here: Identity | None) -> Place:
+    """Where this worker runs; here: of an actor, who it is."""
+    context = ray.get_runtime_context()
+    held = tuple(sorted((name, float(n)) for name, n in context.get_assigned_resources().items()))
+    found = Place(context.get_node_id(), Shape(held, group=context.get_placement_group_id() or ""))
+    if here is None:
+        return found
+    return msgspec.structs.replace(
+        found,
+        actor=context.get_actor_id(),
+        actor_name=context.get_actor_name() or "",
+        incarnation=2 if context.was_current_actor_reconstructed else 1,
+        info=here.info,
+        is_detached=here.is_detached,
+    )
+
+
+def place_of_driver() -> Place:
+    return Place(ray.get_runtime_context().get_node_id())
+
+
+# ---------------------------------------------------------------- placement groups
+
+
+def ray_group(group: PlacementGroup) -> Any:
+    id = ray.PlacementGroupID(bytes.fromhex(group.id))
+    return ray_groups.PlacementGroup(id, [dict(bundle) for bundle in group.bundles])
+
+
+def create_group(
+    bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
+) -> PlacementGroup:
+    made = ray_groups.placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy=strategy,
+        name=name,
+        lifetime="detached" if is_detached else None,
+    )
+    return PlacementGroup(made.id.hex(), bundles, strategy, name)
+
+
+def remove_group(group: PlacementGroup) -> None:
+    ray_groups.remove_placement_group(ray_group(group))
+
+
+def groups() -> list[GroupState]:
+    return [
+        GroupState(
+            id,
+            row["name"],
+            row["strategy"],
+            row["state"],
+            [{name: float(amount) for name, amount in bundle.items()} for bundle in row["bundles"].values()],
+            list((row.get("bundles_to_node_id") or {}).values()),
+        )
+        for id, row in ray_groups.placement_group_table().items()
+    ]

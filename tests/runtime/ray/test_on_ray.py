@@ -1,0 +1,82 @@
+"""`init(backend="ray")`: what is refused without Ray, and the conformance suite on it where Ray is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlplat
+from rlplat.errors import MissingExtra, OptionError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("hang_timeout_s", 3.0),
+        ("memory_usage_threshold", 0.5),
+        ("log_dir", "/tmp"),
+        ("spill_dir", ""),
+        ("store_full_timeout_s", 1.0),
+    ],
+)
+def test_a_promise_that_ray_cannot_keep_is_refused(argument: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"Ray has no {argument}: leave that out"):
+        rlplat.init(backend="ray", **{argument: value})  # type: ignore[arg-type]
+    assert not rlplat.is_initialized()
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "rlplat.runtime.ray.backend", raising=False)
+    with pytest.raises(MissingExtra) as caught:
+        rlplat.init(backend="ray")
+    assert str(caught.value).startswith("rlplat.init(backend='ray') needs ray: ")
+    assert not rlplat.is_initialized()
+
+
+def test_only_ray_has_an_address() -> None:
+    with pytest.raises(OptionError, match="only backend='ray' connects to a cluster"):
+        rlplat.init(address="auto")
+
+
+def test_the_environment_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPLAT_BACKEND", "inproc")
+    rlplat.init(num_cpus=1)
+    assert rlplat.get_runtime_context().client_id == "inproc"
+    rlplat.shutdown()
+    monkeypatch.setenv("RLPLAT_BACKEND", "spark")
+    with pytest.raises(OptionError, match="unknown backend 'spark'"):
+        rlplat.init()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_the_basic_contracts_hold_on_ray() -> None:
+    """In one process of its own: the start of a Ray takes seconds, and what Ray keeps running is not this suite's."""
+    files = [
+        "test_tasks",
+        "test_arguments",
+        "test_errors",
+        "test_actors",
+        "test_actor_classes",
+        "test_named_actors",
+    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "-m", "on_ray"]
+    done = subprocess.run(
+        [*command, *(f"tests/conformance/{name}.py" for name in files)],
+        cwd=ROOT,
+        env={**os.environ, "RLPLAT_TEST_RAY": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "passed" in done.stdout
