@@ -41,7 +41,7 @@ def test_init_twice_says_what_to_do(name: str) -> None:
 
 
 def test_an_unknown_backend_is_named() -> None:
-    with pytest.raises(ConfigError, match="'carrier pigeon': 'zmq' or 'inproc'"):
+    with pytest.raises(ConfigError, match="'carrier pigeon': 'zmq', 'inproc' or 'ray'"):
         rlplat.init(backend="carrier pigeon")
     assert not rlplat.is_initialized()
 
