@@ -206,7 +206,7 @@ def _tails_are_nobody_s_messages(town: Town) -> None:
 
 
 def _who_has_no_name_is_not_heard(town: Town) -> None:
-    for label in (b"x" * 250 + b">", b">", b"../x>", b"\xff\xfe>", b"w5", b"w5>>", b"W5>"):
+    for label in (b"x" * 250 + b">", b">", b"../x>", b"\xff\xfe>", b"w99995", b"w5>>", b"W5>"):
         stranger, before = Stranger(town.session, label), town.num_dropped()
         for to in town.everybody():
             stranger.send(to, messages.encode([messages.Fetch(1)]))
