@@ -235,6 +235,14 @@ def methods_of(actor_class: Any) -> dict[str, CallOptions]:
     }
 
 
+def is_async_class(actor_class: Any) -> bool:
+    """Whether a class has an `async def` method: its methods run on one event loop."""
+    return any(
+        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        for _, member in inspect.getmembers(actor_class, callable)
+    )
+
+
 def signatures_of(actor_class: Any, methods: dict[str, CallOptions]) -> dict[str, Signature]:
     return {name: method_signature(actor_class, name) for name in methods}
 

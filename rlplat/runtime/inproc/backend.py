@@ -37,7 +37,6 @@ from rlplat.runtime.inproc.calls import (
     check_environment,
     current_call,
     environment,
-    is_async_class,
     is_stream,
 )
 from rlplat.runtime.inproc.objects import LocalObjects, Outcome, detached
@@ -46,7 +45,7 @@ from rlplat.runtime.machine.hardware import machine_resources
 from rlplat.runtime.options import Options, check_exactly_once, check_retries
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import INPROC, ObjectRef
-from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
+from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.errors import describe_error

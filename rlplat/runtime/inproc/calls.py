@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import os
 import sys
 import threading
@@ -25,6 +24,7 @@ from rlplat.runtime.core.owner.streams import Stream
 from rlplat.runtime.generators import DynamicRefs, ObjectRefGenerator
 from rlplat.runtime.inproc.objects import LocalObjects, Outcome, detached, open_packed
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.remote import is_async_class
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import Packed
 from rlplat.runtime.wire.errors import describe_error
@@ -187,13 +187,6 @@ class LocalActor:
             size = self.concurrency_groups[group] if group else self.max_concurrency
             self._semaphores[group] = asyncio.Semaphore(size)
         return self._semaphores[group]
-
-
-def is_async_class(actor_class: Any) -> bool:
-    return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-        for _, member in inspect.getmembers(actor_class, callable)
-    )
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from rlplat.runtime.ray.values import (
     theirs_of,
 )
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
+from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
 from rlplat.runtime.wire.codec import RemoteCode, _culprit, dump_code
 from rlplat.runtime.wire.messages import Cluster
 from rlplat.runtime.wire.values import (
@@ -400,7 +400,8 @@ def _function(target: Callable[..., Any], is_generator: bool) -> Any:
 
 @functools.lru_cache(1000)
 def _actor_class(target: Any, name: str, concurrency_groups: tuple[tuple[str, int], ...]) -> Any:
-    named = type(name, (host.host_of(target),), {})  # Ray's messages and pages name the user's class
+    kind = host.AsyncHost if is_async_class(target) else host.Host
+    named = type(name, (kind,), {})  # Ray's messages and pages name the user's class
     options = {"concurrency_groups": dict(concurrency_groups)} if concurrency_groups else {"num_cpus": 0}
     return ray.remote(**options)(named)
 

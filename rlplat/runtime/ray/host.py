@@ -136,11 +136,3 @@ class AsyncHost(Host):
             raise
         except Exception as error:
             raise spec.failure(error) from None
-
-
-def host_of(target: Any) -> type[Host]:
-    functions = [member for _, member in inspect.getmembers(target, inspect.isfunction)]
-    is_async = any(
-        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions
-    )
-    return AsyncHost if is_async else Host

@@ -11,7 +11,6 @@ call runs, and is held back there when it is too far ahead of its consumer (rule
 from __future__ import annotations
 
 import contextvars
-import inspect
 import threading
 import time
 import traceback
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from rlplat.runtime.process.crash_points import crash_point
-from rlplat.runtime.remote import TERMINATE, methods_of
+from rlplat.runtime.remote import TERMINATE, is_async_class, methods_of
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import Value
 
@@ -94,7 +93,7 @@ def make_runner(worker: Worker, actor_class: type, message: messages.CreateActor
             return call.group or group_by_method.get(call.name, "")
         return group_by_method.get(call.method, "")
 
-    if is_async(actor_class):
+    if is_async_class(actor_class):
         from rlplat.runtime.worker.event_loop import (
             LoopRunner,  # asyncio is slow to import, and few actors need it
         )
@@ -103,14 +102,6 @@ def make_runner(worker: Worker, actor_class: type, message: messages.CreateActor
     if groups or message.max_concurrency > 1:  # 0 and 1: one call after the other
         return ThreadRunner(worker, groups | {"": max(1, message.max_concurrency)}, group_of)
     return None
-
-
-def is_async(actor_class: type) -> bool:
-    """Whether a class has an `async def` method."""
-    return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-        for _, member in inspect.getmembers(actor_class, callable)
-    )
 
 
 class ThreadRunner:
