@@ -42,7 +42,6 @@ from rlplat.errors import (
     WorkerCrashed,
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.class_path import load_class
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
@@ -52,7 +51,7 @@ from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_b
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import in_framework, require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -132,8 +131,6 @@ class A3CConfig(AlgorithmConfig):
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy")
-FRAMEWORKS = {"torch": "rlplat.algorithms.a3c:TorchA3C", "tf": "rlplat.algorithms.a3c_tf:TfA3C"}
-"""Network and loss by framework; what they have in common is shown by `TorchA3C`."""
 
 
 def a3c_loss(
@@ -242,7 +239,7 @@ class A3CWorker:
         if not num_threads and spec.has_images:
             num_threads = cpu_share(self.config.num_rollout_workers)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
-        self._network: TorchA3C = load_class(FRAMEWORKS[self.config.framework])(
+        self._network: TorchA3C = in_framework("rlplat.algorithms.a3c:A3C", self.config.framework)(
             self.config, spec, network_seed, num_threads
         )
         self._rollout = RolloutWorker(config, worker_index, incarnation)

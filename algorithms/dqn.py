@@ -47,7 +47,6 @@ from rlplat.errors import (
     WorkerCrashed,
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
-from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.in_flight import InFlight
@@ -60,7 +59,7 @@ from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import in_framework, require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
@@ -440,13 +439,10 @@ class TorchDQN:
         return tensors
 
 
-FRAMEWORKS = {"torch": "rlplat.algorithms.dqn:TorchDQN", "tf": "rlplat.algorithms.dqn_tf:TfDQN"}
-
-
 class DQNLearner:
     """An actor: trains on minibatches, publishes the weights. In the synchronous ring it holds the replay too.
 
-    Knows no framework; `_net` does the arithmetic (see FRAMEWORKS).
+    Knows no framework; `_net` does the arithmetic (`TorchDQN` or `TfDQN`).
     """
 
     def __init__(
@@ -460,7 +456,7 @@ class DQNLearner:
         self.config = DQNConfig.model_validate(config)
         self._parameter_server = parameter_server
         network_seed, replay_seed = seed_sequences(self.config.seed, "learner")
-        self._net: TorchDQN = load_class(FRAMEWORKS[self.config.framework])(
+        self._net: TorchDQN = in_framework("rlplat.algorithms.dqn:DQN", self.config.framework)(
             self.config, spec, q_spec(self.config), network_seed
         )
         self._replay = make_replay(replay, spec.obs, spec.action, replay_seed) if replay is not None else None

@@ -208,6 +208,7 @@ class ESWorker:
             min(self.config.num_envs_per_worker, num_episodes),
             env_kwargs=self.config.env_kwargs,
             num_threads=cpu_share(self.config.num_rollout_workers),
+            vectorization=self.config.vectorization,
         )
         self._shape = mlp_shape(self.config, self._env.spec)
         self._mlps = PerturbedMLPs(
@@ -232,12 +233,8 @@ class ESWorker:
             self._shape.num_params,
             config.population_size,
         )[self._pairs.start : self._pairs.stop]
-        seeds = seed_of(config.seed, "episodes", version, self._pairs.start).spawn(3)
-        env_seed, rng, gathering_rng = (
-            seeds[0],
-            np.random.default_rng(seeds[1]),
-            np.random.default_rng(seeds[2]),
-        )
+        env_seed, *others = seed_of(config.seed, "episodes", version, self._pairs.start).spawn(3)
+        rng, gathering_rng = map(np.random.default_rng, others)
         gatherer = (
             ObsGatherer(weights[OBS_MEAN], config.obs_gathering_probability, gathering_rng)
             if config.normalize_observations

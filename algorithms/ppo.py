@@ -35,7 +35,6 @@ from pydantic import Field
 import rlplat
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
@@ -46,7 +45,7 @@ from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import ObsStatistics
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import in_framework, require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -225,13 +224,10 @@ class TorchPPO:
         return stats.tolist(), norm
 
 
-FRAMEWORKS = {"torch": "rlplat.algorithms.ppo:TorchPPO", "tf": "rlplat.algorithms.ppo_tf:TfPPO"}
-
-
 class PPOLearner:
     """An actor: prepares each round (advantages, minibatches, statistics), trains, then publishes the weights.
 
-    Knows no framework; `_net` does the arithmetic (see FRAMEWORKS).
+    Knows no framework; `_net` does the arithmetic (`TorchPPO` or `TfPPO`).
     """
 
     def __init__(
@@ -242,7 +238,9 @@ class PPOLearner:
         self._spec = spec
         self._parameter_server = parameter_server
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
-        self._net: TorchPPO = load_class(FRAMEWORKS[self.config.framework])(self.config, spec, network_seed)
+        self._net: TorchPPO = in_framework("rlplat.algorithms.ppo:PPO", self.config.framework)(
+            self.config, spec, network_seed
+        )
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
         normalizes = self.config.normalize_observations
         shape = spec.obs.shape if normalizes and isinstance(spec.obs, ObsSpec) else None

@@ -16,7 +16,7 @@ import torch
 from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig, TorchA3C, a3c_loss
 from rlplat.rl.learning.numpy_optimizers import RMSProp, clip_by_global_norm
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.sampling.returns import gae, n_step_returns
+from rlplat.rl.sampling.returns import gae
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
@@ -97,8 +97,12 @@ def test_the_loss_agrees_with_the_formulas() -> None:
 
 def test_lambda_1_is_the_papers_return_up_to_the_end_of_the_fragment() -> None:
     batch = make_batch(SPECS["categorical"])
-    ends = (batch.terminated, batch.truncated, batch.valid)
-    expected = n_step_returns(batch.rewards, batch.next_values, *ends, discount=0.9, n=6)
+    expected = np.zeros(batch.shape)
+    future = batch.next_values[-1]  # R of algorithm S3: the value behind the last step, else r + discount * R
+    for t in reversed(range(len(expected))):
+        future = np.where(batch.truncated[t], batch.next_values[t], future)
+        future = expected[t] = batch.rewards[t] + 0.9 * np.where(batch.terminated[t], 0.0, future)
+        future = np.where(batch.valid[t], future, 0.0)
     advantages, returns = estimates(batch)
     np.testing.assert_allclose(returns[batch.valid], expected[batch.valid], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(

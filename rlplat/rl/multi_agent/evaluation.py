@@ -37,14 +37,11 @@ class GamePlayer:
         is_sum = self._plan.episode_return == "sum"
         return [*(game_episode(parts, is_sum=is_sum) for parts in played), *cut]
 
-    def play_parts(self, weights: Weights, games: int) -> list[list[AgentEpisode]]:
-        """Exactly `games` games (fewer where one had to be cut off), each copy playing a share fixed beforehand; of
-        each, the trained policies' agents."""
-        return self._play_parts(weights, games, None)[0]
-
     def _play_parts(
         self, weights: Weights, games: int, tell: Callable[[int, int], None] | None
     ) -> tuple[list[list[AgentEpisode]], list[CutEpisode]]:
+        """Exactly `games` games (fewer where one had to be cut off), each copy playing a share fixed beforehand; of
+        each, the trained policies' agents."""
         num_copies = min(games, self._settings["evaluation"]["num_envs"])
         if num_copies not in self._envs:
             self._envs[num_copies] = make_multi_agent_vector_env(

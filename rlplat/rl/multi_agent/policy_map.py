@@ -165,6 +165,10 @@ def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
         raise ConfigError(
             f"'{name}' is a PettingZoo environment with several agents; ppo and dqn learn with those (--algo ppo)"
         )
+    if settings["vectorization"] != "auto":
+        raise ConfigError(
+            f"'{name}' has several agents, whose games are stepped one after the other: omit vectorization"
+        )
     game = make_game(name, kwargs)
     try:
         return make_plan(

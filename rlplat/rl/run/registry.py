@@ -11,6 +11,7 @@ Algorithms announce themselves in the entry-point group `rlplat.algorithms`, our
 from __future__ import annotations
 
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,9 +63,9 @@ def load_algorithm(name: str) -> type[Any]:
 
 
 def is_algorithm(found: Any) -> bool:
-    from rlplat.rl.run.algorithm import Algorithm  # whoever asks has it loaded, or is about to
-
-    return isinstance(found, type) and issubclass(found, Algorithm)
+    """Whether it is a subclass of `Algorithm`: there is none before that is imported, and this does not import it."""
+    home = sys.modules.get("rlplat.rl.run.algorithm")
+    return home is not None and isinstance(found, type) and issubclass(found, home.Algorithm)
 
 
 def configs_directory() -> Path | None:

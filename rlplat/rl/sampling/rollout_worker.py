@@ -47,6 +47,7 @@ class RolloutWorker:
             seed=env_seed,
             env_kwargs=config["env_kwargs"],
             num_threads=num_threads,
+            vectorization=config["vectorization"],
             keep_state=config["deterministic"],
         )
         self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=num_threads)

@@ -93,10 +93,11 @@ def check_trainable(trainable: Any) -> TrainableKind:
 
 def settled(trainable: Any) -> tuple[Any, TrainableKind]:
     """(the thing itself, what it is)."""
-    if not isinstance(trainable, str):
-        is_algorithm = hasattr(trainable, "config_class")
-        return trainable, _kind_of(trainable, (_algorithm_name if is_algorithm else _name_of)(trainable))
     from rlplat.rl.run import registry
+
+    if not isinstance(trainable, str):
+        is_algorithm = registry.is_algorithm(trainable)
+        return trainable, _kind_of(trainable, (_algorithm_name if is_algorithm else _name_of)(trainable))
 
     found = load_class(trainable) if ":" in trainable else registry.load_algorithm(trainable)
     return found, _kind_of(found, trainable)
@@ -125,7 +126,9 @@ def _kind_of(found: Any, name: str) -> TrainableKind:
 
 
 def _kind_of_class(found: type, name: str) -> TrainableKind:
-    if hasattr(found, "config_class"):
+    from rlplat.rl.run.registry import is_algorithm
+
+    if is_algorithm(found):
         return TrainableKind("algorithm", name, True)
     step = getattr(found, "step", None)
     if not callable(step):
@@ -184,8 +187,6 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _name_of(found: Any) -> str:
-    if hasattr(found, "config_class"):  # an algorithm's class: the name by which it can be loaded
-        return f"{found.__module__}:{found.__qualname__}"
     inner = getattr(found, "func", found)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 

@@ -205,12 +205,19 @@ def test_an_algorithm_for_one_agent_says_so() -> None:
         plan_multi_agent(settings)
 
 
+def test_games_have_no_vectorization() -> None:
+    settings = {"env": "tests.rl.multi_agent.fixture_games:Turns", "env_kwargs": {}, "multi_agent": {}}
+    with pytest.raises(ConfigError, match="one after the other: omit vectorization"):
+        plan_multi_agent(settings | {"vectorization": "async"})
+
+
 def test_different_spaces_by_agent() -> None:
     settings = {
         "env": "tests.rl.multi_agent.fixture_games:Different",
         "env_kwargs": {},
         "policy": RUN_POLICY,
         "multi_agent": {},
+        "vectorization": "auto",
     }
     plan = plan_multi_agent(settings)
     assert plan is not None and plan.mapping == {"x": "x", "y": "y"}

@@ -30,6 +30,7 @@ def settings(
     return {
         "env": f"{HERE}:{env}",
         "env_kwargs": kwargs,
+        "vectorization": "auto",
         "seed": 0,
         "num_envs_per_worker": copies,
         "num_rollout_workers": 0,

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.rl.sampling.returns import (
-    discounted_returns,
-    explained_variance,
-    gae,
-    lambda_returns,
-    n_step_returns,
-)
+from rlplat.rl.sampling.returns import explained_variance, gae
 
 
 def column(*values: float) -> np.ndarray:
@@ -66,30 +60,6 @@ def test_lambda_one_without_cuts_is_the_discounted_return() -> None:
     rewards, zeros = column(1, 2, 3), column(0, 0, 0)
     _, returns = gae(rewards, zeros, zeros, NEVER, NEVER, discount=0.5, gae_lambda=1.0)
     np.testing.assert_allclose(returns, column(1 + 1 + 0.75, 2 + 1.5, 3))
-    np.testing.assert_allclose(discounted_returns(rewards, NEVER, discount=0.5), returns)
-
-
-def test_discounted_returns_bootstrap_only_behind_the_last_row() -> None:
-    returns = discounted_returns(
-        column(1, 1, 1), flags(0, 1, 0), discount=0.5, bootstrap_value=np.float32([8])
-    )
-    np.testing.assert_allclose(returns, column(1.5, 1, 5))
-
-
-def test_n_step_returns_by_hand() -> None:
-    rewards, next_values = column(1, 2, 4, 8), column(10, 20, 40, 80)
-    never = flags(0, 0, 0, 0)
-    arguments = {"discount": 0.5}
-    one = n_step_returns(rewards, next_values, never, never, n=1, **arguments)
-    np.testing.assert_allclose(one, column(6, 12, 24, 48))
-    two = n_step_returns(rewards, next_values, never, never, n=2, **arguments)
-    np.testing.assert_allclose(two, column(1 + 1 + 5, 2 + 2 + 10, 4 + 4 + 20, 48))
-    cut = n_step_returns(rewards, next_values, never, flags(0, 1, 0, 0), n=3, **arguments)
-    np.testing.assert_allclose(cut, column(1 + 0.5 * 12, 12, 4 + 4 + 20, 48))
-    ended = n_step_returns(rewards, next_values, flags(0, 1, 0, 0), never, n=3, **arguments)
-    np.testing.assert_allclose(ended, column(1 + 0.5 * 2, 2, 4 + 4 + 20, 48))
-    with pytest.raises(ValueError, match="at least 1"):
-        n_step_returns(rewards, next_values, never, never, n=0, **arguments)
 
 
 def test_wrong_shapes_are_named() -> None:
@@ -156,23 +126,6 @@ def oracle_gae(fragment: dict[str, np.ndarray], discount: float, gae_lambda: flo
     return advantages
 
 
-def oracle_n_step(fragment: dict[str, np.ndarray], discount: float, n: int) -> np.ndarray:
-    num_steps, num_envs = fragment["rewards"].shape
-    returns = np.zeros((num_steps, num_envs))
-    for b in range(num_envs):
-        for start in range(num_steps):
-            if not fragment["valid"][start, b]:
-                continue
-            for k, t in enumerate(range(start, min(start + n, num_steps))):
-                returns[start, b] += discount**k * float(fragment["rewards"][t, b])
-                if fragment["terminated"][t, b]:
-                    break
-                if fragment["truncated"][t, b] or k == n - 1 or t == num_steps - 1:
-                    returns[start, b] += discount ** (k + 1) * float(fragment["next_values"][t, b])
-                    break
-    return returns
-
-
 @settings(max_examples=60, deadline=None)
 @given(fragments(), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0]))
 def test_gae_agrees_with_the_definition(
@@ -182,27 +135,3 @@ def test_gae_agrees_with_the_definition(
     expected = oracle_gae(fragment, discount, gae_lambda)
     np.testing.assert_allclose(advantages, expected, atol=1e-4)
     np.testing.assert_allclose(returns, expected + fragment["values"], atol=1e-4)
-
-
-@settings(max_examples=60, deadline=None)
-@given(fragments(), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0]))
-def test_lambda_returns_are_gae_plus_values(
-    fragment: dict[str, np.ndarray], discount: float, lambda_: float
-) -> None:
-    _, expected = gae(**fragment, discount=discount, gae_lambda=lambda_)
-    values = fragment.pop("values")
-    returns = lambda_returns(**fragment, discount=discount, trace_lambda=lambda_)
-    valid = fragment["valid"]
-    # lambda_returns sums values along the way where gae telescopes them: only where next_values[t] is values[t+1].
-    np.testing.assert_allclose(returns[valid], expected[valid], atol=1e-4)
-    assert values.shape == returns.shape and not returns[~valid].any()
-
-
-@settings(max_examples=60, deadline=None)
-@given(fragments(), st.sampled_from([0.0, 0.9, 1.0]), st.integers(1, 6))
-def test_n_step_returns_agree_with_the_definition(
-    fragment: dict[str, np.ndarray], discount: float, n: int
-) -> None:
-    expected = oracle_n_step(fragment, discount, n)
-    del fragment["values"]
-    np.testing.assert_allclose(n_step_returns(**fragment, discount=discount, n=n), expected, atol=1e-4)

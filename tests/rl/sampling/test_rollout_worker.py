@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, EnvError
+from rlplat.errors import ActorDied, EnvError, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Episode, Step
 from rlplat.rl.learning.parameter_server import ParameterServer
@@ -26,6 +26,7 @@ CONFIG: dict[str, Any] = {
     "framework": "torch",
     "deterministic": False,
     "num_envs_per_worker": 2,
+    "vectorization": "auto",
     "num_rollout_workers": 1,
     "rollout_length": 4,
     "learner": {"precision": "auto", "num_threads": 0},
@@ -243,3 +244,9 @@ def test_restart_limit_is_over_a_sliding_window() -> None:
     ]
     limit = RestartLimit(1, window_s=60.0)
     assert limit.allows(0.0) and not limit.allows(100.0, lost_s=50.0) and limit.allows(120.0, lost_s=0.0)
+
+
+def test_the_config_says_how_environments_are_stepped() -> None:
+    settings = CONFIG | {"env": "Acrobot-v1", "vectorization": "native"}
+    with pytest.raises(UsageError, match="Acrobot-v1 has no vector implementation: set vectorization to"):
+        RolloutWorker(settings, 0, 0)

@@ -45,6 +45,7 @@ def make_worker(
     config = {
         "env": "made up",
         "env_kwargs": {},
+        "vectorization": "auto",
         "seed": 0,
         "framework": "torch",
         "deterministic": False,
