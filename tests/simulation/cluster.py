@@ -4,110 +4,86 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
-
-import zmq
+from typing import Any, NoReturn
 
 from rlplat.runtime import refs
-from rlplat.runtime.client import client as client_module
+from rlplat.runtime.client.client import Client
 from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.scheduler import WARN_AFTER_S, Scheduler
-from rlplat.runtime.link import loop, transport
 from rlplat.runtime.link.link import Link
-from rlplat.runtime.node import node as node_module
-from rlplat.runtime.worker import replies, worker
+from rlplat.runtime.link.system import System
+from rlplat.runtime.node.node import Node
 from rlplat.runtime.worker.interrupts import Interrupts
-from tests.simulation import world as world_module
-from tests.simulation.world import Process, SimPoller, SimSocket, SimTime, World
+from rlplat.runtime.worker.worker import Worker
+from tests.simulation.world import Process, SimPoller, SimSocket, World, connection, current, set_current
 
 _CRASH_DELAY_S = 0.002
 _CLOSE_S = 5.0
 
 
-class _Delegate:
-    """A module with some of its names replaced."""
-
-    def __init__(self, module: Any, **replaced: Any) -> None:
-        self._module = module
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 class _NoThread:
     """The background thread of `IoLoop`: the world does its rounds."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+    def __init__(self, world: World) -> None:
+        self._world = world
 
     def start(self) -> None:
-        process = world_module.current().running
+        process = self._world.running
         assert process is not None
-        process.world.background_soon(process, 0.005)
+        self._world.background_soon(process, 0.005)
 
     def is_alive(self) -> bool:
         return False
 
-    def join(self, *_: Any) -> None:
+
+class _NoBell:
+    """Nothing polls beside the one thread that runs."""
+
+    fd = -1
+
+    def ring(self) -> None:
         pass
 
 
-def _exit(status: int) -> None:
-    world = world_module.current()
-    world.exit_here("exit" if status == 0 else f"exited with {status}")
+def system_of(world: World) -> System:
+    """What the product takes for its machine."""
 
+    def sleep(seconds: float) -> None:
+        assert world.running is not None
+        world.running.sleep(seconds)
 
-def _getpid() -> int:
-    process = world_module.current().running
-    return 1 if process is None else 1000 + int(process.name.strip("adeinorvw") or 0)
+    def exit(status: int) -> NoReturn:
+        world.exit_here("exit" if status == 0 else f"exited with {status}")
+
+    def pid() -> int:
+        process = world.running
+        return 1 if process is None else 1000 + int(process.name.strip("adeinorvw") or 0)
+
+    return System(
+        clock=lambda: world.now,
+        sleep=sleep,
+        sockets=lambda: SimpleNamespace(socket=lambda _: SimSocket(world)),
+        poller=lambda: SimPoller(world),
+        bell=_NoBell,
+        thread=lambda **_: _NoThread(world),
+        pid=pid,
+        exit=exit,
+    )
 
 
 @contextlib.contextmanager
 def simulated(world: World) -> Iterator[None]:
-    """The product's modules see `world` where they would see the system."""
-    sim_select = _Delegate(sys.modules["select"], poll=SimPoller)
-    sim_zmq = _Delegate(
-        zmq, Context=lambda *_: SimpleNamespace(socket=lambda _: SimSocket(), term=lambda: None)
-    )
-    sim_os = _Delegate(
-        os, _exit=_exit, eventfd=lambda *_: -1, eventfd_write=lambda *_: None, eventfd_read=lambda *_: 0,
-        kill=lambda *_: None, close=lambda *_: None, getpid=_getpid,
-    )  # fmt: skip
-    sim_threading = _Delegate(threading, Thread=_NoThread)
-    patches: list[tuple[Any, str, Any]] = [
-        (loop, "select", sim_select),
-        (loop, "os", sim_os),
-        (loop, "threading", sim_threading),
-        (transport, "zmq", sim_zmq),
-        (worker, "os", sim_os),
-        (replies, "os", sim_os),
-        (node_module, "select", sim_select),
-        (node_module, "Processes", SimProcesses),
-        (node_module, "Watch", _NoWatch),
-        (worker, "Interrupts", SimInterrupts),
-        (node_module, "visible_gpus", list),
-    ]
-    for name, module in list(sys.modules.items()):
-        if name.startswith("rlplat.runtime.") and getattr(module, "time", None) is sys.modules["time"]:
-            patches.append((module, "time", SimTime))
-    before = [(module, name, getattr(module, name)) for module, name, _ in patches]
-    connected = refs._backend
-    for module, name, value in patches:
-        setattr(module, name, value)
-    world_module.set_current(world)
+    """Code of users, and the verbs that it calls, are in this world."""
+    connected = connection()
+    set_current(world)
     try:
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
-        refs._backend = connected
-        world_module.set_current(None)
+        refs.set_backend(connected)
+        set_current(None)
 
 
 # ---------------------------------------------------------------- the node
@@ -128,7 +104,7 @@ class SimInterrupts(Interrupts):
 
     def interrupt(self, task: tuple[str, int]) -> None:
         self._wanted.add(task)
-        world = world_module.current()
+        world = current()
         process = world.running
         assert process is not None
         delay_s = world.random.uniform(0, 0.01)
@@ -153,11 +129,8 @@ class SimInterrupts(Interrupts):
 class SimProcesses:
     """Stands for `processes.Processes`: workers are born and die in the world instead of under a zygote."""
 
-    cluster: Cluster
-    """Set before the node is made."""
-
-    def __init__(self, *_: Any, on_lost: Callable[[str, str, str], None], **hooks: Any) -> None:
-        self._world = self.cluster.world
+    def __init__(self, cluster: Cluster, *, on_lost: Callable[[str, str, str], None], **hooks: Any) -> None:
+        self.cluster, self._world = cluster, cluster.world
         self._on_lost, self._ask_to_exit = on_lost, hooks["ask_to_exit"]
         self._why: dict[str, tuple[str, str]] = {}
         """Workers that the node killed, with the reason and the kind of error."""
@@ -228,7 +201,7 @@ class _NoWatch:
         pass
 
 
-class SimNode(node_module.Node):
+class SimNode(Node):
     """The real node, which runs when a frame arrives or a timer goes off."""
 
     def __init__(self, world: World, cluster: Cluster, total: dict[str, float]) -> None:
@@ -238,8 +211,14 @@ class SimNode(node_module.Node):
             "session": "sim/session", "folder": "", "total": total, "log_to_driver": False,
             "hang_timeout_s": 10.0, "memory_usage_threshold": 1.0,
         }  # fmt: skip
-        SimProcesses.cluster = cluster
-        super().__init__(config, None)  # type: ignore[arg-type]
+        super().__init__(
+            config,
+            None,  # type: ignore[arg-type]
+            [],
+            system=cluster.system,
+            processes=lambda *_, **hooks: SimProcesses(cluster, **hooks),  # type: ignore[arg-type]
+            watch=_NoWatch,  # type: ignore[arg-type]
+        )
         self._clients = _InOrder()  # type: ignore[assignment]
         world.on_frame_to["node"] = self.on_frame
 
@@ -309,7 +288,7 @@ class Cluster:
     """Nodes, their workers, a driver; and what may befall them."""
 
     def __init__(self, world: World, totals: dict[str, dict[str, float]], num_spares: int) -> None:
-        self.world = world
+        self.world, self.system = world, system_of(world)
         self.totals, self.num_spares = totals, num_spares
         self.node_of: dict[str, str] = {"node": "node", "driver": "node"}
         whole: dict[str, float] = {}
@@ -340,9 +319,8 @@ class Cluster:
             process.start(lambda process: self._worker_main(process, gpu_ids))
 
     def _worker_main(self, process: Process, gpu_ids: tuple[int, ...]) -> None:
-        """As `rlplat.runtime.worker.worker.main`."""
-        client = worker.Worker("sim/session", process.name, gpu_ids)
-        client._main_thread = threading.current_thread()  # type: ignore[assignment]
+        """As `rlplat.runtime.worker.main.main`."""
+        client = Worker("sim/session", process.name, gpu_ids, system=self.system, interrupts=SimInterrupts)
         self._connect(process, client)
         client.start()
         client.run()
@@ -353,7 +331,7 @@ class Cluster:
         process = self.world.add_process("driver")
 
         def body(process: Process) -> None:
-            client = client_module.Client(Link("sim/session", "driver", spin=False))
+            client = Client(Link("sim/session", "driver", spin=False, system=self.system))
             self._connect(process, client)
             client.start()
             program()
@@ -365,7 +343,7 @@ class Cluster:
     def _connect(self, process: Process, client: Any) -> None:
         client.objects.ids = itertools.count(1)  # each process counts for itself
         process.client = client
-        refs._backend = client
+        refs.set_backend(client)
         self.watch_client(client)
 
     def clients(self) -> list[Any]:

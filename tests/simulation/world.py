@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -117,12 +117,14 @@ class Process:
     def resume(self) -> None:
         world = self.world
         before, world.running = world.running, self
-        connected, refs._backend = refs._backend, self.client
+        connected = connection()
+        refs.set_backend(self.client)
         self.state = "running"
         world.touched[self.name] = None
         self._baton.release()
         world._baton.acquire()
-        world.running, refs._backend = before, connected
+        world.running = before
+        refs.set_backend(connected)
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
@@ -228,7 +230,7 @@ class World:
         if process is not self.running and process.thread is not None and process.state != "ended":
             process.resume()  # it unwinds
 
-    def exit_here(self, how: str) -> None:
+    def exit_here(self, how: str) -> NoReturn:
         """The running process ends itself."""
         assert self.running is not None
         self.end(self.running.name, how)
@@ -331,7 +333,8 @@ class World:
         loop = client.link.loop
         self.touched[process.name] = None
         before, self.running = self.running, process
-        connected, refs._backend = refs._backend, client
+        connected = connection()
+        refs.set_backend(client)
         try:
             if not loop.lock.acquire(blocking=False):
                 raise Violation(f"{process.name}: its lock is held in user code")
@@ -346,11 +349,17 @@ class World:
         except Killed:
             return
         finally:
-            self.running, refs._backend = before, connected
+            self.running = before
+            refs.set_backend(connected)
         if loop.transport.num_unsent:
             self.background_soon(process, _TICK_S)
         elif tick_s is not None:
             self.background_soon(process, tick_s, is_tick=True)
+
+
+def connection() -> Any:
+    """Which client the code that runs now is connected by."""
+    return refs.backend() if refs.is_connected() else None
 
 
 def _in_short(message: Any) -> str:
@@ -358,12 +367,13 @@ def _in_short(message: Any) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-# ---------------------------------------------------------------- the system, as the product's modules see it
+# ---------------------------------------------------------------- the system, as the product sees it
 
 _world: World | None = None
 
 
 def current() -> World:
+    """Of the code that users would write."""
     assert _world is not None, "no world is being simulated"
     return _world
 
@@ -373,34 +383,11 @@ def set_current(world: World | None) -> None:
     _world = world
 
 
-class SimTime:
-    """Stands for the module `time`."""
-
-    @staticmethod
-    def monotonic() -> float:
-        return current().now
-
-    time = perf_counter = monotonic
-
-    @staticmethod
-    def monotonic_ns() -> int:
-        return int(current().now * 1e9)
-
-    time_ns = perf_counter_ns = monotonic_ns
-
-    @staticmethod
-    def process_time() -> float:
-        return 0.0
-
-    @staticmethod
-    def sleep(seconds: float) -> None:
-        process = current().running
-        assert process is not None
-        process.sleep(seconds)
-
-
 class SimPoller:
     """Stands for `select.poll()`: frames and timers wake it; it never names a descriptor."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
 
     def register(self, *_: Any) -> None:
         pass
@@ -408,7 +395,7 @@ class SimPoller:
     unregister = modify = register
 
     def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
-        process = current().running
+        process = self._world.running
         assert process is not None
         process.poll(None if timeout_ms is None else timeout_ms / 1000)
         return []
@@ -418,7 +405,8 @@ class SimSocket:
     """A ROUTER socket as `Transport` uses it. Labels mean what they mean there: "<peer>" is our connection to it,
     "<peer>>" its connection to us."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.inbox: deque[tuple[bytes, bytes]] = deque()
         self.callers: set[bytes] = set()
         self.options: dict[int, Any] = {}
@@ -446,7 +434,7 @@ class SimSocket:
 
     def bind(self, endpoint: str) -> None:
         self._name = endpoint.rsplit("/", 1)[1]
-        current().processes[self._name].socket = self
+        self._world.processes[self._name].socket = self
 
     def connect(self, endpoint: str) -> None:
         self._connected.add(self._connect_as)
@@ -464,9 +452,9 @@ class SimSocket:
         label, self._sending_to = self._sending_to, None
         mine = self._name.encode()
         if label.endswith(b">"):
-            current().send(self._name, label[:-1].decode(), mine, bytes(data))
+            self._world.send(self._name, label[:-1].decode(), mine, bytes(data))
         else:
-            current().send(self._name, label.decode(), mine + b">", bytes(data))
+            self._world.send(self._name, label.decode(), mine + b">", bytes(data))
 
     def send_multipart(self, parts: Any, flags: int = 0, **_: Any) -> None:
         for part in parts:

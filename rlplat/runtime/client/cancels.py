@@ -15,8 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import time
-
 from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.owner.deadlines import Pending, Stopping
@@ -35,11 +33,11 @@ DEADLINE_GRACE_S = 1.0
 class Cancels:
     def __init__(self, link: Link, objects: Objects, calls: Calls) -> None:
         self._link, self._loop, self._transport = link, link.loop, link.transport
-        self._objects, self._calls = objects, calls
+        self._objects, self._calls, self._clock = objects, calls, link.clock
         self._pending = Pending()
         self._killed: set[str] = set()
         link.on(messages.CancelObject, lambda _, m: self._cancel(m.id, m.force, m.recursive))
-        link.chore(lambda: self._tick(time.monotonic()), self._due_s)
+        link.chore(lambda: self._tick(self._clock()), self._due_s)
 
     # ---------------------------------------------------------------- what users do
 
@@ -83,7 +81,7 @@ class Cancels:
 
     def add_deadline(self, record: TaskRecord, timeout_s: float) -> None:
         self._pending.forget_finished(self._calls.records)
-        if self._pending.add_deadline(record.id, time.monotonic() + timeout_s, timeout_s):
+        if self._pending.add_deadline(record.id, self._clock() + timeout_s, timeout_s):
             self._loop.wake()
 
     def close_generator(self, task: int) -> None:
@@ -107,11 +105,11 @@ class Cancels:
             self._fail_unsent(record, error)
             return
         record.retries_left = 0
-        kill_at = None if grace_s is None else time.monotonic() + grace_s
+        kill_at = None if grace_s is None else self._clock() + grace_s
         self._pending.stopping[record.id] = Stopping(record, worker, error, kill_at)
         if is_asked:
             self._transport.post(worker, messages.CancelTask(record.id, recursive))
-        self._tick(time.monotonic())
+        self._tick(self._clock())
         self._loop.wake()
 
     def _fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
@@ -138,7 +136,7 @@ class Cancels:
 
     def _due_s(self) -> float:
         at = self._pending.next_at()
-        return NEVER if at is None else at - time.monotonic()
+        return NEVER if at is None else at - self._clock()
 
     def _tick(self, now: float) -> None:
         tasks = self._calls.records

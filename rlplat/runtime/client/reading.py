@@ -6,7 +6,6 @@ Called without the lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ class Reader:
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
         me, entries, unpack = self._link.client_id, self._objects.book.entries, codec.unpack
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self._link.clock() + timeout
         values: list[Any] = []
         for index, ref in enumerate(refs):
             entry = entries.get(ref.id) if ref.owner == me else None
@@ -65,7 +64,7 @@ class Reader:
                 if refs[index].owner != self._link.client_id:
                     for ref in refs[index + 1 :]:
                         self._objects.holder(ref)
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                left = None if deadline is None else max(0.0, deadline - self._link.clock())
                 try:
                     self._link.wait_until(lambda: holder.value is not None, left, "", refs[index])
                 except GetTimeout:
@@ -189,7 +188,7 @@ class Reader:
                     self._objects.ask_owner(owner, id, holder)
             if holder is None:
                 raise NotInitialized(f"object {owner}:{id} belongs to a cluster that was shut down")
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left_s = None if deadline is None else max(0.0, deadline - self._link.clock())
             what = f"object {owner}:{id}, which was lost and is made again"
             self._link.wait_until(lambda: holder.value is not None, left_s, what)
             assert holder.value is not None

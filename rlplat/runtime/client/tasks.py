@@ -5,7 +5,6 @@ Everything here but `submit` and `submitter` is called with the client's lock he
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -268,17 +267,17 @@ class Tasks:
     def _idle_leases_s(self) -> float:
         for route in self._busy:
             if route.lane.leases:
-                return self._looked_at + IDLE_LEASE_S - time.monotonic()
+                return self._looked_at + IDLE_LEASE_S - self._link.clock()
         return NEVER
 
     def _return_idle_leases(self) -> None:
-        self._looked_at = time.monotonic()
+        self._looked_at = self._link.clock()
         self._return_leases(IDLE_LEASE_S, self._busy)
         for route in [route for route in self._busy if route.lane.is_done()]:
             del self._busy[route]
 
     def _return_leases(self, idle_s: float, routes: Iterable[TaskRoute]) -> None:
-        now = time.monotonic()
+        now = self._link.clock()
         for route in routes:
             for lease in route.lane.idle_leases(now, idle_s):
                 del route.lane.leases[lease.worker]

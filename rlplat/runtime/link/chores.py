@@ -20,7 +20,8 @@ class _Chore:
 class Chores:
     """Whoever waits for input asks `next_s` before it sleeps, and calls `run_due` when it wakes (lock held)."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._chores: list[_Chore] = []
         self._next_at = 0.0
 
@@ -35,12 +36,12 @@ class Chores:
         seconds = NEVER
         for chore in self._chores:
             seconds = min(seconds, chore.due_s())
-        self._next_at = time.monotonic() + seconds
+        self._next_at = self._clock() + seconds
         return max(0.0, seconds)
 
     def run_due(self) -> None:
         """What was due by the time that `next_s` gave, and what has litter."""
-        is_late = time.monotonic() >= self._next_at
+        is_late = self._clock() >= self._next_at
         for chore in self._chores:
             if any(chore.litter) or (is_late and chore.due_s() <= 0):
                 chore.run()

@@ -16,6 +16,7 @@ from rlplat.errors import NotInitialized, RuntimeFault
 from rlplat.runtime.link.chores import Chores
 from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.loop import IoLoop, Patience
+from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire.errors import to_exception
@@ -34,9 +35,11 @@ class Link:
         spin: bool,
         patience: Waiting = lambda ref: None,
         check: Callable[[], None] = lambda: None,
+        system: System = SYSTEM,
     ) -> None:
         """`check` may raise wherever this process waits, in the thread that waits."""
         self.session, self.client_id = session, client_id
+        self.system, self.clock = system, system.clock
         self.namespace = ""
         """Of the job. Both are known from the node's welcome on."""
         self.total: dict[str, float] = {}
@@ -46,15 +49,16 @@ class Link:
         self._lost_node: ErrorInfo | None = None
         self.handlers: dict[type, Handler] = {}
         """By kind of message; parts add theirs with `on`."""
-        self.chores = Chores()
+        self.chores = Chores(system.clock)
         self._after_frame: list[Callable[[], None]] = []
         self._at_end: list[Callable[[ErrorInfo], None]] = []
-        self.transport = Transport(session, client_id)
+        self.transport = Transport(session, client_id, sockets=system.sockets)
         self.loop = IoLoop(
             self.transport,
             spin=spin,
             handlers=self.handlers,
             chores=self.chores,
+            system=system,
             after_frame=self._after_frame,
             on_lifeline=self._on_node_lost,
             on_failure=lambda: self._end(ErrorInfo("RuntimeFault", self._failure_text())),

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rlplat.errors import GetTimeout
 from rlplat.runtime.link.chores import NEVER, Chores
 from rlplat.runtime.link.dropped import Handler
+from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.process import signals
 from rlplat.runtime.process.spans import Spans
@@ -57,12 +57,14 @@ class IoLoop:
         spin: bool,
         handlers: Mapping[type, Handler],
         chores: Chores,
+        system: System = SYSTEM,
         after_frame: Sequence[Callable[[], None]] = (),
         on_lifeline: Callable[[], None] = lambda: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.transport = transport
         self.lock = signals.LoopLock(self.wake)
+        self._clock, self._sleep = system.clock, system.sleep
         self._handlers, self._chores, self._after_frame = handlers, chores, after_frame
         self._on_lifeline, self._on_failure = on_lifeline, on_failure
         self.is_open = True
@@ -81,12 +83,12 @@ class IoLoop:
         self._awaits_until = 0.0
         self._background_leads = False
         self._background_sleeps = False
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = system.bell()
         self._lifeline: int | None = None
-        self._poller = select.poll()
+        self._poller = system.poller()
         self._poller.register(transport.fd, select.POLLIN)
-        self._poller.register(self._wake_fd, select.POLLIN)
-        self._background = threading.Thread(target=self._run_background, name="rlplat-io", daemon=True)
+        self._poller.register(self._bell.fd, select.POLLIN)
+        self._background = system.thread(target=self._run_background, name="rlplat-io", daemon=True)
 
     def watch(self, lifeline: int) -> None:
         """`on_lifeline` is told when this pipe ends."""
@@ -105,24 +107,24 @@ class IoLoop:
 
     def send_soon(self, num_under_way: int) -> None:
         """Send at once when little is under way, else let messages gather."""
-        self._last_use = time.monotonic()
+        self._last_use = self._clock()
         num_unsent = self.transport.num_unsent
         if num_unsent:
             if num_unsent >= _FRAME_MESSAGES or num_under_way <= 2:
                 self.send_now()
             elif self._background_leads:
                 self._background_leads = False
-                os.eventfd_write(self._wake_fd, 1)
+                self._bell.ring()
             elif self._background_sleeps:
                 self._background_sleeps = False
                 self._background_wakes.notify()
 
     def tick_soon(self) -> None:
         """Something must not wait for longer than a tick, although nobody waits for input."""
-        self._last_use = time.monotonic()
+        self._last_use = self._clock()
         if self._background_leads:
             self._background_leads = False
-            os.eventfd_write(self._wake_fd, 1)
+            self._bell.ring()
         elif self._background_sleeps:
             self._background_sleeps = False
             self._background_wakes.notify()
@@ -136,12 +138,12 @@ class IoLoop:
 
     def await_replies(self) -> None:
         """An event loop waits for something: its thread cannot read the socket, so the background thread does."""
-        self._awaits_until = time.monotonic() + _AWAIT_S
+        self._awaits_until = self._clock() + _AWAIT_S
 
     def wake(self) -> None:
         """Whoever waits for input is to look at the clock again."""
         if not self.is_closed:
-            os.eventfd_write(self._wake_fd, 1)
+            self._bell.ring()
 
     def notify(self) -> None:
         """Something that a waiting thread may wait for has changed."""
@@ -194,13 +196,13 @@ class IoLoop:
         if is_done():
             return
         signals.wrap_handlers()
-        began = time.monotonic()
+        began = self._clock()
         deadline = None if timeout_s is None else began + timeout_s
         self.enter()
         spin_s = self._spin_s
         try:
             while not is_done():
-                left_s = None if deadline is None else deadline - time.monotonic()
+                left_s = None if deadline is None else deadline - self._clock()
                 if left_s is not None and left_s <= 0:
                     raise GetTimeout(f"timed out after {timeout_s:g} s waiting for {what}")
                 check()
@@ -228,11 +230,11 @@ class IoLoop:
         self._num_users += 1
         if self._background_leads:
             self._background_leads = False
-            os.eventfd_write(self._wake_fd, 1)
+            self._bell.ring()
 
     def leave(self) -> None:
         self._num_users -= 1
-        self._last_use = time.monotonic()
+        self._last_use = self._clock()
         if self._num_users:
             self._changed.notify_all()
 
@@ -257,8 +259,9 @@ class IoLoop:
         if self.drain():
             return
         if spin_s:
-            end = time.perf_counter() + spin_s
-            while time.perf_counter() < end:
+            clock = self._clock
+            end = clock() + spin_s
+            while clock() < end:
                 if transport.has_input():
                     self.drain()
                     return
@@ -283,11 +286,8 @@ class IoLoop:
             self.lock.acquire()
             self._has_leader = False
         for descriptor, _ in ready:
-            if descriptor == self._wake_fd:
-                try:
-                    os.eventfd_read(self._wake_fd)
-                except BlockingIOError:
-                    pass
+            if descriptor == self._bell.fd:
+                self._bell.hear()
             elif descriptor == self._lifeline:
                 self._poller.unregister(self._lifeline)
                 self._lifeline = None
@@ -318,9 +318,9 @@ class IoLoop:
                 self._background_sleeps = True
                 self._background_wakes.wait()
                 self._background_sleeps = False
-            elif self._num_users or self._awaits_until < time.monotonic() < self._last_use + _STANDBY_S:
+            elif self._num_users or self._awaits_until < self._clock() < self._last_use + _STANDBY_S:
                 self.lock.release()
-                time.sleep(_TICK_S)
+                self._sleep(_TICK_S)
                 self.lock.acquire()
                 self._chores.next_s()
                 if not self.is_closed and not self._has_leader:
@@ -339,11 +339,11 @@ class IoLoop:
         """End the background thread, then the sockets; `linger_s`: how long what was sent may take to leave."""
         with self.lock:
             self.is_closed, self.is_open = True, False
-            os.eventfd_write(self._wake_fd, 1)
+            self._bell.ring()
             self._changed.notify_all()
             self._background_wakes.notify_all()
         if self._background.is_alive():
             self._background.join(5)
         with self.lock:
             self.transport.close(linger_s)
-            os.close(self._wake_fd)
+            self._bell.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -33,11 +33,18 @@ _CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
 """The name of a socket in the session's folder: no path, and short enough for the address of a Unix socket."""
 
 
+def sockets() -> Any:
+    """What a transport has its socket from."""
+    return zmq.Context()
+
+
 class Transport:
-    def __init__(self, session: str, client_id: str, *, listens: bool = True) -> None:
+    def __init__(
+        self, session: str, client_id: str, *, listens: bool = True, sockets: Callable[[], Any] = sockets
+    ) -> None:
         """listens: False for one who only asks; he is answered on the connections that he made."""
         self._session = session
-        self._context = zmq.Context()
+        self._context = sockets()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         # Queues are bounded by credit (tasks in flight per worker); a full socket must never drop silently.

@@ -10,7 +10,6 @@ import os
 import select
 import shutil
 import socket
-import time
 import traceback
 from collections import deque
 from typing import Any
@@ -24,6 +23,8 @@ from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.admission import check_actor, check_bundles, check_count, check_shape
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.link.dropped import Handler
+from rlplat.runtime.link.system import SYSTEM, System
+from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.machine.session import MARK, kill_marked, remove_session
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
@@ -40,14 +41,23 @@ _KEEP_FILES_S = 10.0
 
 
 class Node:
-    def __init__(self, config: dict[str, Any], orders: socket.socket) -> None:
-        from rlplat.runtime.link.transport import Transport
-
+    def __init__(
+        self,
+        config: dict[str, Any],
+        orders: socket.socket,
+        gpus: list[str],
+        *,
+        system: System = SYSTEM,
+        processes: type[Processes] = Processes,
+        watch: type[Watch] = Watch,
+    ) -> None:
+        """`gpus`: what CUDA calls them. `processes` start and end the workers, `watch` looks at them."""
         session, total = config["session"], config["total"]
         self._session, self._total, self._folder = session, total, config["folder"]
         self._namespace = config.get("namespace", "")
-        self.started_at = time.monotonic()
-        self._transport = Transport(session, "node")
+        self.clock = system.clock
+        self.started_at = self.clock()
+        self._transport = Transport(session, "node", sockets=system.sockets)
         spares = max(1, min(4, int(total["CPU"])))
         self._num_spares = spares
         self._scheduler = Scheduler()
@@ -63,13 +73,13 @@ class Node:
         self._dead = Dead()
         self._settling = Settling()
         self._removals: deque[tuple[float, str]] = deque()
-        self._poller = select.poll()
+        self._poller = system.poller()
         for descriptor in (0, self._transport.fd):
             self._poller.register(descriptor, select.POLLIN)
-        self._processes = Processes(
+        self._processes = processes(
             orders,
             self._poller,
-            visible_gpus(),
+            gpus,
             self._folder,
             config["log_to_driver"],
             who=self._scheduler.who,
@@ -79,7 +89,7 @@ class Node:
             on_env_settled=self._on_env_settled,
         )
         self.log_folder = self._processes.log_folder
-        self._worker_watch = Watch(
+        self._worker_watch = watch(
             self._processes,
             self._scheduler.in_use,
             lambda worker: self._post(worker, messages.Ping()),
@@ -174,7 +184,7 @@ class Node:
         elif kind is messages.FindActor:
             self._event(events.ActorSought(sender, message.actor))
         elif kind is messages.Blocked:
-            self._waits.blocked(sender, message.on, time.monotonic())
+            self._waits.blocked(sender, message.on, self.clock())
             self._event(events.WorkerBlocked(sender))
         elif kind is messages.Unblocked:
             self._waits.unblocked(sender)
@@ -194,7 +204,7 @@ class Node:
         elif kind is messages.DeathHeard:
             self._tell_settled(self._settling.heard(sender, message.worker))
         elif kind is messages.Pong:
-            self._worker_watch.answered(sender, time.monotonic())
+            self._worker_watch.answered(sender, self.clock())
         elif kind is messages.DefineEnv:
             self._processes.envs.define(message.key, message.spec)
             self._tell_env_failed([sender], message.key)
@@ -243,7 +253,7 @@ class Node:
             self._transport.post(client, message)
 
     def _event(self, event: events.Event) -> None:
-        self._perform(self._scheduler.handle(event, time.monotonic()))
+        self._perform(self._scheduler.handle(event, self.clock()))
 
     def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -320,7 +330,7 @@ class Node:
 
     def _on_process_lost(self, worker: str, reason: str, kind: str) -> None:
         self._transport.forget(worker)
-        self._removals.append((time.monotonic() + _KEEP_FILES_S, worker))
+        self._removals.append((self.clock() + _KEEP_FILES_S, worker))
         self._waits.unblocked(worker)
         self._event(events.WorkerLost(worker, reason, kind))
 
@@ -347,10 +357,10 @@ class Node:
             self._worker_watch.next_deadline(),
         ):
             times += [deadline] if deadline is not None else []
-        return max(0.0, (min(times) - time.monotonic()) * 1000) + 1 if times else None
+        return max(0.0, (min(times) - self.clock()) * 1000) + 1 if times else None
 
     def _keep_house(self) -> None:
-        now = time.monotonic()
+        now = self.clock()
         if self._wake_at is not None and self._wake_at <= now:
             self._wake_at = None
             self._event(events.Tick())
@@ -372,7 +382,7 @@ class Node:
 def serve(config: dict[str, Any], orders: socket.socket) -> None:
     """The life of a node process (`launch` has forked its zygote). Never returns."""
     stacks.arm()
-    node = Node(config, orders)
+    node = Node(config, orders, visible_gpus())
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why

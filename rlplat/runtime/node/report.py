@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rlplat.runtime.link.answers import reply, stacks
@@ -20,7 +19,7 @@ def _all(node: Any) -> Report:
     totals = {
         "clients": sorted(node._clients),
         "pids": node._processes.pids(),
-        "uptime_s": time.monotonic() - node.started_at,
+        "uptime_s": node.clock() - node.started_at,
         "session": node._session,
         "log_folder": node.log_folder,
     }

@@ -51,7 +51,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
     import cloudpickle  # noqa: F401  (what every worker needs: shared by fork)
     import numpy  # noqa: F401
 
-    import rlplat.runtime.worker.worker  # noqa: F401
+    import rlplat.runtime.worker.main  # noqa: F401
 
     for module in preload:
         try:
@@ -163,9 +163,9 @@ def _live(life: dict[str, Any], has_variables: bool = False) -> None:
     random.seed()
     spec.apply(life["env"], has_variables)
     crash_point("worker_before_hello")
-    from rlplat.runtime.worker import worker
+    from rlplat.runtime.worker.main import main
 
-    worker.main(life["session"], life["worker"], tuple(life["gpu_ids"]), life["env"], life["folder"])
+    main(life["session"], life["worker"], tuple(life["gpu_ids"]), life["env"], life["folder"])
 
 
 def _report_dead(orders: socket.socket, children: dict[int, str]) -> None:

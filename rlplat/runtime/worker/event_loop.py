@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -128,7 +127,7 @@ class LoopRunner:
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )
-        what, began = f"{worker.actor_name}.{method}", time.perf_counter()
+        what, began = f"{worker.actor_name}.{method}", worker.link.clock()
         try:
             if key in self._cancelled:
                 with worker.link.lock:
@@ -151,7 +150,7 @@ class LoopRunner:
                     worker.replies.cancelled(key, num_returns, what)
             else:
                 worker.replies.error(owner, message.task, what, num_returns, error)
-        worker._spans.append((what, began, time.perf_counter()))
+        worker._spans.append((what, began, worker.link.clock()))
         if not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)

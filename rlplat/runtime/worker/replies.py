@@ -5,7 +5,6 @@ What says "lock held" is called with the lock; everything else takes it.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from rlplat.errors import RuntimeFault, SerializationError
@@ -65,7 +64,7 @@ class Replies:
 
     def describe(self, what: str, error: BaseException) -> ErrorInfo:
         """An exception that came out of the user's code."""
-        where = f"{what} (worker {self._link.client_id}, pid {os.getpid()})"
+        where = f"{what} (worker {self._link.client_id}, pid {self._link.system.pid()})"
         if isinstance(error, SerializationError):
             return ErrorInfo("SerializationError", str(error))
         if isinstance(error, (SystemExit, KeyboardInterrupt)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -196,7 +195,7 @@ class Outflow:
         with worker.link.lock:
             worker.objects.hand_over(value.refs, self._owner)
             worker.link.transport.post(self._owner, messages.Item(self._task, self._num_made, value))
-            now = time.monotonic()
+            now = worker.link.clock()
             if now - self._sent_at > _FLUSH_S:
                 self._sent_at = now
                 worker.link.loop.send_now()

@@ -7,12 +7,9 @@ it reads the socket itself; while it runs user code the background thread does.
 from __future__ import annotations
 
 import atexit
-import os
 import re
-import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -25,9 +22,8 @@ from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.loop import Patience
+from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.machine.session import checkpoint_path
-from rlplat.runtime.machine.worker_logs import SNAPSHOTS
-from rlplat.runtime.process import stacks
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.refs import ObjectRef
@@ -67,12 +63,28 @@ _ACTOR_ID = re.compile(r"[a-z][a-z0-9-]*:[0-9]+")
 class Worker(Client):
     can_nest = True
 
-    def __init__(self, session: str, client_id: str, gpu_ids: tuple[int, ...]) -> None:
-        self._interrupts = Interrupts(Worker._execute.__code__, (stream.__code__,))
-        link = Link(session, client_id, spin=False, patience=self._patience, check=self._interrupts.check)
+    def __init__(
+        self,
+        session: str,
+        client_id: str,
+        gpu_ids: tuple[int, ...],
+        *,
+        system: System = SYSTEM,
+        interrupts: type[Interrupts] = Interrupts,
+    ) -> None:
+        """Made by the thread that will `run` it."""
+        self.interrupts = interrupts(Worker._execute.__code__, (stream.__code__,))
+        link = Link(
+            session,
+            client_id,
+            spin=False,
+            patience=self._patience,
+            check=self.interrupts.check,
+            system=system,
+        )
         super().__init__(link, on_await_cancelled=self._on_await_cancelled)
         self._transport, self._loop, self._lock = link.transport, link.loop, link.lock
-        self.replies = Replies(link, self.objects, self._interrupts)
+        self.replies = Replies(link, self.objects, self.interrupts)
         self.gpu_ids = gpu_ids
         self._work: deque[tuple[str, Any]] = deque()
         """(owner, message) in order of arrival."""
@@ -104,11 +116,11 @@ class Worker(Client):
         self._first_child = 0
         """Tasks of this process from this id on were submitted by the task that runs."""
         self._is_blocked = False
-        self._main_thread = threading.main_thread()
+        self._main_thread = threading.current_thread()
         self._exits = False
         self._running = ""
         self._spans = Spans(_SPANS)
-        """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`; by `time.perf_counter`."""
+        """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`."""
         link.on(messages.Code, self._on_code)
         for kind in (messages.Run, messages.RunFull, messages.Call, messages.CreateActor):
             link.on(kind, self._on_work)
@@ -158,7 +170,7 @@ class Worker(Client):
         if self._once is not None:
             self._once.window.forget(message.worker)
         if self._running == message.worker and not self._is_actor:
-            os._exit(1)  # nobody waits for this task
+            self.link.system.exit(1)  # nobody waits for this task
         for item in [item for item in self._work if item[0] == message.worker]:
             try:
                 self._work.remove(item)
@@ -170,7 +182,7 @@ class Worker(Client):
         if (
             self._is_actor and self._running and not self._is_ending
         ):  # its handles are all gone, so nobody waits for this call
-            os._exit(0)
+            self.link.system.exit(0)
 
     def _give_back(self) -> None:
         """Return to their owners the tasks that have not begun. Owners hear of it even when there are none."""
@@ -187,7 +199,7 @@ class Worker(Client):
 
     def run(self) -> None:
         """Run work until told to exit."""
-        work, clock = self._work, time.perf_counter
+        work, clock = self._work, self.link.clock
         num_results, flushed_at = 0, clock()
         while True:
             try:
@@ -259,9 +271,9 @@ class Worker(Client):
         return True
 
     def _execute(self, owner: str, message: Any) -> None:
-        kind = type(message)
+        kind, clock = type(message), self.link.clock
         if kind is messages.Run:
-            began, code = time.perf_counter(), message.code
+            began, code = clock(), message.code
             try:
                 target = self._code[code]
                 if type(target) is bytes:
@@ -282,11 +294,11 @@ class Worker(Client):
                     self.replies.result(owner, message.task, self._code_name[code], 1, result)
             except BaseException as error:
                 self.replies.error(owner, message.task, f"task {self._code_name[code]}", 1, error)
-            ended = time.perf_counter()
+            ended = clock()
             self._spans.append((code, began, ended))
             self.replies.pace(owner, code, ended - began)
         elif kind is messages.Call and self._runner is None and self.actor_name:
-            began, method = time.perf_counter(), message.method
+            began, method = clock(), message.method
             what = self._what.get(method) or self._name_call(method)
             try:
                 call = getattr(self._instance, method)
@@ -308,11 +320,11 @@ class Worker(Client):
                 self.end_actor(EXITED)
             except BaseException as error:
                 self.replies.error(owner, message.task, what, 1, error)
-            self._spans.append((what, began, time.perf_counter()))
+            self._spans.append((what, began, clock()))
         elif kind is messages.CreateActor:
             self._create_actor(owner, message)
         elif kind is messages.RunFull and message.code:
-            began = time.perf_counter()
+            began = clock()
             name = message.name or self._code_name[message.code]
             if message.capture is not None:
                 refs.set_backend(Capturing(self, message.capture))
@@ -329,7 +341,7 @@ class Worker(Client):
             if message.capture is not None:
                 self._close_nested()
                 refs.set_backend(self)
-            ended = time.perf_counter()
+            ended = clock()
             self._spans.append((name, began, ended))
             self.replies.pace(owner, message.code, ended - began)
         elif not self.actor_name:
@@ -378,7 +390,7 @@ class Worker(Client):
             if method == TERMINATE:
                 self.end_actor(TERMINATED)
         what = f"{self.actor_name}.{method}"
-        began = time.perf_counter()
+        began = self.link.clock()
         try:
             args, kwargs = self._open_call(owner, message)
             result = getattr(self._instance, method)(*args, **kwargs)
@@ -393,14 +405,14 @@ class Worker(Client):
             self.request_end(EXITED)
         except BaseException as error:
             self.replies.error(owner, message.task, what, num_returns, error)
-        self._spans.append((what, began, time.perf_counter()))
+        self._spans.append((what, began, self.link.clock()))
         if self._runner is not None:
             with self._lock:
                 self._loop.send_now()
 
     def _call_once(self, owner: str, message: messages.RunFull) -> None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
-        once, what, began = self._once, f"{self.actor_name}.{message.name}", time.perf_counter()
+        once, what, began = self._once, f"{self.actor_name}.{message.name}", self.link.clock()
         assert once is not None
         packed: Any = None
         with self._lock:
@@ -437,16 +449,16 @@ class Worker(Client):
                 except BaseException as bad_state:
                     print(f"rlplat: {what} changed a state that cannot be kept: {bad_state}", file=sys.stderr)
                     state = None
-            self._spans.append((what, began, time.perf_counter()))
+            self._spans.append((what, began, self.link.clock()))
             with self._lock:
                 once.finished(owner, message.seq, kept, state)
         with self._lock:
             # (`packed` holds the refs inside the values until then.)
             once.hold(
                 lambda packed=packed: self.replies.values(owner, message.task, values),  # type: ignore[misc]
-                time.monotonic(),
+                self.link.clock(),
             )
-            if once.is_due(time.monotonic()):
+            if once.is_due(self.link.clock()):
                 once.commit()
                 self._loop.send_now()
             else:
@@ -458,7 +470,7 @@ class Worker(Client):
         return [self.objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]
 
     def _commit_s(self) -> float:
-        return NEVER if self._once is None else self._once.due_s(time.monotonic())
+        return NEVER if self._once is None else self._once.due_s(self.link.clock())
 
     def _commit(self) -> None:
         assert self._once is not None
@@ -475,7 +487,7 @@ class Worker(Client):
         self._actor_id = message.actor
         if message.capture is not None:
             refs.set_backend(Capturing(self, message.capture))
-        began = time.perf_counter()
+        began = self.link.clock()
         try:
             crash_point("before_constructor")
             args, kwargs = self._open_args(owner, message)
@@ -491,7 +503,7 @@ class Worker(Client):
         except BaseException as error:
             self.replies.error(owner, message.task, f"{name}.__init__", 1, error)
             return
-        self._spans.append((f"{name}.__init__", began, time.perf_counter()))
+        self._spans.append((f"{name}.__init__", began, self.link.clock()))
         self._runner = make_runner(self, self._target(message.code), message)
         self.actor_name = name
         with self._lock:
@@ -591,8 +603,8 @@ class Worker(Client):
         if self._runner is not None:
             self._runner.cancel(key, message.recursive)
         elif not self._is_actor:  # a plain actor's running call goes on
-            self._interrupts.interrupt(key)
-            if message.recursive and self._interrupts.is_running(key, self._main_thread):
+            self.interrupts.interrupt(key)
+            if message.recursive and self.interrupts.is_running(key, self._main_thread):
                 for record in [each for each in self.calls.records.values() if each.id > self._first_child]:
                     self.cancels.stop(record, force=False, recursive=True)
 
@@ -679,13 +691,13 @@ class _BlockedNotice:
 
     def __init__(self, worker: Worker, ref: ObjectRef | None) -> None:
         self._worker, self._ref = worker, ref
-        self._since = time.monotonic()
+        self._since = worker.link.clock()
         self._is_told = False
 
     def patience(self, left_s: float | None) -> float | None:
         if self._is_told:
             return left_s
-        until = self._since + _BLOCKED_AFTER_S - time.monotonic()
+        until = self._since + _BLOCKED_AFTER_S - self._worker.link.clock()
         if until > 0:
             return until if left_s is None else min(left_s, until)
         worker, ref = self._worker, self._ref
@@ -708,22 +720,6 @@ class _BlockedNotice:
 _RUN_USER_CODE = frozenset({Worker._execute.__code__, Worker._call.__code__})
 
 
-def main(
-    session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: dict[str, Any], folder: str
-) -> None:
-    """The life of a worker process (already forked, with its log as stdout and stderr)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = Worker(session, client_id, gpu_ids)
-    atexit._clear()  # what the zygote has imported registered its handlers for the zygote
-    worker.use_runtime_env(runtime_env, os.path.join(folder, SNAPSHOTS))
-    refs.set_backend(worker)
-    stacks.arm()
-    worker._interrupts.install()
-    worker.start()
-    worker.run()
-    leave(worker)
-
-
 def leave(worker: Worker) -> NoReturn:
     """End this process in order: what it has sent gets its time to leave."""
     worker._instance = None
@@ -733,4 +729,4 @@ def leave(worker: Worker) -> NoReturn:
     worker.link.loop.close(linger_s=1)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    worker.link.system.exit(0)
