@@ -62,6 +62,7 @@ from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
 from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
 
@@ -384,11 +385,10 @@ class A3C(Algorithm[A3CConfig]):
             self.start(ParameterServer, make_optimizer(config), config.max_staleness)
             for _ in range(config.num_parameter_servers)
         ]
-        worker = rlplat.remote(A3CWorker)
+        worker = spread(A3CWorker, settings)
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, spec, servers))
         shapes = rlplat.get(self.workers.handles[0].publish.remote())
-        self.server = ShardedParameterServer(servers, shapes)
-        self.saved["parameter_server"] = self.server
+        self.server = self.saved["parameter_server"] = ShardedParameterServer(servers, shapes)
         self._not_saved = self.workers.not_saved()  # asked now: later they are busy
 
     @property

@@ -34,7 +34,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import psutil
 from pydantic import Field
 
 import rlplat
@@ -50,7 +49,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, Policy
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.in_flight import InFlight
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
@@ -63,7 +62,7 @@ from rlplat.rl.policies.framework_check import in_framework, require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, bytes_of_replay, make_replay
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, make_replay, require_memory
 from rlplat.rl.replay.ratio_limiter import RatioLimiter
 from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.algorithm import Algorithm
@@ -72,6 +71,7 @@ from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.schedules import LinearSchedule, Schedule, ScheduledShare, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
+from rlplat.rl.spread import is_one_machine, spread
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
 
@@ -655,7 +655,7 @@ class DQN(Algorithm[DQNConfig]):
             make_worker = rings.worker_maker(DQN.make_policy, record="transitions")
             self.workers = self.start_workers(make_worker, len(plan.trained))
         else:
-            server, worker = self.start(ParameterServer), rlplat.remote(RolloutWorker)
+            server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
             spec, q = policy_spec(settings["policy"], spaces), q_spec(config)
             shape = replay_shape(config, spec, config.num_envs_per_worker)
             epsilons: Sequence[Array | None] = [None] * max(1, config.num_rollout_workers)
@@ -676,11 +676,11 @@ class DQN(Algorithm[DQNConfig]):
 
     def _setup_shards(self, settings: dict[str, Any], spec: PolicySpec, shape: ReplayShape) -> list[Array]:
         """The replay of the asynchronous ring, and what its driver keeps in mind; returns every worker's epsilons."""
-        config, S = self.config, self.config.num_replay_shards
+        config, S, shard = self.config, self.config.num_replay_shards, spread(ReplayShard, settings)
         num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
         # Worker w fills shard w % S, lanes w // S * B and on.
         part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
-        self.shards = [self.start(ReplayShard, settings, spec, part, index) for index in range(S)]
+        self.shards = [self.start(shard, settings, spec, part, index) for index in range(S)]
         self._shard_sizes = [0] * S
         self._empty_at = 0  # env steps when the replay was empty
         self._sampling: set[int] = set()  # slots of the workers that have a call
@@ -880,8 +880,7 @@ def start_learner(
     settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape | None
 ) -> LearnerGroup:
     """replay: what the learner itself holds."""
-    num_gpus = learner_gpus(settings["learner"]["num_gpus"], settings["learner"]["device"], spec)
-    learner = rlplat.remote(DQNLearner).options(num_gpus=num_gpus)
+    learner = learner_actor(DQNLearner, settings, spec)
     return LearnerGroup(parameter_server, lambda _: learner.remote(settings, spec, parameter_server, replay))
 
 
@@ -943,12 +942,8 @@ def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> No
             f"{shape.num_lanes} environments, and a fragment of rollout_length={config.rollout_length}, or a "
             f"sequence, needs {max(needed, fragment)}: raise replay_capacity"
         )
-    needed_bytes, free_bytes = bytes_of_replay(shape, spec.obs), psutil.virtual_memory().available
-    if needed_bytes > free_bytes:
-        raise ConfigError(
-            f"a replay of {config.replay_capacity} steps of {spec.obs} takes {needed_bytes / 2**30:.1f} GiB, and "
-            f"{free_bytes / 2**30:.1f} GiB are free: lower replay_capacity"
-        )
+    if is_one_machine():  # else the actor that will hold it looks
+        require_memory(shape, spec.obs)
 
 
 def _means(metrics: list[dict[str, float]]) -> dict[str, float]:

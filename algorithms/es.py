@@ -58,6 +58,7 @@ from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
 from rlplat.rl.schedules import LearningRate, schedule_value
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, Epsilon, Share
 
@@ -514,15 +515,14 @@ class ES(Algorithm[ESConfig]):
         config, settings = self.config, self.config.model_dump()
         spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
-        server = self.start(ParameterServer)
-        learner, worker = rlplat.remote(ESLearner), rlplat.remote(ESWorker)
+        server, learner = self.start(ParameterServer), spread(ESLearner, settings)
         self.learner = self.add(
             LearnerGroup(server, lambda _rank: learner.remote(settings, spaces, noise, server)),
             saved_as="learner",
         )
         # No state of theirs is saved: every episode follows from its place in the population.
         self.workers = self.start_workers(
-            lambda index, _incarnation: worker.remote(settings, index, noise), saved_as=""
+            lambda index, _incarnation: spread(ESWorker, settings).remote(settings, index, noise), saved_as=""
         )
         self.learner.wait_until_ready()
 

@@ -37,7 +37,7 @@ from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
@@ -56,6 +56,7 @@ from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_en
 from rlplat.rl.schedules import ClipRange, EntropyCoef, Schedule, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spread import spread
 from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
 
 if TYPE_CHECKING:
@@ -467,7 +468,7 @@ class PPO(Algorithm[PPOConfig]):
             self.learners = self.add(rings, saved_as="learner")
             self.workers = self.start_workers(rings.worker_maker(PPO.make_policy), len(spaces.trained))
         else:
-            server, worker = self.start(ParameterServer), rlplat.remote(RolloutWorker)
+            server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
             learners = start_learners(settings, policy_spec(settings["policy"], spaces), server)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(lambda *place: worker.remote(settings, *place))
@@ -518,13 +519,11 @@ class PPO(Algorithm[PPOConfig]):
 
 
 def start_learners(settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
-    section = settings["learner"]
-    num_gpus = learner_gpus(section["num_gpus"], section["device"], spec)
-    learner = rlplat.remote(PPOLearner).options(num_gpus=num_gpus)
+    learner = learner_actor(PPOLearner, settings, spec)
     return LearnerGroup(
         parameter_server,
         lambda rank: learner.remote(settings, spec, parameter_server, rank),
-        section["num_learners"],
+        settings["learner"]["num_learners"],
     )
 
 

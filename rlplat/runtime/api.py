@@ -230,7 +230,7 @@ def wait(
     """(ready, not ready), both in the order of `refs`, once `num_returns` are ready or `timeout` seconds passed.
 
     refs: of an empty list both are empty. A generator among them is ready when `next` of it would return at once.
-    fetch_local: as Ray's; on one machine everything is local, and it changes nothing.
+    fetch_local: as Ray's, and it changes nothing: values stay where they were made, and `get` brings them.
     """
     if isinstance(refs, (ObjectRef, ObjectRefGenerator)):
         raise TypeError(f"rlplat.wait takes a list: put the {type(refs).__name__} into [...]")

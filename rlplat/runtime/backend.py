@@ -48,7 +48,7 @@ class Backend(Protocol):
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
-        """`refs`: of objects, and generators."""
+        """`refs`: of objects, and generators. No value moves to the machine of who waits: `get` brings values."""
         ...
 
     def future(self, ref: ObjectRef) -> Future[Any]: ...

@@ -31,8 +31,27 @@ class RuntimeContext:
     def namespace(self) -> str:
         return str(getattr(self._backend, "namespace", ""))
 
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process is one that runs tasks or an actor, and nothing else. Not so in the driver; nor where
+        `init(backend="inproc")` runs both in one process."""
+        return bool(self._backend.can_nest)
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether tasks and actors run in this process (`init(backend="inproc")`), one at a time."""
+        return self.client_id == "inproc"
+
     def get_node_id(self) -> str:
         return self._place().node
+
+    @property
+    def node_address(self) -> str:
+        """Under which the other machines of the cluster reach this one; 127.0.0.1 where it is the only one."""
+        here = self.get_node_id()
+        return next(
+            (node.address for node in self._backend.cluster().nodes if node.node == here), "127.0.0.1"
+        )
 
     def get_worker_id(self) -> str:
         return self.client_id

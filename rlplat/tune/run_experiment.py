@@ -76,7 +76,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
         with view.taking_output():
             rlplat.init(preload=("torch",) if kind.is_algorithm else ())
     try:
-        check_silence(spec, rlplat.get_runtime_context().client_id == "inproc")
+        check_silence(spec, rlplat.get_runtime_context().is_one_process)
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
         return _run_on_cluster(spec, kind, resume, view)
     except UsageError:

@@ -88,7 +88,7 @@ def _can_fork() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return False
-    return not rlplat.is_initialized() or rlplat.get_runtime_context().client_id in ("driver", "inproc")
+    return not (rlplat.is_initialized() and rlplat.get_runtime_context().is_worker)
 
 
 def _fork() -> int:

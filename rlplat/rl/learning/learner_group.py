@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlplat
-from rlplat.errors import ConfigError, InfeasibleResources, TaskError
+from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, TaskError, UsageError
 from rlplat.rl.interfaces import UpdateReport
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -30,7 +31,7 @@ class LearnerGroup:
     ) -> None:
         """parameter_server: where learner 0 publishes; make_learner(rank) starts a learner actor."""
         self._parameter_server = parameter_server
-        if num_learners > 1 and rlplat.get_runtime_context().client_id == "inproc":
+        if num_learners > 1 and rlplat.get_runtime_context().is_one_process:
             raise ConfigError(
                 f"learner.num_learners={num_learners} needs a process for each, but with num_rollout_workers=0 "
                 "everything is in one: --num-rollout-workers 1, or learner.num_learners=1"
@@ -38,8 +39,14 @@ class LearnerGroup:
         self.handles = [make_learner(rank) for rank in range(num_learners)]
 
     def wait_until_ready(self) -> None:
-        """Returns when the constructors are through, the first weights published and the learners joined."""
-        rlplat.get([handle.ready.remote() for handle in self.handles])
+        """Returns when the constructors are through, the first weights published and the learners joined. Raises
+        the UsageError of a constructor as it is."""
+        try:
+            rlplat.get([handle.ready.remote() for handle in self.handles])
+        except ActorDied as death:
+            if isinstance(death.__cause__, UsageError):  # what only its own machine could tell
+                raise death.__cause__ from None
+            raise
         if len(self.handles) > 1:
             address = rlplat.get(self.handles[0].group_address.remote())
             _get_all(
@@ -100,6 +107,12 @@ def _get_all(refs: Sequence[ObjectRef]) -> list[Any]:
                     rlplat.get(ref)
             raise error
     return rlplat.get(list(refs))
+
+
+def learner_actor(actor_class: type, settings: dict[str, Any], spec: PolicySpec) -> spread:
+    """The actor class with the GPUs and CPUs that a learner with these settings asks for."""
+    section = settings["learner"]
+    return spread(actor_class, settings, num_gpus=learner_gpus(section["num_gpus"], section["device"], spec))
 
 
 def learner_gpus(num_gpus: float | str, device: str, spec: PolicySpec) -> float:

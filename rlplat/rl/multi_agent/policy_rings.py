@@ -28,6 +28,7 @@ from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.multi_agent.self_play import OpponentPool
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.recorders import Record
+from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -68,7 +69,7 @@ class PolicyRings:
         self, make_policy: MakePolicy, record: Record = "samples"
     ) -> Callable[[int, int], ActorHandle]:
         """What `RolloutWorkers` starts its workers with; make_policy: of the algorithm's class."""
-        worker = rlplat.remote(MultiAgentRolloutWorker)
+        worker = spread(MultiAgentRolloutWorker, self._settings)
         return lambda index, incarnation: worker.remote(
             self._settings, self._plan, index, incarnation, self._pool, make_policy, record=record
         )

@@ -14,11 +14,14 @@ objects: within the learner in the synchronous ring, actors (replay shards) in t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import psutil
 
+from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.replay.frame_storage import is_frame_stack
@@ -405,6 +408,8 @@ def make_replay(
     action: ActionSpec,
     seed: np.random.SeedSequence,
 ) -> ReplayBuffer | SequenceReplay:
+    """ConfigError where this machine's memory cannot hold it."""
+    require_memory(shape, obs)
     store = StepStore(
         obs,
         action,
@@ -425,6 +430,16 @@ def make_replay(
         alpha=shape.alpha,
         seed=seed,
     )
+
+
+def require_memory(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec]) -> None:
+    """ConfigError where the memory that is free on this machine cannot hold the full replay."""
+    needed_bytes, free_bytes = bytes_of_replay(shape, obs), psutil.virtual_memory().available
+    if needed_bytes > free_bytes:
+        raise ConfigError(
+            f"a replay of {shape.capacity} steps of {obs} takes {needed_bytes / 2**30:.1f} GiB, and "
+            f"{free_bytes / 2**30:.1f} GiB are free on {os.uname().nodename}: lower replay_capacity"
+        )
 
 
 def bytes_of_replay(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec]) -> int:

@@ -36,6 +36,7 @@ from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -134,9 +135,10 @@ class Algorithm(Generic[Config]):
 
     # -- what it calls
 
-    def start(self, actor_class: type, *arguments: Any) -> ActorHandle:
+    def start(self, actor_class: type | spread, *arguments: Any) -> ActorHandle:
         """An actor that ends with this object."""
-        handle: ActorHandle = rlplat.remote(actor_class).remote(*arguments)
+        remote = actor_class if isinstance(actor_class, spread) else rlplat.remote(actor_class)
+        handle: ActorHandle = remote.remote(*arguments)
         self.ends.callback(rlplat.kill, handle)
         return handle
 

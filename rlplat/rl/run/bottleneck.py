@@ -71,7 +71,7 @@ def _shares_of_turns(seconds: Mapping[str, float]) -> dict[str, float]:
 def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
     """One line where something takes at least 60 % of the time and there is something to try, else the empty string.
 
-    seconds: sums of `add_seconds`; config: the algorithm's; num_cpus: CPUs that this process may use.
+    seconds: sums of `add_seconds`; config: the algorithm's; num_cpus: of all machines.
     """
     what, share = max(shares(seconds).items(), key=lambda item: item[1], default=("", 0.0))
     if share < STANDS_OUT:

@@ -27,6 +27,7 @@ from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy,
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
 from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -210,7 +211,7 @@ class Evaluation:
         """weights: the ref of a (version, weights), which are pinned by it. Several starts play one after another.
         tells: for who waits, see `Evaluator.run`."""
         if self._actor is None:
-            self._actor = rlplat.remote(Evaluator).remote(self._settings, self._make_policy)
+            self._actor = spread(Evaluator, self._settings).remote(self._settings, self._make_policy)
         return self._actor.run.remote(weights, episodes, video, tells=tells)
 
     def run(self, weights: ObjectRef, episodes: int) -> list[Episode]:
@@ -278,4 +279,4 @@ def raw_env_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _is_worker() -> bool:
     """Whether this process is an actor's own one."""
-    return rlplat.is_initialized() and rlplat.get_runtime_context().client_id not in ("driver", "inproc")
+    return rlplat.is_initialized() and rlplat.get_runtime_context().is_worker

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rlplat
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
@@ -346,7 +347,8 @@ def _turn(
         # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
         run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
         run.log(f"evaluation at the end: return {evaluation.get('eval/return_mean', math.nan):g}")
-    hint = bottleneck(seconds, plan.config, len(os.sched_getaffinity(0)))
+    num_cpus = rlplat.cluster_resources()["CPU"] if rlplat.is_initialized() else 1
+    hint = bottleneck(seconds, plan.config, int(num_cpus))
     if hint:
         run.say(hint)
     run.log("done")

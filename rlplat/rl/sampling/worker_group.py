@@ -111,10 +111,13 @@ class RolloutWorkers:
         Nothing of a lost fragment is used. Raises `error` when none was lost, and when a worker dies too often.
         """
         completed = list(refs)
+        arrived = (
+            rlplat.remote(_nothing).options(num_cpus=0).remote
+        )  # looks where they are: only errors come home
         lost = []
         for slot, ref in enumerate(refs):
             try:
-                rlplat.get(ref)
+                rlplat.get(arrived(*(ref if isinstance(ref, list) else [ref])))
             except (ActorDied, WorkerCrashed, EnvError) as loss:
                 lost.append(slot)
                 self.replace(slot, loss)
@@ -207,6 +210,10 @@ class RolloutWorkers:
         self.restarts += 1
         self._incarnations[slot] += 1
         self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+
+
+def _nothing(*batches: Any) -> None:
+    pass
 
 
 def _unless_dead(answer: ObjectRef) -> Any:

@@ -13,6 +13,7 @@ import psutil
 
 import rlplat
 from rlplat.errors import InfeasibleResources
+from rlplat.rl.spread import is_one_machine
 
 if TYPE_CHECKING:
     from rlplat import ObjectRef
@@ -29,7 +30,7 @@ def check_num_workers(num_workers: int) -> None:
     """A warning for many more rollout workers than CPU cores; InfeasibleResources where memory cannot hold them."""
     if num_workers <= WORKERS_PER_CPU:
         return
-    if len(rlplat.nodes()) == 1:
+    if is_one_machine():
         refuse_beyond(num_workers, psutil.virtual_memory().available)
     num_cpus = rlplat.cluster_resources()["CPU"]
     if num_workers > WORKERS_PER_CPU * num_cpus:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import rlplat
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.adam import Adam
@@ -111,6 +114,7 @@ class GradientGroup:
 
     def __init__(self, address: str, rank: int, num_members: int, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
+        _use_interface_of(rlplat.get_runtime_context().node_address)
         dist.init_process_group(backend, init_method=address, rank=rank, world_size=num_members)
 
     def sum_gradients(self, module: nn.Module, stats: Tensor) -> Tensor:
@@ -129,7 +133,17 @@ class GradientGroup:
 
 
 def free_address() -> str:
-    """`tcp://127.0.0.1:<port>` that nobody listens on; for the group's members on this machine."""
+    """`tcp://<this machine's address>:<port>` that no process listens on, for the members of a group."""
+    host = rlplat.get_runtime_context().node_address
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        probe.bind((host, 0))
+        return f"tcp://{host}:{probe.getsockname()[1]}"
+
+
+def _use_interface_of(host: str) -> None:
+    """Gloo listens where the host's name leads to, which is often the loopback device: where there are other machines,
+    it is told the device that they reach this one by."""
+    devices = psutil.net_if_addrs()
+    names = [name for name in devices if any(each.address == host for each in devices[name])]
+    if names and not host.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])

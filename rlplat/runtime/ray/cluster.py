@@ -54,7 +54,14 @@ def _without_rays_own(found: dict[str, float]) -> dict[str, float]:
 
 def nodes() -> list[NodeState]:
     return [
-        NodeState(node["NodeID"], node["Alive"], _without_rays_own(node["Resources"]), {})
+        NodeState(
+            node["NodeID"],
+            node["Alive"],
+            _without_rays_own(node["Resources"]),
+            {},
+            node["NodeManagerAddress"],
+            node["NodeManagerHostname"],
+        )
         for node in ray.nodes()
     ]
 

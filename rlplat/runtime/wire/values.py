@@ -129,6 +129,9 @@ class NodeState(msgspec.Struct, array_like=True, frozen=True):
     is_alive: bool
     total: dict[str, float]
     available: dict[str, float]
+    address: str = "127.0.0.1"
+    hostname: str = ""
+    """"": that of this machine."""
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True):

@@ -232,4 +232,4 @@ def cluster_in_this_process() -> Iterator[None]:
 
 
 def _is_in_a_worker() -> bool:
-    return rlplat.get_runtime_context().client_id not in ("driver", "inproc")
+    return rlplat.get_runtime_context().is_worker
