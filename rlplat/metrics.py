@@ -58,7 +58,7 @@ class MetricsLog:
             except OSError as error:
                 if not self.dropped:
                     self._warn(
-                        f"metrics: {error}; the training goes on, records that cannot be written are dropped"
+                        f"metrics: {error}; training continues, records that cannot be written are dropped"
                     )
                 self.dropped += 1
 

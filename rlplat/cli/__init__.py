@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "train": "train an agent, or go on with a run",
+    "train": "train an agent, or resume a run",
     "tune": "search for the best config: many trials, from a file or from flags",
     "evaluate": "play episodes with a trained agent and report its returns",
     "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
     "configs": "list the configs that come with rlplat",
     "settings": "all settings of an algorithm: type, default, meaning",
-    "runs": "list the runs with their last figures",
+    "runs": "list the runs with their latest metrics",
     "status": "what a running cluster has, does and waits for",
     "list": "its tasks, actors, objects, nodes, workers, placement groups",
     "logs": "what its workers printed",

@@ -21,7 +21,7 @@ def add_cluster_options(parser: argparse.ArgumentParser, *, has_json: bool = Tru
 
 def chosen(options: argparse.Namespace) -> str | None:
     if options.pid and options.session:
-        raise ConfigError("--pid and --session both name a cluster: leave one of them away")
+        raise ConfigError("--pid and --session both name a cluster: omit one of them")
     return options.session or options.pid
 
 

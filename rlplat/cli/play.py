@@ -25,7 +25,7 @@ Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlplat play",
-        description="Play episodes with the trained agent of a run and film them; prints their returns.",
+        description="Play episodes with the trained agent of a run and record them as a video; prints their returns.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if options.show and options.out:
-        raise ConfigError("--show opens a window, --out writes a video: leave one of them away")
+        raise ConfigError("--show opens a window, --out writes a video: omit one of them")
     if options.out and options.out.suffix.lower() != ".mp4":
         raise ConfigError(f"--out takes an .mp4 file, not '{options.out}'")
     if options.out and not options.out.absolute().parent.is_dir():

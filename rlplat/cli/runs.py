@@ -1,4 +1,4 @@
-"""`rlplat runs`: the runs and the experiments below a directory with their last figures, newest last."""
+"""`rlplat runs`: the runs and the experiments below a directory with their latest metrics, newest last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ examples:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlplat runs",
-        description="List runs and experiments with their last figures, the most recent one last. The trials of an "
+        description="List runs and experiments with their latest metrics, the most recent one last. The trials of an "
         "experiment are one row; those of DIR itself are listed when it is an experiment.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

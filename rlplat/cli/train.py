@@ -25,7 +25,7 @@ examples:
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
   rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
 
-Ctrl-C once: finishes the step, saves a checkpoint, says how to go on (exit code 130). Twice: leaves at once.
+Ctrl-C once: finishes the step, saves a checkpoint, says how to resume (exit code 130). Twice: leaves at once.
 """
 
 _SETTING_FLAGS = ("env", "seed", "num_rollout_workers", "framework")
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
     parser.add_argument(
-        "--resume", metavar="DIR", help="go on with the run in this directory, from its newest checkpoint"
+        "--resume", metavar="DIR", help="resume the run in this directory, from its newest checkpoint"
     )
     parser.add_argument(
         "--init-from",

@@ -32,7 +32,7 @@ examples:
   rlplat tune --algo ppo --env CartPole-v1 --set "learning_rate={loguniform: [1e-4, 1e-2]}" --num-samples 8
   rlplat tune show runs/forty                      best config, importance of the parameters, pictures
 
-Ctrl-C once: trials that can be saved are saved at their next report, and the command says how to go on (exit code 130).
+Ctrl-C once: trials that can be saved are saved at their next report, and the command says how to resume (exit 130).
 """
 
 SHOWN_OF_FRONT = 5
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage", metavar="URL", help="postgresql://user@host/database (default: a file in the directory)"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the experiment in its directory")
+    parser.add_argument("--resume", action="store_true", help="resume the experiment in its directory")
     parser.add_argument(
         "--set",
         nargs="+",
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
     resumed = {spec.name: options.resume and can_resume(spec.out) for spec in specs}
     if options.resume and not any(resumed.values()):
         raise ConfigError(
-            f"--resume: there is no experiment in {specs[0].out}; leave --resume away to begin it, or say where it is: "
+            f"--resume: there is no experiment in {specs[0].out}; omit --resume to begin it, or say where it is: "
             "--out DIR"
         )
     for spec in specs:  # all of them, before the first one begins
@@ -138,7 +138,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
         return [_without_file(options, settings)]
     if options.algo or options.env:
         raise ConfigError(
-            f"{options.experiment} says the trainable and its config; leave --algo and --env away "
+            f"{options.experiment} says the trainable and its config; omit --algo and --env "
             "(--set trainable=..., --set env=...)"
         )
     path = Path(options.experiment)
@@ -147,10 +147,10 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
             raise ConfigError(f"there is no experiment in {path}: it has no {SAVED_AS}")
         if not options.resume:
             raise ConfigError(
-                f"{path} is an experiment's directory: --resume goes on with it, rlplat tune show {path}"
+                f"{path} is an experiment's directory: --resume continues it, rlplat tune show {path}"
             )
         if options.out:
-            raise ConfigError(f"an experiment goes on in its own directory, {path}: leave --out away")
+            raise ConfigError(f"an experiment resumes in its own directory, {path}: omit --out")
         options.out, path = str(path), path / SAVED_AS
     elif options.resume and not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--resume: there is no experiment in {path}")
@@ -191,7 +191,7 @@ def _run_one(
     try:
         analysis = run_experiment(spec, resume=resume, progress=not options.json)
     except KeyboardInterrupt:
-        print(f"the experiment is in {spec.out}; to go on: {_resuming(arguments, spec)}", file=sys.stderr)
+        print(f"the experiment is in {spec.out}; to resume: {_resuming(arguments, spec)}", file=sys.stderr)
         raise
     if options.json:
         print(json.dumps(summary(spec, analysis), allow_nan=False))

@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     from rlplat.tune.results.analysis import load
 
     if options.html and options.no_pictures:
-        raise ConfigError("--html is a page with the pictures: leave --no-pictures away")
+        raise ConfigError("--html is a page with the pictures: omit --no-pictures")
     analysis = load(options.directory)
     goes_on = is_running(options.directory)
     pictures = {} if options.no_pictures else _draw(analysis, options.out or options.directory / "pictures")

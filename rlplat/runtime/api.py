@@ -104,7 +104,7 @@ def init(
             )
         if backend != "inproc":
             raise OptionError(
-                "this code runs in a task or an actor, so it has a cluster: leave rlplat.init() away, or open a "
+                "this code runs in a task or an actor, so it has a cluster: omit rlplat.init(), or open a "
                 "cluster inside this process by rlplat.init(backend='inproc')"
             )
         from rlplat.runtime.inproc.nested import NestedBackend

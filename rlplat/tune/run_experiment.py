@@ -56,7 +56,7 @@ def run(
 
     trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
     algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
-    resume: go on with the experiment in `out`. progress: show a table (on a terminal) or lines.
+    resume: resume the experiment in `out`. progress: show a table (on a terminal) or lines.
     Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
     """
     settings = {key: value for key, value in locals().items() if key in ExperimentSpec.model_fields}

@@ -209,7 +209,7 @@ class Tuner:
                 if number is not None:
                     self._to_begin.append(self.experiment.roster.live[number].trial)
                 continue
-            assert number is not None, "only `end` is sent for nobody"
+            assert number is not None, "only `end` is sent without a trial"
             text = f"no report for {limit:g} s (max_silence_s): it hangs, and its process was killed"
             self._perform(self.experiment.handle(events.Crashed(number, text)))
 
@@ -268,7 +268,7 @@ class Tuner:
         except OSError as error:
             raise ConfigError(
                 f"{self.directory.trials}: cannot copy checkpoint {action.mark.name} of trial {action.source} to trial "
-                f"{action.target}: {why_not_copied(error)}: cure it, go on with --resume (in Python resume=True)"
+                f"{action.target}: {why_not_copied(error)}: fix it, then continue with --resume (in Python resume=True)"
             ) from None
 
     def _note_best(self) -> None:

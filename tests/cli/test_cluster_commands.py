@@ -223,7 +223,7 @@ def test_a_cluster_is_chosen_by_folder_name_or_pid(cluster: None, monkeypatch: p
         (["list", "tasks", "--limit", "0"], "--limit is a positive number"),
         (["list", "tasks", "--filter", "running"], "COLUMN=VALUE"),
         (["list", "actors", "--summary"], "--summary counts all tasks"),
-        (["status", "--pid", "1", "--session", "x"], "leave one of them away"),
+        (["status", "--pid", "1", "--session", "x"], "omit one of them"),
         (["memory", "--limit", "-1"], "--limit is a positive number"),
         (["logs", "--tail", "-1"], "--tail is a number of lines"),
         (["statsu"], "did you mean 'status'?"),

@@ -110,10 +110,10 @@ def test_an_environment_that_cannot_render_is_trained_on_and_that_is_said_once(
     flags = ("--evaluation.video-period", "1")
     assert train(*flags, env="tests.rl.fixture_envs:SeededEnv") == 0
     error = capsys.readouterr().err
-    assert error.count("no videos: ") == 1 and "SeededEnv cannot be filmed" in error
+    assert error.count("no videos: ") == 1 and "SeededEnv cannot be recorded" in error
     assert not (here / "demo/videos").exists()
     assert main(["play", "demo"]) == 2
-    assert "SeededEnv cannot be filmed" in capsys.readouterr().err
+    assert "SeededEnv cannot be recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_environment_that_cannot_render_is_trained_on_and_that_is_said_once(
         (["nowhere"], "no run in nowhere"),
         (["demo", "--episodes", "0"], "--episodes is a positive number"),
         (["demo", "--out", "film.avi"], "--out takes an .mp4 file, not 'film.avi'"),
-        (["demo", "--show", "--out", "a.mp4"], "leave one of them away"),
+        (["demo", "--show", "--out", "a.mp4"], "omit one of them"),
         (["demo", "--checkpoint", "step_7"], "no checkpoint 'step_7'; there are: latest, best, step_80"),
         (["demo/checkpoints/step_80", "--checkpoint", "best"], "is a checkpoint already"),
         (["demo", "--show"], "there is no display for a window"),

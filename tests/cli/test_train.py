@@ -202,7 +202,7 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
             "bad value for 'policy.custom' (from --policy): ",
         ),
         (["--resume", "nowhere"], "no run in nowhere"),
-        (["--resume", "a", "--out", "b"], "leave --out away"),
+        (["--resume", "a", "--out", "b"], "omit --out"),
     ],
 )
 def test_bad_usage_is_one_message_and_exit_code_2(

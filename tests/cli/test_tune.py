@@ -261,9 +261,9 @@ def test_one_signal_ends_it_in_order_and_says_how_to_go_on(here: Path, number: i
         Path("go").touch()
         _, error = process.communicate(timeout=60)
     assert process.returncode == exit_code, error
-    (line,) = (line for line in error.splitlines() if "to go on: " in line)
+    (line,) = (line for line in error.splitlines() if "to resume: " in line)
     assert line == (
-        "the experiment is in my exp; to go on: rlplat tune seed.yaml --set trainable=./my_trial.py:waiting "
+        "the experiment is in my exp; to resume: rlplat tune seed.yaml --set trainable=./my_trial.py:waiting "
         "stop.accuracy=9 --out 'my exp' --resume"
     )
     assert "Traceback" not in error
@@ -336,15 +336,15 @@ BAD = [
     ([], "what is to be tuned? Give an experiment file"),
     (["nothing.yaml"], "no config file 'nothing.yaml'"),
     (["."], "there is no experiment in .: it has no experiment.yaml"),
-    (["kept"], "kept is an experiment's directory: --resume goes on with it, rlplat tune show kept"),
-    (["kept", "--resume", "--out", "x"], "leave --out away"),
-    (["seed.yaml", "--out", "kept"], "an experiment is already in kept; go on with it: --resume"),
+    (["kept"], "kept is an experiment's directory: --resume continues it, rlplat tune show kept"),
+    (["kept", "--resume", "--out", "x"], "omit --out"),
+    (["seed.yaml", "--out", "kept"], "an experiment is already in kept; continue it: --resume"),
     (["seed.yaml", "--out", "my_trial.py"], "my_trial.py already exists; choose another place: --out"),
-    (["seed.yaml", "--out", "new", "--resume"], "--resume: there is no experiment in new; leave --resume away"),
+    (["seed.yaml", "--out", "new", "--resume"], "--resume: there is no experiment in new; omit --resume"),
     (["seed.yaml", "--out", "kept", "--resume", "--set", "alpha=0.2", "beta=7"],
      "this is not the experiment in kept: 'config.beta' was {'grid': [1, 2]}, and is 7 now (from --set beta)"),
     (["runs/nowhere", "--resume"], "--resume: there is no experiment in runs/nowhere"),
-    (["seed.yaml", "--algo", "ppo"], "leave --algo and --env away"),
+    (["seed.yaml", "--algo", "ppo"], "omit --algo and --env"),
     (["seed.yaml", "--only", "a"], "--only a: seed.yaml has no `runs`, it is one experiment"),
     (["--algo", "ppo", "--only", "a"], "--only chooses among the `runs` of an experiment file"),
     (["--algo", "pp", "--env", "CartPole-v1"], "unknown algorithm 'pp'; did you mean 'ppo'?"),

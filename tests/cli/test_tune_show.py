@@ -70,7 +70,7 @@ def test_json_of_several_objectives_and_of_a_running_experiment(
     ("arguments", "message"),
     [
         (["nowhere"], "there is no experiment in nowhere: it has no experiment.yaml"),
-        (["demo", "--html", "--no-pictures"], "leave --no-pictures away"),
+        (["demo", "--html", "--no-pictures"], "omit --no-pictures"),
         (["demo", "--out", "file/pictures"], "cannot write file/pictures/.*choose another place: --out"),
     ],
 )

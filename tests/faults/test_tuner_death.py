@@ -1,4 +1,4 @@
-"""The tuner dies by kill -9, its hosts do, the disk fills up: the experiment goes on, and doubles nothing."""
+"""The tuner dies by kill -9, its hosts do, the disk fills up: the experiment continues, and doubles nothing."""
 
 from __future__ import annotations
 

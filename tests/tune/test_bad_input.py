@@ -127,7 +127,7 @@ def test_an_algorithm_has_a_metric_and_its_schedules_end_with_the_experiment() -
         ({"trainable": lambda: None}, "config"),
         ({"stop": lambda trial, result: True}, "stop is a dict of metrics and what is to be reached, {'step': 100}"),
         ({"resources": {"cpu": 0}}, "{'cpu': 0} (a trial takes at least a share of a CPU, as in {cpu: 0.5})"),
-        ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; leave storage away"),
+        ({"storage": "sqlite:///x.db"}, "storage: SQLite locks up while several processes write; omit storage"),
         ({"storage": "mysql://host/x"}, "postgresql://"),
         ({"storage": "postgresql://host"}, "postgresql://user@host/database"),
     ],

@@ -219,7 +219,7 @@ def make_plan(
         agents = tuple(agent for agent in spaces if mapping[agent] == name)
         if not agents:
             raise ConfigError(
-                f"multi_agent.policies.{name} decides for nobody: map an agent to it ({_listed(spaces)}), or "
+                f"multi_agent.policies.{name} has no agent: map one to it ({_listed(spaces)}), or "
                 "leave it out"
             )
         for agent in agents[1:]:

@@ -2,8 +2,8 @@
 
     driver ──start(ref of (version, weights), episodes)──▶ evaluation actor ──Evaluated──▶ driver
 
-The driver takes the ref when the evaluation starts, so that the weights are pinned however far the training goes on
-meanwhile. Every evaluation plays from the same seeds: evaluations of one run differ by the weights alone.
+The driver takes the ref when the evaluation starts, so that the weights are pinned while training continues.
+Every evaluation plays from the same seeds: evaluations of one run differ by the weights alone.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Evaluator:
         plan = plan_multi_agent(self._settings)
         if plan is not None:
             with GamePlayer(self._settings, plan, self._make_policy) as player:
-                no_video = "games of several agents are not filmed" if video else ""
+                no_video = "games of several agents are not recorded as video" if video else ""
                 return Evaluated(version, player.play(weights, episodes, tell), no_video)
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:

@@ -150,11 +150,11 @@ class Evaluations:
         )
         what = f"warning: the evaluation of {running.env_steps:,} env steps failed: {reason.strip()}"
         if running.attempt > 1:
-            self._say(f"{what}; given up, the training goes on")
+            self._say(f"{what}; given up, training continues")
             return None
         self._say(f"{what}; it begins once more")
         if running.video:
-            self._no_more_videos("the evaluation failed while it was to film")
+            self._no_more_videos("the evaluation failed while it recorded a video")
         outcome = self._evaluation.start(running.weights, self._episodes)
         self._running = _Running(running.env_steps, running.weights, outcome, "", attempt=2)
         return self._running
@@ -185,7 +185,7 @@ class Evaluations:
 
     def _no_more_videos(self, reason: str) -> None:
         self._video_period = 0
-        self._say(f"no videos: {reason}; the training goes on without")
+        self._say(f"no videos: {reason}; training continues without")
 
     def _say(self, text: str) -> None:
         if self._run:

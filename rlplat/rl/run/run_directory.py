@@ -121,7 +121,7 @@ class RunDirectory:
         except BlockingIOError:
             self._log.close()
             raise ConfigError(
-                f"the run in {path} is still going: another process is training in it"
+                f"the run in {path} is still running: another process is training in it"
             ) from None
         except OSError as error:
             self._log.close()
@@ -218,7 +218,7 @@ class RunDirectory:
                 raise  # of a step that was still going on: it ends the run
             self.say(
                 f"warning: no checkpoint at {self._tried_env_steps:,} env steps: {error}; "
-                "the training goes on, the older checkpoints stay"
+                "training continues, the older checkpoints stay"
             )
         finally:
             self._tried_s = monotonic()

@@ -187,7 +187,7 @@ class Agent:
         self, episodes: int, film: Film, *, on_episode: Callable[[Episode], None] | None = None
     ) -> list[Episode]:
         """One episode after another in front of the camera."""
-        self._require_acting("be filmed")
+        self._require_acting("be recorded")
         with self._evaluator() as evaluator:
             return evaluator.film((0, self._weights), episodes, film, on_episode=on_episode)
 

@@ -172,10 +172,10 @@ def train(
     initial: InitialWeights | None = None
     if resume is not None:
         if init_from is not None:
-            raise ConfigError(f"--resume {resume} goes on with the run's own weights; omit --init-from")
+            raise ConfigError(f"--resume {resume} uses the run's own weights; omit --init-from")
         directory = Path(resume)
         if out is not None and Path(out) != directory:
-            raise ConfigError(f"--resume {directory} goes on in that directory; leave --out away")
+            raise ConfigError(f"--resume {directory} continues in that directory; omit --out")
         plan = _plan_of_run(directory, layers, algo, config)
         checkpoint, refused = latest_valid(directory)
         plan.notes += [f"warning: {line}" for line in refused]
@@ -196,7 +196,7 @@ def train(
 def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
     """The run's own config.yaml under the layers; what the weights depend on cannot change."""
     if config is not None:
-        raise ConfigError("--resume takes the run's own config.yaml; leave the config file away")
+        raise ConfigError("--resume takes the run's own config.yaml; omit the config file")
     saved = directory / "config.yaml"
     if directory.name == BEST and directory.parent.name == "checkpoints":
         raise ConfigError(
@@ -225,8 +225,8 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
     frameworks = [getattr(config, "framework", None) for config in (before, plan.config)]
     if frameworks[0] != frameworks[1]:
         plan.notes.append(
-            f"framework {frameworks[0]} -> {frameworks[1]}: weights, the optimizer's moments and counters go on "
-            "exactly; the sampling of actions begins anew"
+            f"framework {frameworks[0]} -> {frameworks[1]}: weights, the optimizer's moments and counters continue "
+            "exactly; the sampling of actions starts again"
         )
     return plan
 

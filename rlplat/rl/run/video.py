@@ -121,7 +121,7 @@ class Window:
     def __init__(self, title: str) -> None:
         if not has_display(os.environ):
             raise ConfigError(
-                "there is no display for a window (neither DISPLAY nor WAYLAND_DISPLAY is set): leave --show away "
+                "there is no display for a window (neither DISPLAY nor WAYLAND_DISPLAY is set): omit --show "
                 "and a video is written instead, or connect with ssh -X"
             )
         try:
@@ -198,7 +198,7 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
         single = make_single_env(source, {**env_kwargs, "render_mode": "rgb_array"})
     except RlplatError as error:
         raise UsageError(
-            f"{source.name} cannot be filmed: with render_mode='rgb_array' it fails: {error}"
+            f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}"
         ) from error
     env_filmed = Filmed(single, source.name, film)
     env_filmed.try_to_render()
@@ -241,13 +241,13 @@ class Filmed:
             frame = self._env.render()
         except Exception as error:
             raise UsageError(
-                f"{self._name} cannot be filmed: render() raised {type(error).__name__}: {error}; without a display "
+                f"{self._name} cannot be recorded: render() raised {type(error).__name__}: {error}; without a display "
                 "OpenGL needs libegl1 or libosmesa6 (MUJOCO_GL=egl or osmesa chooses)"
             ) from error
         if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.shape[2:] != (3,):
             kind = f"{frame.dtype}{list(frame.shape)}" if isinstance(frame, np.ndarray) else repr(frame)[:60]
             raise UsageError(
-                f"{self._name} cannot be filmed: render() returned {kind}, expected uint8[height, width, 3]; give "
+                f"{self._name} cannot be recorded: render() returned {kind}, expected uint8[height, width, 3]; give "
                 "the environment a render_mode='rgb_array' that returns such frames"
             )
         return frame
@@ -286,7 +286,9 @@ class FilmedAtari:
             self._film.write(self._first)
             self._first = None
         step, shown = self._seen.step(actions), self._shown.step(actions)
-        assert np.array_equal(step.rewards, shown.rewards), "the filmed game has left the one that is played"
+        assert np.array_equal(step.rewards, shown.rewards), (
+            "the recorded game differs from the one that is played"
+        )
         if shown.final_obs is not None:  # it has ended, and `obs` belongs to the next one
             self._film.write(_picture(shown.final_obs))
             self._first = _picture(shown.obs)

@@ -265,7 +265,7 @@ class Experiment:
         elif event.name is None and not event.error:
             error = ConfigError(
                 f"the trial scheduler '{self._scheduler.name}' pauses trials, and trial {trial.number} gave no "
-                "checkpoint to go on from: report(..., checkpoint=state), or save() and load() of a class; "
+                "checkpoint to continue from: report(..., checkpoint=state), or save() and load() of a class; "
                 "or take asha or median, which never pause"
             )
             return [*actions, *self._wait_again(trial), Release(trial.number), Abort(error)]
@@ -324,7 +324,7 @@ class Experiment:
         trial.failures += 1
         trial.error = event.error
         if event.can_retry and trial.failures <= self.spec.max_failures:
-            again = f"begins again from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
+            again = f"restarts from {'its checkpoint' if trial.checkpoint else 'the beginning'}"
             said = Say(f"trial {trial.number} {again}: {first_line(event.error)}")
             return [said, *self._wait_again(trial), Release(trial.number)]
         return self._fail(trial, event.error)

@@ -13,7 +13,7 @@ from rlplat.tune.settings.spec import ExperimentSpec
 
 
 class BadReport(Exception):
-    """The trial has failed with it; the experiment goes on."""
+    """The trial has failed with it; the experiment continues."""
 
 
 def progress_in(metrics: Mapping[str, Any], unit: str, trial: Trial) -> float:

@@ -70,7 +70,7 @@ class ExperimentDirectory:
 
         saved = path / "experiment.yaml"
         if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:
-            raise ConfigError(f"there is no experiment in {path} to go on with: it has no experiment.yaml")
+            raise ConfigError(f"there is no experiment in {path} to continue: it has no experiment.yaml")
         if not resume:
             refuse_existing(path)
         try:
@@ -91,7 +91,7 @@ class ExperimentDirectory:
         except BlockingIOError:
             log_file.close()
             raise ConfigError(
-                f"the experiment in {path} is still going: another process is at it; "
+                f"the experiment in {path} is still running in another process; "
                 f"to look at it: rlplat tune show {path}"
             ) from None
         except OSError as error:
@@ -229,7 +229,9 @@ class ExperimentDirectory:
     def _refused(self, error: OSError) -> None:
         self.dropped += 1
         if self.dropped == 1:
-            self.say(f"results: {error}; the experiment goes on, results that cannot be written are dropped")
+            self.say(
+                f"results: {error}; the experiment continues, results that cannot be written are dropped"
+            )
 
 
 def refuse_existing(path: Path) -> None:
@@ -238,7 +240,7 @@ def refuse_existing(path: Path) -> None:
         return
     if (path / "experiment.yaml").exists():
         raise ConfigError(
-            f"an experiment is already in {path}; go on with it: --resume (in Python resume=True), "
+            f"an experiment is already in {path}; continue it: --resume (in Python resume=True), "
             "or choose another place: --out DIRECTORY (in Python out=...)"
         )
     raise ConfigError(f"{path} already exists; choose another place: --out DIRECTORY (in Python out=...)")

@@ -225,7 +225,7 @@ class PBT:
             if name in self.mutations
         )
         reason = (
-            f"goes on as a copy of trial {source.number} ({self._score(source):.6g}, itself {self._score(trial):.6g} "
+            f"continues as a copy of trial {source.number} ({self._score(source):.6g}, itself {self._score(trial):.6g} "
             f"at {self.unit} {trial.progress:g}): {changes}"
         )
         return Exploit(source.number, suggestion.config, suggestion.params, reason)

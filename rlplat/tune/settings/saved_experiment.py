@@ -57,7 +57,7 @@ def refuse_changes(spec: ExperimentSpec, before: Mapping[str, Any], place: str) 
             which, old, new = change
             raise ConfigError(
                 f"this is not the experiment in {place}: '{which}' was {old}, and is {new} now"
-                f"{spec.where(which)}; go on with what it was, or begin a new one: --out DIR (in Python out=...)"
+                f"{spec.where(which)}; keep what it was, or start a new one: --out DIR (in Python out=...)"
             )
 
 

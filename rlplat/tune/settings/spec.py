@@ -90,7 +90,7 @@ class ExperimentSpec(Section):
     seeds_per_trial: Count = 1
     """Each config runs so many times side by side in its trial, with different seeds; metrics are their means."""
     max_failures: CountOrZero = 2
-    """How often a trial that crashed or hung begins again from its checkpoint before it counts as failed."""
+    """How often a trial that crashed or hung restarts from its checkpoint before it counts as failed."""
     max_silence_s: Seconds | None = None
     """A trial that does not report for so long counts as hung; None: never."""
     checkpoint_period: Count | None = None
@@ -256,7 +256,7 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
         known = ", ".join(f"{key} {value:g}" for key, value in sorted(cluster.items()) if value)
         if name not in cluster and ours in (spec.resources or {}) and ours != "gpu":
             near = closest(ours, [key.lower() if key in ("CPU", "GPU") else key for key in cluster])
-            lower = f"there is no '{ours}'{near or f': leave resources.{ours} away'}"
+            lower = f"there is no '{ours}'{near or f': omit resources.{ours}'}"
         elif ours in (spec.resources or {}):
             lower = f"lower resources.{ours}"
         elif name == "CPU":

@@ -27,12 +27,12 @@ def problem_of(storage: str) -> str:
     scheme = storage.partition("://")[0] if is_url(storage) else ""
     if scheme.partition("+")[0] == "sqlite":
         return (
-            "SQLite locks up while several processes write; leave storage away for a file in the experiment's "
+            "SQLite locks up while several processes write; omit storage for a file in the experiment's "
             "directory, or use postgresql://user@host/database"
         )
     if scheme in _SCHEMES:
         return ""
     return (
-        "use postgresql://user@host/database, or leave storage away for a file in the experiment's directory; "
+        "use postgresql://user@host/database, or omit storage for a file in the experiment's directory; "
         f"not {shown(storage)!r}"
     )

@@ -151,7 +151,7 @@ class Journal(BaseJournalBackend):
 
     def _refused(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"{self.path} cannot be written: {error.strerror}; what was recorded before is safe: cure it, go on with "
+            f"{self.path} cannot be written: {error.strerror}; what was recorded before is safe: fix it, continue with "
             "--resume"
         )
 

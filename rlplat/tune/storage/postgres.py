@@ -94,7 +94,7 @@ class Server:
                 problem = f"{self.place}: {line_of(error)}"
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{problem}; waited for {PATIENCE_S:g} s; when it is back, go on with --resume"
+                    f"{problem}; waited for {PATIENCE_S:g} s; when it is back, continue with --resume"
                 )
             if not said:
                 self._say(f"waiting for the storage, {PATIENCE_S:g} s at most: {problem}")

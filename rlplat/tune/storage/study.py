@@ -129,14 +129,14 @@ class Study:
                     else "start a new one with --out"
                 )
                 raise ConfigError(
-                    f"there is an experiment {name!r} in {shown(storage)}: go on with --resume, or {other}"
+                    f"there is an experiment {name!r} in {shown(storage)}: continue with --resume, or {other}"
                 )
             there = study.do(lambda: study.storage.get_study_directions(study.study_id))
             if there != ways:
                 were = ["max" if way is StudyDirection.MAXIMIZE else "min" for way in there]
                 raise ConfigError(
-                    f"mode was {', '.join(were)} and is {', '.join(directions)} now; an experiment goes on with what "
-                    "it began with: start a new one with --out"
+                    f"mode was {', '.join(were)} and is {', '.join(directions)} now; an experiment keeps what "
+                    "it began with; start a new one with --out"
                 )
         except BaseException:
             study.close()

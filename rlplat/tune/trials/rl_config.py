@@ -115,7 +115,7 @@ def check_seeds(algo: str, config: Mapping[str, Any], seeds_per_trial: int) -> N
     """Several seeds of a config that fixes its seed would be the same run several times."""
     if seeds_per_trial > 1 and "seed" in config:
         raise ConfigError(
-            f"seeds_per_trial is {seeds_per_trial}, and config.seed fixes the seed of {algo}: leave config.seed away"
+            f"seeds_per_trial is {seeds_per_trial}, and config.seed fixes the seed of {algo}: omit config.seed"
         )
 
 

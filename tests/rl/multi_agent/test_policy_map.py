@@ -90,7 +90,7 @@ def test_sides_move_on_from_copy_to_copy() -> None:
             "names the policy 'mian', which multi_agent.policies lacks; did you mean 'main'",
         ),
         (SIDES, {"policies": {"a": {}, "b": {}}}, "has a, b, but multi_agent.mapping does not say"),
-        (SIDES, {"policies": {"a": {}, "b": {}}, "mapping": {"*": "a"}}, "policies.b decides for nobody"),
+        (SIDES, {"policies": {"a": {}, "b": {}}, "mapping": {"*": "a"}}, "policies.b has no agent"),
         (SIDES, {"policies": {"a/b": {}}}, "'a/b' cannot be the name of a policy"),
         (SIDES, {"policies": {"a": {"trained": False}}}, "no policy of a is trained"),
         (

@@ -254,8 +254,8 @@ def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
     assert turn(algorithm, evaluations) == {}
     assert said(run) == [
         "warning: the evaluation of 100 env steps failed: actor Evaluator died (SIGKILL); it begins once more",
-        "no videos: the evaluation failed while it was to film; the training goes on without",
-        "warning: the evaluation of 100 env steps failed: no such action; given up, the training goes on",
+        "no videos: the evaluation failed while it recorded a video; training continues without",
+        "warning: the evaluation of 100 env steps failed: no such action; given up, training continues",
     ]
     assert runtime.started[2] == ("outcome 2", "weights 200", "")
     runtime.finish(2, 1.0)
@@ -279,11 +279,11 @@ def test_every_kth_is_filmed_the_last_always_and_what_cannot_be_is_said_once(
         turn(algorithm, evaluations, 2)
         runtime.finish(index, 1.0)
     turn(algorithm, evaluations)
-    runtime.values["outcome 3"] = Evaluated(350, [Episode(1.0, 1)], "X cannot be filmed")
+    runtime.values["outcome 3"] = Evaluated(350, [Episode(1.0, 1)], "X cannot be recorded")
     evaluations.final(Result(7, 350, 0, None, None))
     assert [video for _, _, video in runtime.started] == ["", "eval_200.mp4", "", "eval_350.mp4"]
     turn(algorithm, evaluations)
     runtime.finish(4, 1.0)
     turn(algorithm, evaluations, 2)
     assert [video for _, _, video in runtime.started[4:]] == ["", ""]
-    assert said(run) == ["no videos: X cannot be filmed; the training goes on without"]
+    assert said(run) == ["no videos: X cannot be recorded; training continues without"]

@@ -88,7 +88,7 @@ def test_a_run_begins_with_another_ones_weights_and_needs_it_no_more(
     assert "init_from" in Path("next/config.yaml").read_text()
     capsys.readouterr()
     assert main(["train", "--resume", "next", "--init-from", "next"]) == 2
-    assert "goes on with the run's own weights; omit --init-from" in capsys.readouterr().err
+    assert "uses the run's own weights; omit --init-from" in capsys.readouterr().err
     assert main([*train, "--out", "third", "--init-from", "first"]) == 2
     assert "no run in first" in capsys.readouterr().err and not Path("third").exists()
 

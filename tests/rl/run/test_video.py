@@ -139,7 +139,7 @@ def test_frames_are_not_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_filmed_says_why(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         open_filmed_env(f"{__name__}:{name}", {}, List())
-    assert f"{name} cannot be filmed" in str(caught.value)
+    assert f"{name} cannot be recorded" in str(caught.value)
 
 
 def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_film_of_an_evaluation_and_why_there_is_none(tmp_path: Path) -> None
     with Evaluator(settings, lambda *_: NullPolicy()) as evaluator:  # type: ignore[arg-type, return-value]
         evaluated = evaluator.run((4, {}), 2, str(tmp_path / "none.mp4"))
     assert evaluated.episodes == [Episode(3.0, 3)] * 2, "the evaluation is not lost"
-    assert "cannot be filmed" in evaluated.no_video
+    assert "cannot be recorded" in evaluated.no_video
     assert [file.name for file in tmp_path.iterdir()] == ["eval_100.mp4"]
 
 
@@ -217,7 +217,7 @@ def test_an_atari_game_is_filmed_in_full_colour_while_the_policy_sees_what_it_kn
 
 def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlplat.rl.run.video.has_display", lambda environ: False)
-    with pytest.raises(ConfigError, match="leave --show away and a video is written instead"):
+    with pytest.raises(ConfigError, match="omit --show and a video is written instead"):
         Window("CartPole-v1")
 
 

@@ -111,14 +111,14 @@ def test_an_existing_experiment_is_refused_and_says_what_to_do(tmp_path: Path) -
     path.mkdir()  # an empty directory is as good as none
     open_directory(path).close()
     with pytest.raises(
-        ConfigError, match=r"an experiment is already in .*exp; go on with it: --resume.*--out DIRECTORY"
+        ConfigError, match=r"an experiment is already in .*exp; continue it: --resume.*--out DIRECTORY"
     ):
         open_directory(path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="other already exists; choose another place"):
         open_directory(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"there is no experiment in .*none to go on with"):
+    with pytest.raises(ConfigError, match=r"there is no experiment in .*none to continue"):
         open_directory(tmp_path / "none", resume=True)
     assert not (tmp_path / "none").exists()
 
@@ -126,7 +126,7 @@ def test_an_existing_experiment_is_refused_and_says_what_to_do(tmp_path: Path) -
 def test_only_one_process_writes(tmp_path: Path) -> None:
     directory = open_directory(tmp_path / "exp")
     assert is_running(tmp_path / "exp")
-    with pytest.raises(ConfigError, match="is still going: another process is at it"):
+    with pytest.raises(ConfigError, match="is still running in another process"):
         open_directory(tmp_path / "exp", resume=True)
     directory.close()
     assert not is_running(tmp_path / "exp")
@@ -229,7 +229,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path, monkeypatch:
     report(directory, a_trial(1), 1)
     directory.close()
     assert steps(tmp_path) == [(0, 1), (1, 1)]
-    assert len(said) == 2 and "No space left" in said[0] and "the experiment goes on" in said[0]
+    assert len(said) == 2 and "No space left" in said[0] and "the experiment continues" in said[0]
     assert directory.dropped >= 3 and f"{directory.dropped} writes" in said[1]
 
 

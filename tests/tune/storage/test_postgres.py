@@ -327,7 +327,7 @@ def test_a_server_that_cannot_be_reached_is_named(
 
 def test_storages_that_are_not_there_name_those_that_are() -> None:
     with pytest.raises(
-        ConfigError, match=r"storage sqlite:///x.db: SQLite locks .* leave storage away .* postgresql://"
+        ConfigError, match=r"storage sqlite:///x.db: SQLite locks .* omit storage .* postgresql://"
     ):
         Study.open("sqlite:///x.db", "demo", ["max"], resume=False)
     with pytest.raises(

@@ -158,7 +158,7 @@ class ActorCalls:
         """Assert the invariants (for tests)."""
         assert self.worker is None or self.gone is None
         assert self.gone is None or not (self.queue or self.in_flight)
-        assert self.worker is not None or not self.in_flight, "calls are under way to nowhere"
+        assert self.worker is not None or not self.in_flight, "calls are running to nowhere"
         numbers = [record.message.seq for record in (*self.in_flight.values(), *self.queue) if _seq(record)]
         assert numbers == sorted(numbers), "calls have overtaken each other"
         assert sum(map(bool, map(_seq, self.in_flight.values()))) <= WINDOW
