@@ -16,9 +16,6 @@ LEADING_UP = {
     ("rlplat.runtime.refs", "rlplat.runtime.backend"),  # a type: what `refs.backend()` returns
     ("rlplat.runtime.core.scheduler.validity", "rlplat.runtime.core.scheduler.scheduler"),  # types: what is
     ("rlplat.runtime.core.scheduler.views", "rlplat.runtime.core.scheduler.scheduler"),  # looked at
-    ("rlplat.runtime.worker.runners", "rlplat.runtime.worker.worker"),  # a type: who runs
-    ("rlplat.runtime.worker.event_loop", "rlplat.runtime.worker.worker"),
-    ("rlplat.runtime.worker.event_loop", "rlplat.runtime.worker.runners"),
 }
 """Imports that are not to count: without them there is no circle."""
 
@@ -33,13 +30,10 @@ ANYONES = {
     "_option_string_actions", "_reader", "_writer",  # of argparse and multiprocessing: there is no other way to ask
 }  # fmt: skip
 KNOWN = {
-    "rlplat/runtime/client/report.py": {"_work"},
     "rlplat/runtime/connect.py": {"_backend", "_forked_from"},
     "rlplat/runtime/core/scheduler/validity.py": {"_actors"},
     "rlplat/runtime/map.py": {"_code", "_options"},
     "rlplat/runtime/node/report.py": {"_transport", "_session", "_clients", "_processes", "_scheduler"},
-    "rlplat/runtime/worker/event_loop.py": {"_open_call", "_spans", "_instance"},
-    "rlplat/runtime/worker/runners.py": {"_call"},
 }
 """Parts of one thing in several files: what answers for a node or a client, what runs a worker's calls."""
 

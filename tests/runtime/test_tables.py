@@ -36,7 +36,7 @@ class Caller:
 
     def num_loose_spans(self) -> int:
         client: Any = refs.backend()
-        return len(client._spans._recent)
+        return len(client.executor._spans._recent)
 
 
 class AsyncCaller(Caller):

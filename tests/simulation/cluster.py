@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -114,16 +113,9 @@ class SimInterrupts(Interrupts):
     def _signal(self, process: Process, task: tuple[str, int]) -> None:
         if not process.is_alive or process.state != "sleeping" or process.thread is None:
             return
-        frame = sys._current_frames().get(process.thread.ident or 0)
-        if task in self._wanted and self._running(frame) == task:
+        if task in self._wanted and self._running.key == task:
             process.interruption = lambda: self._strike(task)
             process.resume()
-
-    def check(self) -> None:
-        if self._wanted:
-            task = self._running(sys._getframe())
-            if task in self._wanted:
-                self._strike(task)
 
 
 class SimProcesses:
@@ -324,7 +316,7 @@ class Cluster:
         self._connect(process, client)
         client.start()
         client.run()
-        client._instance = None
+        client.executor.actor = None
         self.world.exit_here("exit")
 
     def start_driver(self, program: Callable[[], None]) -> Process:

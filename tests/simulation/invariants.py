@@ -138,13 +138,14 @@ class Invariants:
                 if other != name and not set(theirs).isdisjoint(leases):
                     raise Violation(f"{set(theirs).intersection(leases)} are leased to {name} and {other}")
             self._leases[name] = leases
-        if len(getattr(client, "_work", ())) > _MAX_QUEUE:
-            raise Violation(f"{name} has {len(client._work)} calls queued")
+        if len(client.owners_waiting()) > _MAX_QUEUE:
+            raise Violation(f"{name} has {len(client.owners_waiting())} calls queued")
         self._check_incarnation(client)
 
     def _check_incarnation(self, client: Any) -> None:
         """At most one process is an actor at a time, and their numbers only grow."""
-        actor = getattr(getattr(client, "_instance", None), "_name", None)
+        executor = getattr(client, "executor", None)
+        actor = None if executor is None or executor.actor is None else executor.actor.instance._name
         if actor is None:
             return
         account = actor.split("@")[0]

@@ -28,6 +28,7 @@ from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.process import signals
+from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.messages import NODE
@@ -104,6 +105,25 @@ class Client:
 
     def put(self, value: Any) -> ObjectRef:
         return self.objects.make(codec.pack(value, "the value of rlplat.put"))[1]
+
+    # ---------------------------------------------------------------- what a worker says of itself as well
+
+    @property
+    def actor_name(self) -> str:
+        """Of the class of the actor that this process is."""
+        return ""
+
+    def owners_waiting(self) -> list[str]:
+        """Of each call that waits here to be run."""
+        return []
+
+    def spans(self) -> list[Span]:
+        """The last calls that ran here."""
+        return []
+
+    def coroutines(self) -> list[Any]:
+        """Of the calls that run here."""
+        return []
 
     def exit_actor(self) -> None:
         raise TypeError("rlplat.exit_actor() is for the methods of an actor; this process is no actor")

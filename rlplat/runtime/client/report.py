@@ -61,9 +61,9 @@ def _tasks(client: Any, limit: int) -> Report:
     totals = {
         "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
         "sent": {worker: _runs(records) for worker, records in sent.items()},
-        "queued_here": _queued_by_owner(client),
+        "queued_here": Counter(client.owners_waiting()),
         "failed": dict(client.calls.failures),
-        "finished": _finished(_named_spans(client)),
+        "finished": _finished(client.spans()),
     }
     return Report(0, rows, totals)
 
@@ -123,20 +123,6 @@ def _runs(records: list[Any]) -> list[list[Any]]:
         else:
             runs.append([record.name, record.route.kind, 1])
     return runs
-
-
-def _queued_by_owner(client: Any) -> Counter[str]:
-    """What waits in a worker: behind others, or for a place in a concurrency group.
-
-    Its main thread (and the event loop's) take from these queues meanwhile, without the lock: they are copied first.
-    """
-    counts = Counter(map(itemgetter(0), client._work.copy() if hasattr(client, "_work") else ()))
-    runner = getattr(client, "_runner", None)
-    futures = getattr(runner, "_futures", {}).copy()
-    counts.update(owner for (owner, _), (future, _) in futures.items() if not future.running())
-    for waiting in getattr(runner, "_waiting", {}).copy().values():
-        counts.update(map(itemgetter(0), waiting.copy()))
-    return counts
 
 
 def _actor_books(client: Any) -> dict[str, Any]:
@@ -256,19 +242,14 @@ def _borrower_rows(objects: Any, limit: int) -> list[dict[str, Any]]:
 
 def _spans(client: Any, limit: int) -> Report:
     """(name, began, ended) of the last calls and waits here, on the monotonic clock that all processes share."""
-    spans, waits = _named_spans(client), client.link.loop.waits.last(limit)
-    totals = {"spans": spans[-limit:], "waits": waits, "actor": getattr(client, "actor_name", "")}
+    spans, waits = client.spans(), client.link.loop.waits.last(limit)
+    totals = {"spans": spans[-limit:], "waits": waits, "actor": client.actor_name}
     return Report(0, totals=totals)
 
 
-def _named_spans(client: Any) -> list[tuple[str, float, float]]:
-    names = getattr(client, "_code_name", {})
-    spans = client._spans.last() if hasattr(client, "_spans") else ()
-    return [(names.get(name, name), began, ended) for name, began, ended in spans]
-
-
 def _own_stacks(client: Any, limit: int) -> Report:
-    return stacks(client, limit, __file__)
+    doing = f"actor {client.actor_name}" if client.actor_name else ""
+    return stacks(__file__, doing, client.coroutines())
 
 
 _ROOMS: dict[str, Callable[[Any, int], Report]] = {

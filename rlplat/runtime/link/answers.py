@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -33,8 +33,8 @@ def reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Repo
     transport.reply_once(sender, report)
 
 
-def stacks(client: Any, limit: int, asked_in: str) -> Report:
-    """A row for each Python thread: [file, line, function] of its frames, outermost first.
+def stacks(asked_in: str, doing: str = "", coroutines: Iterable[Any] = ()) -> Report:
+    """A row for each Python thread: [file, line, function] of its frames, outermost first; then the coroutines.
 
     asked_in: the file from which this is called; its frames are none of the process's business.
     """
@@ -51,12 +51,11 @@ def stacks(client: Any, limit: int, asked_in: str) -> Report:
         rows.append(
             {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
         )
-    for task in list(getattr(getattr(client, "_runner", None), "_tasks", {}).values()):
-        frames = _awaits(task.get_coro())
+    for coroutine in coroutines:
+        frames = _awaits(coroutine)
         rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})
         if len(rows) >= _MAX_FRAMES:
             break
-    doing = f"actor {client.actor_name}" if getattr(client, "actor_name", "") else ""
     return Report(0, rows, {"doing": doing})
 
 

@@ -10,7 +10,7 @@ from rlplat.runtime.wire.messages import Inspect, Report
 
 def answer_as_node(node: Any, sender: str, message: Inspect) -> None:
     def report() -> Report:
-        return stacks(None, message.limit, __file__) if message.what == "stacks" else _all(node)
+        return stacks(__file__) if message.what == "stacks" else _all(node)
 
     reply(node._transport, sender, message, report)
 

@@ -9,32 +9,31 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlplat.runtime.link.waiters import LoopInbox
+from rlplat.runtime.link.waiters import LoopInbox, Waiters
 from rlplat.runtime.remote import TERMINATE
 from rlplat.runtime.wire import messages
-from rlplat.runtime.worker.runners import (
-    EXITED,
-    TERMINATED,
-    ActorExit,
-    EndOfActor,
-    Key,
-    close_quietly,
-    iterator_of,
-    running_call,
-    running_coroutine,
-)
-
-if TYPE_CHECKING:
-    from rlplat.runtime.worker.worker import Worker
+from rlplat.runtime.worker.actor import EXITED, TERMINATED, Actor, ActorExit
+from rlplat.runtime.worker.outflow import close_quietly, iterator_of
+from rlplat.runtime.worker.queue import EndOfActor
+from rlplat.runtime.worker.running import Key, Running
 
 
 class LoopRunner:
     """Coroutines in an event loop that has a thread of its own. What follows `submit` and `cancel` runs in that."""
 
-    def __init__(self, worker: Worker, sizes: dict[str, int], group_of: Callable[[Any], str]) -> None:
-        self._worker, self._group_of = worker, group_of
+    def __init__(
+        self,
+        actor: Actor,
+        running: Running,
+        waiters: Waiters,
+        ask_to_end: Callable[[str], None],
+        sizes: dict[str, int],
+        group_of: Callable[[Any], str],
+    ) -> None:
+        self._actor, self._running, self._waiters = actor, running, waiters
+        self._ask_to_end, self._group_of = ask_to_end, group_of
         self._free = dict(sizes)
         self._waiting: dict[str, deque[tuple[str, Any]]] = {group: deque() for group in sizes}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -59,15 +58,16 @@ class LoopRunner:
             ):  # a SystemExit in a task that the user's code started ends that task, not the loop
                 traceback.print_exc()
 
-    def submit(self, owner: str, message: Any) -> None:
+    def submit(self, owner: str, message: Any) -> str | None:
         if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
             is_exit = type(message) is EndOfActor
             asyncio.run_coroutine_threadsafe(self._drain(is_exit), self._loop).result()
-            self._worker.end_actor(message.reason if is_exit else TERMINATED)
+            return message.reason if is_exit else TERMINATED
         group = self._group_of(message)
         if group not in self._waiting:
             raise ValueError(f"there is no concurrency group {group!r:.50}")
         self._inbox.post(self._start, owner, message)
+        return None
 
     def cancel(self, task: Key, recursive: bool) -> None:
         self._inbox.post(self._cancel, task, recursive)
@@ -77,8 +77,8 @@ class LoopRunner:
     def _start(self, owner: str, message: Any) -> None:
         group = self._group_of(message)
         if self._is_ending:
-            with self._worker.link.lock:
-                self._worker.replies.refuse(owner, message, self._worker.actor_name, EXITED)
+            with self._actor.link.lock:
+                self._actor.replies.refuse(owner, message, self._actor.name, EXITED)
         elif self._free[group]:
             self._free[group] -= 1
             self._begin(owner, message, group)
@@ -104,10 +104,9 @@ class LoopRunner:
             for call in waiting:
                 if (call[0], call[1].task) == key:
                     waiting.remove(call)
-                    with self._worker.link.lock:
-                        self._worker.replies.drop_arguments(key[0], call[1])
-                        self._worker.replies.cancelled(key, getattr(call[1], "num_returns", 1))
-                        self._worker.link.loop.send_now()
+                    with self._actor.link.lock:
+                        self._actor.replies.withdrawn(*call)
+                        self._actor.link.loop.send_now()
                     return
         task = self._tasks.get(key)
         if task is not None:
@@ -117,40 +116,40 @@ class LoopRunner:
 
     def awaits_for_cancelled(self) -> bool:
         """Whether the coroutine that runs now belongs to a call that was cancelled with all that it submitted."""
-        call = running_coroutine()
+        call = self._running.here()
         return call is not None and self._cancelled.get((call[0], call[1].task), False)
 
     async def _run(self, owner: str, message: Any) -> None:
-        worker, key = self._worker, (owner, message.task)
+        actor, key = self._actor, (owner, message.task)
         self._begun.add(key)
-        running_call.set((owner, message))
+        self._running.begin_beside(owner, message)
         method, num_returns = (
             (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
         )
-        what, began = f"{worker.actor_name}.{method}", worker.link.clock()
+        what, began = f"{actor.name}.{method}", actor.link.clock()
         try:
             if key in self._cancelled:
-                with worker.link.lock:
-                    worker.replies.drop_arguments(owner, message)
+                with actor.link.lock:
+                    actor.arguments.drop(owner, message)
                 raise asyncio.CancelledError
-            args, kwargs = worker._open_call(owner, message)
-            result = getattr(worker._instance, method)(*args, **kwargs)
+            args, kwargs = actor.arguments.open(owner, message)
+            result = getattr(actor.instance, method)(*args, **kwargs)
             del args, kwargs
             if inspect.iscoroutine(result):
                 result = await result
             if num_returns < 0:
-                await stream_async(worker, owner, message, what, result)
+                await self._stream(owner, message, what, result)
             else:
-                worker.replies.result(owner, message.task, what, num_returns, result)
+                actor.replies.result(owner, message.task, what, num_returns, result)
         except ActorExit:
-            worker.request_end(EXITED)
+            self._ask_to_end(EXITED)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
-                with worker.link.lock:
-                    worker.replies.cancelled(key, num_returns, what)
+                with actor.link.lock:
+                    actor.replies.cancelled(key, num_returns, what)
             else:
-                worker.replies.error(owner, message.task, what, num_returns, error)
-        worker._spans.append((what, began, worker.link.clock()))
+                actor.replies.error(owner, message.task, what, num_returns, error)
+        actor.spans.append((what, began, actor.link.clock()))
         if not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
@@ -158,8 +157,8 @@ class LoopRunner:
     def _flush(self) -> None:
         """Replies of all that ran in this round of the loop leave together."""
         self._will_flush = False
-        with self._worker.link.lock:
-            self._worker.link.loop.send_now()
+        with self._actor.link.lock:
+            self._actor.link.loop.send_now()
 
     async def _drain(self, is_exit: bool) -> None:
         """Wait for the calls that run; for those that wait as well, unless the actor exits."""
@@ -174,8 +173,8 @@ class LoopRunner:
         for waiting in self._waiting.values():
             while waiting:
                 owner, message = waiting.popleft()
-                with self._worker.link.lock:
-                    self._worker.replies.refuse(owner, message, self._worker.actor_name, reason)
+                with self._actor.link.lock:
+                    self._actor.replies.refuse(owner, message, self._actor.name, reason)
 
     def warn_of_blocking(self) -> None:
         if not self.has_warned:
@@ -186,34 +185,42 @@ class LoopRunner:
                 file=sys.stderr,
             )
 
+    async def _stream(self, owner: str, message: messages.RunFull, what: str, values: Any) -> None:
+        """As `Outflows.stream`, for generators, async or not, in an event loop."""
+        link, flows = self._actor.link, self._actor.flows
+        is_async = hasattr(values, "__anext__")
+        iterator = values if is_async else iterator_of(values, what)
+        flow = flows.open(owner, message, what)
+        try:
+            while not flow.is_closed:
+                try:
+                    flow.send(await anext(iterator) if is_async else next(iterator))
+                except (StopIteration, StopAsyncIteration):
+                    break
+                except Exception as error:
+                    flow.fail(error)
+                    break
+                while not flow.may_go_on():
+                    with link.lock:
+                        waiter, flow.wake = self._waiters.waiter()
+                        link.loop.send_now()
+                        if flow.may_go_on():
+                            flow.wake(None)
+                    await waiter
+                if not is_async:
+                    await asyncio.sleep(0)  # others have their turn between two values
+        finally:
+            flows.close(owner, message.task)
+            if is_async:
+                await iterator.aclose()
+            else:
+                close_quietly(iterator)
+        self._actor.replies.result(owner, message.task, what, 1, None)
 
-async def stream_async(worker: Worker, owner: str, message: messages.RunFull, what: str, values: Any) -> None:
-    """The same for generators, async or not, in an event loop."""
-    is_async = hasattr(values, "__anext__")
-    iterator = values if is_async else iterator_of(values, what)
-    flow = worker.open_flow(owner, message, what)
-    try:
-        while not flow.is_closed:
-            try:
-                flow.send(await anext(iterator) if is_async else next(iterator))
-            except (StopIteration, StopAsyncIteration):
-                break
-            except Exception as error:
-                flow.fail(error)
-                break
-            while not flow.may_go_on():
-                with worker.link.lock:
-                    waiter, flow.wake = worker.waiters.waiter()
-                    worker.link.loop.send_now()
-                    if flow.may_go_on():
-                        flow.wake(None)
-                await waiter
-            if not is_async:
-                await asyncio.sleep(0)  # others have their turn between two values
-    finally:
-        worker.close_flow(owner, message.task)
-        if is_async:
-            await iterator.aclose()
-        else:
-            close_quietly(iterator)
-    worker.replies.result(owner, message.task, what, 1, None)
+    # ---------------------------------------------------------------- for those who look (any thread)
+
+    def owners_waiting(self) -> list[str]:
+        return [owner for waiting in self._waiting.values() for owner, _ in waiting.copy()]
+
+    def coroutines(self) -> list[Any]:
+        return [task.get_coro() for task in list(self._tasks.values())]

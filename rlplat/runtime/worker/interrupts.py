@@ -9,26 +9,22 @@ Where the runtime itself waits for the user's function (in `get`), it looks here
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from types import CodeType, FrameType
-from typing import Any
 
 from rlplat.runtime.process import own_frames
+from rlplat.runtime.worker.running import Key, Running
 
 SIGNAL = signal.SIGRTMIN + 5
 _AGAIN_S = 0.005
 _MISSES = 40
-Key = tuple[str, int]
-"""A task: (its owner's client id, its id there)."""
 
 
 class Interrupts:
-    def __init__(self, execute: CodeType, entries: tuple[CodeType, ...]) -> None:
-        """`execute` runs a message, with `owner` and `message` among its locals; `entries` call the user's code."""
-        self._execute = execute
-        self._entries = {execute, *entries}
+    def __init__(self, running: Running, entries: tuple[CodeType, ...]) -> None:
+        """`entries`: the functions of the runtime that call a task's code."""
+        self._running, self._entries = running, entries
         self._wanted: set[Key] = set()
         self._struck: set[Key] = set()
         self._misses = 0
@@ -57,16 +53,11 @@ class Interrupts:
             return True
         return False
 
-    def is_running(self, task: Key, main: threading.Thread) -> bool:
-        """Whether this task is the one that the main thread has begun and not ended (from any thread)."""
-        return bool(self._running(sys._current_frames().get(main.ident or 0)) == task)
-
     def check(self) -> None:
         """Raise if the task that waits here, in the main thread, is to be interrupted."""
-        if self._wanted and threading.current_thread() is threading.main_thread():
-            task = self._running(sys._getframe())
-            if task in self._wanted:
-                self._strike(task)
+        task = self._running.key if self._wanted and self._running.is_main() else None
+        if task in self._wanted:
+            self._strike(task)
 
     def _insist(self) -> None:
         main = threading.main_thread().ident
@@ -82,7 +73,7 @@ class Interrupts:
             time.sleep(_AGAIN_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        task = self._running(frame)
+        task = self._running.key
         if task not in self._wanted:
             self._misses += 1
             return
@@ -92,15 +83,8 @@ class Interrupts:
             if own_frames.is_own(frame.f_code.co_filename):
                 return
             is_inside, frame = True, frame.f_back
-        if is_inside:
+        if is_inside and frame is not None:
             self._strike(task)
-
-    def _running(self, frame: FrameType | None) -> Any:
-        while frame is not None and frame.f_code is not self._execute:
-            frame = frame.f_back
-        if frame is None:
-            return None
-        return frame.f_locals.get("owner"), getattr(frame.f_locals.get("message"), "task", None)
 
     def _strike(self, task: Key) -> None:
         self._wanted.discard(task)

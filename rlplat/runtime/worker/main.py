@@ -10,7 +10,7 @@ from typing import Any
 from rlplat.runtime import refs
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.process import stacks
-from rlplat.runtime.worker.worker import Worker, leave
+from rlplat.runtime.worker.worker import Worker
 
 
 def main(
@@ -26,4 +26,4 @@ def main(
     worker.interrupts.install()
     worker.start()
     worker.run()
-    leave(worker)
+    worker.leave()

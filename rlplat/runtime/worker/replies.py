@@ -8,21 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 from rlplat.errors import RuntimeFault, SerializationError
-from rlplat.runtime.client.calls import values_of
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.errors import describe_error
 from rlplat.runtime.wire.values import ErrorInfo, Value
-from rlplat.runtime.worker.interrupts import Interrupts, Key
+from rlplat.runtime.worker.arguments import Arguments
+from rlplat.runtime.worker.interrupts import Interrupts
+from rlplat.runtime.worker.running import Key
 
 
 class Replies:
-    def __init__(self, link: Link, objects: Objects, interrupts: Interrupts) -> None:
+    def __init__(self, link: Link, objects: Objects, arguments: Arguments, interrupts: Interrupts) -> None:
         """`interrupts` knows of a KeyboardInterrupt whether it was a cancel."""
         self._link, self._lock, self._transport = link, link.lock, link.transport
-        self._objects, self._interrupts = objects, interrupts
+        self._objects, self._arguments, self._interrupts = objects, arguments, interrupts
         self._pace_owner = ""
         self._told_pace: dict[str, float] = {}
 
@@ -99,18 +100,14 @@ class Replies:
         info = ErrorInfo("TaskCancelled", f"{what} was cancelled (worker {self._link.client_id})")
         self.failed(owner, id, num_returns, info)
 
+    def withdrawn(self, owner: str, message: Any) -> None:
+        """A call that was cancelled before it began."""
+        self._arguments.drop(owner, message)
+        self.cancelled((owner, message.task), getattr(message, "num_returns", 1))
+
     def refuse(self, owner: str, message: Any, actor: str, reason: str) -> None:
         """A call that the end of the actor overtakes: it did not run, and its caller is told so."""
-        self.drop_arguments(owner, message)
+        self._arguments.drop(owner, message)
         method = message.method if type(message) is messages.Call else message.name
         text = f"{actor}.{method} did not run: actor {actor} is gone: {reason}"
         self.failed(owner, message.task, getattr(message, "num_returns", 1), ErrorInfo("ActorDied", text))
-
-    def drop_arguments(self, owner: str, message: Any) -> None:
-        """A call that will not be executed: give back what came with it."""
-        self.drop_values(owner, values_of(message))
-
-    def drop_values(self, owner: str, values: list[Value]) -> None:
-        if owner not in self._objects.dead:
-            for value in values:
-                self._objects.receive(value.keys(), owner)

@@ -13,6 +13,7 @@ import pytest
 import rlplat.runtime.worker.interrupts as room
 from rlplat.runtime.process import own_frames
 from rlplat.runtime.worker.interrupts import Interrupts
+from rlplat.runtime.worker.running import Running
 
 _CALL = "def call(function):\n    return function()\n"
 
@@ -30,19 +31,34 @@ def in_the_runtime(function: Callable[[], Any], place: str = "client.py") -> Any
 
 
 def execute(owner: str, message: Any) -> None:
-    """As `Worker._execute`."""
+    """As `Executor.execute`."""
     message.run()
 
 
 def stream(message: Any) -> None:
-    """As `runners.stream`: runtime code that calls the user's generator."""
+    """As `Outflows.stream`: runtime code that calls the user's generator."""
     message.run()
 
 
-def run(function: Callable[[Interrupts], Any], task: int = 7, wanted: int = 7) -> None:
-    interrupts = Interrupts(execute.__code__, (stream.__code__,))
+def made(wanted: int = 7) -> tuple[Interrupts, Callable[[Any], None]]:
+    """Interrupts that want this task, and what runs a message as `Worker.run` does."""
+    running = Running()
+    interrupts = Interrupts(running, (execute.__code__, stream.__code__))
     interrupts._wanted.add(("driver", wanted))
-    execute("driver", SimpleNamespace(task=task, run=lambda: function(interrupts)))
+
+    def run_message(message: Any) -> None:
+        running.call = ("driver", message)
+        try:
+            execute("driver", message)
+        finally:
+            running.call = None
+
+    return interrupts, run_message
+
+
+def run(function: Callable[[Interrupts], Any], task: int = 7, wanted: int = 7) -> None:
+    interrupts, run_message = made(wanted)
+    run_message(SimpleNamespace(task=task, run=lambda: function(interrupts)))
     assert not interrupts.has_struck(("driver", task))
 
 
@@ -51,15 +67,14 @@ def signal_here(interrupts: Interrupts) -> None:
 
 
 def test_the_users_code_is_struck_once() -> None:
-    interrupts = Interrupts(execute.__code__, ())
-    interrupts._wanted.add(("driver", 7))
+    interrupts, run_message = made()
 
     def user() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal_here(interrupts)
         signal_here(interrupts)  # while it cleans up
 
-    execute("driver", SimpleNamespace(task=7, run=user))
+    run_message(SimpleNamespace(task=7, run=user))
     assert interrupts.has_struck(("driver", 7))
     assert not interrupts.has_struck(("driver", 7))
 
@@ -97,8 +112,7 @@ def test_nor_another_task() -> None:
 
 
 def test_nor_the_time_between_tasks() -> None:
-    interrupts = Interrupts(execute.__code__, ())
-    interrupts._wanted.add(("driver", 7))
+    interrupts, _ = made()
     signal_here(interrupts)
     interrupts.check()
 

@@ -1,0 +1,154 @@
+"""The actor of this process: its instance, and what happens in a call of it, in whatever thread."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.core.reply_window import Kept
+from rlplat.runtime.link.link import Link
+from rlplat.runtime.process.spans import Spans
+from rlplat.runtime.remote import TERMINATE
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.values import ErrorInfo, Value
+from rlplat.runtime.worker.arguments import Arguments
+from rlplat.runtime.worker.exactly_once import ExactlyOnce
+from rlplat.runtime.worker.outflow import Outflows
+from rlplat.runtime.worker.replies import Replies
+
+EXITED = "it called rlplat.exit_actor()"
+EXITED_AT_ONCE = "it called rlplat.exit_actor() in its constructor"
+TERMINATED = "it was asked to end (__ray_terminate__), after the calls that were made before that"
+
+
+class ActorExit(BaseException):
+    """Raised in the user's code by `rlplat.exit_actor()`."""
+
+
+@dataclass(slots=True)
+class Actor:
+    link: Link
+    objects: Objects
+    arguments: Arguments
+    replies: Replies
+    flows: Outflows
+    spans: Spans
+    """Of its calls, by their names."""
+    name: str
+    """Of its class."""
+    instance: Any
+    once: ExactlyOnce | None
+
+    def call(self, owner: str, message: Any) -> str | None:
+        """Run a call, and reply. Returns why the actor ends now, if it does."""
+        if type(message) is messages.Call:
+            return self.call_small(owner, message)
+        if self.once is not None and message.seq:
+            self._call_once(self.once, owner, message)
+            return None
+        method, num_returns = message.name, message.num_returns
+        if method == TERMINATE:
+            return TERMINATED
+        what, began = f"{self.name}.{method}", self.link.clock()
+        try:
+            args, kwargs = self.arguments.open(owner, message)
+            result = getattr(self.instance, method)(*args, **kwargs)
+            del args, kwargs
+            if num_returns < 0:
+                self.flows.stream(owner, message, what, result)
+            else:
+                self.replies.result(owner, message.task, what, num_returns, result)
+        except ActorExit:
+            return EXITED
+        except BaseException as error:
+            self.replies.error(owner, message.task, what, num_returns, error)
+        self.spans.append((what, began, self.link.clock()))
+        return None
+
+    def call_small(self, owner: str, message: messages.Call) -> str | None:
+        """The same for one with small arguments and one result, which is most of them: shorter."""
+        link, method = self.link, message.method
+        what, began = f"{self.name}.{method}", link.clock()
+        try:
+            call = getattr(self.instance, method)
+            if message.args == codec.NO_ARGS:
+                result = call()
+            else:
+                args, kwargs = codec.unpack(message.args)
+                result = call(*args, **kwargs)
+                del args, kwargs
+            data = codec.pack_scalar(result)
+            if data is not None:
+                link.lock.take()
+                try:
+                    link.transport.post_result(owner, message.task, data)
+                finally:
+                    link.lock.release()
+            else:
+                self.replies.result(owner, message.task, what, 1, result)
+        except ActorExit:
+            return EXITED
+        except BaseException as error:
+            self.replies.error(owner, message.task, what, 1, error)
+        self.spans.append((what, began, link.clock()))
+        return None
+
+    def _call_once(self, once: ExactlyOnce, owner: str, message: messages.RunFull) -> None:
+        """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
+        link, what, began = self.link, f"{self.name}.{message.name}", self.link.clock()
+        packed: Any = None
+        with link.lock:
+            kept = once.window.asked(owner, message.seq, message.answered)
+            if kept is not None:
+                self.arguments.drop(owner, message)
+        if kept is not None:
+            values = self._kept_values(owner, kept, message.num_returns)
+        else:
+            try:
+                args, kwargs = self.arguments.open(owner, message)
+                result = getattr(self.instance, message.name)(*args, **kwargs)
+                del args, kwargs
+                n = message.num_returns
+                parts = [result] if n == 1 else codec.split_returns(result, n, what)
+                if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
+                    raise parts[-1].error
+                packed = [codec.pack(part, f"the result of {what}") for part in parts]
+                values = [self.objects.make_value(each, owner) for each in packed]
+                if any(each.refs for each in packed):
+                    text = (
+                        f"{what} ran, but its result held object refs, which ended with the actor's process"
+                    )
+                    kept = Kept([], ErrorInfo("ObjectLost", text))
+                else:
+                    # In one piece: a later incarnation may have to say it again.
+                    kept = Kept([codec.pack_inline(part)[0] for part in parts])
+                state = once.snapshot()
+            except BaseException as error:
+                kept = Kept([], self.replies.describe(what, error))
+                values = self._kept_values(owner, kept, message.num_returns)
+                try:
+                    state = once.snapshot()
+                except BaseException as bad_state:
+                    print(f"rlplat: {what} changed a state that cannot be kept: {bad_state}", file=sys.stderr)
+                    state = None
+            self.spans.append((what, began, link.clock()))
+            with link.lock:
+                once.finished(owner, message.seq, kept, state)
+        with link.lock:
+            # (`packed` holds the refs inside the values until then.)
+            once.hold(
+                lambda packed=packed: self.replies.values(owner, message.task, values),  # type: ignore[misc]
+                link.clock(),
+            )
+            if once.is_due(link.clock()):
+                once.commit()
+                link.loop.send_now()
+            else:
+                link.loop.tick_soon()
+
+    def _kept_values(self, owner: str, kept: Kept, num_returns: int) -> list[Value]:
+        if kept.error is not None:
+            return [Value(error=kept.error)] * num_returns
+        return [self.objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]

@@ -1,0 +1,242 @@
+"""What runs in a worker: a message in, its replies out. It knows nothing of queues, leases or the node."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlplat.runtime import api, refs
+from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.link.chores import NEVER
+from rlplat.runtime.link.link import Link
+from rlplat.runtime.link.waiters import Waiters
+from rlplat.runtime.machine.session import checkpoint_path
+from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.spans import Span, Spans
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, ActorExit
+from rlplat.runtime.worker.arguments import Arguments
+from rlplat.runtime.worker.capturing import Capturing
+from rlplat.runtime.worker.exactly_once import ExactlyOnce
+from rlplat.runtime.worker.outflow import Outflows
+from rlplat.runtime.worker.queue import Queue
+from rlplat.runtime.worker.replies import Replies
+from rlplat.runtime.worker.runners import Runner, make_runner
+from rlplat.runtime.worker.running import Running
+
+_SPANS = 10_000
+
+
+class Executor:
+    def __init__(
+        self,
+        link: Link,
+        objects: Objects,
+        arguments: Arguments,
+        replies: Replies,
+        flows: Outflows,
+        waiters: Waiters,
+        queue: Queue,
+        running: Running,
+        ask_to_end: Callable[[str], None],
+    ) -> None:
+        """`ask_to_end(reason)`: a call that does not run in the main thread wants the actor to end."""
+        self._link, self._objects, self._arguments, self._replies = link, objects, arguments, replies
+        self._flows, self._waiters, self._queue, self._running = flows, waiters, queue, running
+        self._ask_to_end = ask_to_end
+        self._code: dict[str, Any] = {}
+        """Functions and classes by key; bytes until one is first needed."""
+        self._names: dict[str, str] = {}
+        self.actor: Actor | None = None
+        """Once its constructor has returned."""
+        self.actor_id = ""
+        """From then on when its constructor began."""
+        self.actor_name = ""
+        """Of its class; when it has been created, or has ended in its constructor."""
+        self.runner: Runner | None = None
+        """Of an actor whose calls do not run in the main thread."""
+        self._plain: Actor | None = None
+        """An actor whose calls do."""
+        self._spans = Spans(_SPANS)
+        """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`."""
+        self.has_nested = False
+        """A task has opened a cluster inside this process."""
+
+    # ---------------------------------------------------------------- code
+
+    def learn(self, message: messages.Code) -> None:
+        self._code.setdefault(message.key, message.blob)
+        self._names[message.key] = message.name
+
+    def knows(self, key: str) -> bool:
+        return key in self._code
+
+    def _target(self, key: str) -> Any:
+        target = self._code[key]
+        if type(target) is bytes:
+            target = self._code[key] = codec.unpack(target)
+        return target
+
+    # ---------------------------------------------------------------- calls (main thread)
+
+    def execute(self, owner: str, message: Any) -> str | None:
+        """Run a call, or see to it that it runs elsewhere. Returns why the actor ends now, if it does."""
+        kind = type(message)
+        if kind is messages.Run:
+            link, code = self._link, message.code
+            began = link.clock()
+            try:
+                target = self._code[code]
+                if type(target) is bytes:
+                    target = self._target(code)
+                if message.args == codec.NO_ARGS:
+                    result = target()
+                else:
+                    args, kwargs = codec.unpack(message.args)
+                    result = target(*args, **kwargs)
+                    del args, kwargs
+                data = codec.pack_scalar(result)
+                if data is not None:
+                    link.lock.take()
+                    try:
+                        link.transport.post_result(owner, message.task, data)
+                    finally:
+                        link.lock.release()
+                else:
+                    self._replies.result(owner, message.task, self._names[code], 1, result)
+            except BaseException as error:
+                self._replies.error(owner, message.task, f"task {self._names[code]}", 1, error)
+            ended = link.clock()
+            self._spans.append((code, began, ended))
+            self._replies.pace(owner, code, ended - began)
+        elif kind is messages.Call and self._plain is not None:
+            return self._plain.call_small(owner, message)
+        elif kind is messages.RunFull and message.code:
+            self._run_full(owner, message)
+        elif kind is messages.CreateActor:
+            return self._create_actor(owner, message)
+        elif self.actor is None:
+            self._queue.hold(owner, message)
+        elif self.runner is not None:
+            return self.runner.submit(owner, message)
+        else:
+            return self.actor.call(owner, message)
+        return None
+
+    def _run_full(self, owner: str, message: messages.RunFull) -> None:
+        """A task with more than small arguments and one small result."""
+        began, name = self._link.clock(), message.name or self._names[message.code]
+        backend = refs.backend()
+        if message.capture is not None:
+            refs.set_backend(Capturing(backend, message.capture))
+        try:
+            args, kwargs = self._arguments.open(owner, message)
+            result = self._target(message.code)(*args, **kwargs)
+            del args, kwargs
+            if message.num_returns < 0:
+                self._flows.stream(owner, message, name, result)
+            else:
+                self._replies.result(owner, message.task, name, message.num_returns, result)
+        except BaseException as error:
+            self._replies.error(owner, message.task, f"task {name}", message.num_returns, error)
+        if message.capture is not None:
+            self.close_nested()
+            refs.set_backend(backend)
+        ended = self._link.clock()
+        self._spans.append((name, began, ended))
+        self._replies.pace(owner, message.code, ended - began)
+
+    def _create_actor(self, owner: str, message: messages.CreateActor) -> str | None:
+        name, link = self._names[message.code], self._link
+        self.actor_id = message.actor
+        if message.capture is not None:
+            refs.set_backend(Capturing(refs.backend(), message.capture))
+        began, once = link.clock(), None
+        try:
+            crash_point("before_constructor")
+            args, kwargs = self._arguments.open(owner, message)
+            instance = self._target(message.code)(*args, **kwargs)
+            if message.exactly_once:
+                once = ExactlyOnce(checkpoint_path(link.session, message.actor))
+                once.open(instance)
+            crash_point("after_constructor_before_report")
+        except ActorExit:
+            self.actor_name = name
+            return EXITED_AT_ONCE
+        except BaseException as error:
+            self._replies.error(owner, message.task, f"{name}.__init__", 1, error)
+            return None
+        self._spans.append((f"{name}.__init__", began, link.clock()))
+        actor = Actor(
+            link,
+            self._objects,
+            self._arguments,
+            self._replies,
+            self._flows,
+            self._spans,
+            name,
+            instance,
+            once,
+        )
+        self.runner = make_runner(
+            actor, self._target(message.code), message, self._running, self._waiters, self._ask_to_end
+        )
+        self.actor, self.actor_name = actor, name
+        self._plain = actor if self.runner is None else None
+        with link.lock:
+            if once is not None:
+                window = once
+                link.chore(window.commit, lambda: window.due_s(link.clock()) if window.held else NEVER)
+            link.transport.post_result(owner, message.task, codec.NONE)
+            self._queue.release_held()
+        return None
+
+    # ---------------------------------------------------------------- clusters inside this process
+
+    def close_nested(self) -> None:
+        """The next task must not see what this one has left open."""
+        self.has_nested = False
+        if not refs.backend().can_nest:
+            print(
+                "rlplat: warning: a task has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
+                "call rlplat.shutdown() in a `finally`",
+                file=sys.stderr,
+                flush=True,
+            )
+            api.shutdown()
+
+    # ---------------------------------------------------------------- between calls (lock held)
+
+    def commit(self) -> None:
+        """Nothing follows now that could share a checkpoint with what ran."""
+        if self.actor is not None and self.actor.once is not None:
+            self.actor.once.commit()
+
+    def pack(self) -> None:
+        self._spans.pack()
+
+    def caller_died(self, caller: str) -> None:
+        if self.actor is not None and self.actor.once is not None:
+            self.actor.once.window.forget(caller)
+
+    # ---------------------------------------------------------------- for those who look
+
+    def name_of(self, message: Any) -> str:
+        """What messages call this call."""
+        kind = type(message)
+        if kind is messages.CreateActor:
+            return f"{self._names[message.code]}.__init__"
+        if kind is messages.Call:
+            return f"{self.actor_name}.{message.method}"
+        if message.code:
+            return str(getattr(message, "name", "") or self._names[message.code])
+        return f"{self.actor_name}.{message.name}"
+
+    def spans(self) -> list[Span]:
+        """(name, began, ended) of the last calls."""
+        return [(self._names.get(name, name), began, ended) for name, began, ended in self._spans.last()]
+
+
+ENTRIES = (Executor.execute.__code__, Executor._run_full.__code__, Outflows.stream.__code__)
+"""What calls the code of tasks (see `Interrupts`)."""
