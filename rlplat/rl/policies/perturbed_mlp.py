@@ -138,7 +138,7 @@ class MLPPolicy:
         self.shape = shape
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._layers: list[Layer] = []
-        self._sample_actions, self._action_noise = sample_actions, action_noise
+        self.sample_actions, self.action_noise = sample_actions, action_noise
         self._normalize = ObsNormalizer()
         self.core_state = np.zeros((0, 0), np.float32)
 
@@ -151,9 +151,9 @@ class MLPPolicy:
         assert isinstance(obs, np.ndarray)
         x = forward(_features(self._normalize, obs), self._layers, self.shape.activation)
         if self.shape.is_discrete:
-            actions = choose(x, self._rng if self._sample_actions and not deterministic else None)
+            actions = choose(x, self._rng if self.sample_actions and not deterministic else None)
         else:
-            actions = add_noise(x, self._rng, 0.0 if deterministic else self._action_noise)
+            actions = add_noise(x, self._rng, 0.0 if deterministic else self.action_noise)
         zeros = np.zeros(len(obs), np.float32)
         return PolicyOutput(actions, zeros, zeros)
 

@@ -91,7 +91,7 @@ class Agent:
 
         BadObservation (also a ValueError) for what does not fit; NonFiniteError where the weights have diverged.
         """
-        policy = self._policy
+        policy = self.policy
         rows, is_batch = self.spaces.read(obs, mask)
         num_rows = obs_rows(rows)
         if rng is not None:
@@ -113,7 +113,7 @@ class Agent:
     def reset(self, ended: Any = None) -> None:
         """New episodes begin: everywhere, or where `ended` (bool[N]) is True; only recurrent agents remember any."""
         if ended is None:
-            self._policy.core_state = np.zeros((0, self.state_size), np.float32)
+            self.policy.core_state = np.zeros((0, self.state_size), np.float32)
             self._num_rows = 0
             return
         ended = np.atleast_1d(np.asarray(ended, np.bool_))
@@ -123,12 +123,12 @@ class Agent:
                 f"[{self._num_rows}]"
             )
         if self._num_rows:
-            self._policy.reset_core(ended)
+            self.policy.reset_core(ended)
 
     @property
     def state_size(self) -> int:
         """S: numbers that a recurrent agent remembers of an episode; 0 without a core."""
-        return int(self._policy.core_state.shape[1])
+        return int(self.policy.core_state.shape[1])
 
     def initial_state(self, num: int | None = None) -> Array:
         """float32[S], or float32[num, S]: with which episodes begin, for `act(state=)`."""
@@ -153,6 +153,11 @@ class Agent:
         self._require_spaces(spaces.spec)
         return spaces
 
+    @property
+    def policies(self) -> list[str]:
+        """Names of the policies, as `load` takes them; [""] where there is one agent."""
+        return list(self._multi_agent.policies) if self._multi_agent else [""]
+
     def weights(self) -> Weights:
         """What acting needs, normaliser statistics included; of several policies `<policy>/<name>`, unless `load` was
         told which one."""
@@ -171,7 +176,7 @@ class Agent:
 
         name = self._policy_name
         weights = split_weights(self._weights)[name] if self._multi_agent else self._weights
-        return agent_module(self._policy, weights, self._settings.get("framework", "torch"))
+        return agent_module(self.policy, weights, self._settings.get("framework", "torch"))
 
     def evaluate(self, episodes: int) -> list[Episode]:
         """Whole episodes on raw rewards, in environments of their own, many side by side."""
@@ -230,7 +235,8 @@ class Agent:
         return next(iter(plan.policies))
 
     @cached_property
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
+        """What acts, on rows as `spaces.read` makes them and without the checks of `act`."""
         self._require_acting("act")
         settings, weights = self._settings, self._weights
         seed, _ = seed_sequences(settings["seed"], "evaluation")
@@ -286,13 +292,14 @@ def load(
     env: Any = None,
     policy: str = "",
     seed: int | None = None,
+    precision: str | None = None,
 ) -> Agent:
     """The agent of a run, to act with.
 
     run: a run directory, or one of its checkpoints; checkpoint: of a run: latest (the newest valid one; default), best,
     or step_N; env: the environment, where the run's was a Python object without a name (or to act in another one of
     equal spaces); policy: which one, where the run has several; seed: another one than the run's, for other episodes
-    and other draws.
+    and other draws; precision: of the network, float32 or bfloat16, for another one than the run's.
 
     ConfigError where there is no run, CheckpointError where there is no such checkpoint or it is damaged.
     """
@@ -311,6 +318,8 @@ def load(
         changes["seed"] = seed
     if env is not None:
         changes["env"] = env
+    if precision is not None:
+        changes["learner"] = {"precision": precision}
     plan = plan_from_file(directory / "config.yaml", [layer_from_arguments(changes)])
     if found.info.algorithm != plan.algorithm_class.name:
         raise CheckpointError(

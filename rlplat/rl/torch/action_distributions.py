@@ -16,6 +16,8 @@ MASKED_LOGIT = -1e8
 """Of an illegal action: its probability is exactly 0 in float32, and 0 * log 0 stays 0 instead of NaN."""
 MAX_SQUASHED = 1.0 - 1e-6
 """Actions at the very bound have no finite pre-image under tanh."""
+MIN_UNIFORM, MAX_UNIFORM = 1e-7, 1.0 - 6e-8
+"""Between them log(-log u) is finite in float32."""
 
 
 class ActionDistribution:
@@ -40,7 +42,7 @@ class ActionDistribution:
                 f"{spec.num_params}: make it nn.Linear(..., spec.num_params)"
             )
         self._spec = spec
-        self._num_rows = len(params)
+        self._num_rows = params.shape[0]
         heads = spec.heads
         self._params = [params] if len(heads) == 1 else list(params.split([h.size for h in heads], dim=-1))
         self._log_stds: list[Tensor | None] = [None] * len(heads)
@@ -66,6 +68,17 @@ class ActionDistribution:
     def sample(self, generator: torch.Generator) -> Tensor:
         """One draw per row."""
         return self._join([self._sample_head(i, generator) for i in range(len(self._params))])
+
+    def sample_from(self, noise: Tensor) -> Tensor:
+        """The same from standard normal numbers float32[N, P] in the place of a generator; of zeros, the mode."""
+        parts = noise.split([head.size for head in self._spec.heads], dim=-1)
+        return self._join([self._draw_head(i, part) for i, part in enumerate(parts)])
+
+    @property
+    def log_std(self) -> Tensor | None:
+        """float32[N, G]: log of the standard deviations of all Gaussian dimensions; None where there are none."""
+        found = [log_std for log_std in self._log_stds if log_std is not None]
+        return torch.cat(found, dim=-1).expand(self._num_rows, -1) if found else None
 
     def mode(self) -> Tensor:
         """The most likely action of every row (squashed: the squashed mean)."""
@@ -95,6 +108,14 @@ class ActionDistribution:
         if kind == "bernoulli":
             return (torch.empty_like(params).uniform_(generator=generator) < params.sigmoid()).long()
         noise = torch.empty_like(params).normal_(generator=generator)
+        return self._squash(i, params + noise * self._log_std(i).exp())
+
+    def _draw_head(self, i: int, noise: Tensor) -> Tensor:
+        kind, params = self._spec.heads[i].kind, self._params[i]
+        if kind == "categorical":
+            return (params + normal_to_gumbel(noise)).argmax(dim=-1)
+        if kind == "bernoulli":
+            return (normal_to_uniform(noise) < params.sigmoid()).long()
         return self._squash(i, params + noise * self._log_std(i).exp())
 
     def _mode_head(self, i: int) -> Tensor:
@@ -176,7 +197,7 @@ class ActionDistribution:
         2 (log 2 - u - softplus(-2u)), which does not cancel (Haarnoja et al. 2018, appendix C)."""
         low, high = self._bounds(i)
         if self._spec.heads[i].kind == "gaussian":
-            return torch.log((high - low) / 2.0).sum().expand(len(u))
+            return torch.log((high - low) / 2.0).sum().expand(u.shape[0])
         log_slopes = torch.log((high - low) / 2.0) + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
         return log_slopes.sum(dim=-1)
 
@@ -200,3 +221,14 @@ class ActionDistribution:
         if self._spec.action.kind == "composite":
             columns = [column.float() for column in columns]
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+
+
+def normal_to_uniform(noise: Tensor) -> Tensor:
+    """Standard normal numbers -> uniform in (0, 1): their cumulative distribution; 0 -> 1/2."""
+    uniform: Tensor = 0.5 * (1.0 + torch.erf(noise * math.sqrt(0.5)))
+    return uniform.clamp(MIN_UNIFORM, MAX_UNIFORM)
+
+
+def normal_to_gumbel(noise: Tensor) -> Tensor:
+    """Standard normal numbers -> Gumbel: argmax(logits + G) is a draw from softmax(logits)."""
+    return -(-normal_to_uniform(noise).log()).log()

@@ -55,13 +55,20 @@ class AgentModule(nn.Module):
         """float32[G]: log of the standard deviations of Gaussian heads; None where there are none."""
         return getattr(self.network, "log_std", None)
 
-    def forward(self, obs: TensorObs, state: Tensor | None = None) -> Any:
+    def prepare(self, obs: TensorObs) -> TensorObs:
+        """obs as `forward` takes them -> as the network does: normalised, vectors in float32."""
         if self.is_normalized:
             assert isinstance(obs, Tensor)
             obs = ((obs - self.mean) * self.inverse_std).clamp(-CLIP, CLIP)
         if self.kind == "mlp":
+            assert isinstance(obs, Tensor)
+            return obs.float()
+        return _as_floats(obs, self.network.spec)  # type: ignore[arg-type]
+
+    def forward(self, obs: TensorObs, state: Tensor | None = None) -> Any:
+        obs = self.prepare(obs)
+        if self.kind == "mlp":
             return self.network(obs)
-        obs = _as_floats(obs, self.network.spec)  # type: ignore[arg-type]
         if self.kind == "q":
             outputs, state = self.network(obs, state)
             outputs = self.network.q_values(outputs)  # type: ignore[operator]

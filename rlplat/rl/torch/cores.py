@@ -39,7 +39,7 @@ class LSTM(nn.Module):
 
     def forward(self, features: Tensor, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         hidden, cell = state.chunk(2, dim=-1)
-        inputs = F.linear(features, self.weight_ih, self.bias).view(-1, len(state), len(self.bias))
+        inputs = F.linear(features, self.weight_ih, self.bias).view(-1, state.shape[0], len(self.bias))
         keep = None if starts is None else (~starts).float().unsqueeze(-1)
         outputs = []
         for t in range(len(inputs)):
@@ -70,7 +70,7 @@ class GRU(nn.Module):
 
     def forward(self, features: Tensor, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         hidden = state
-        inputs = F.linear(features, self.weight_ih, self.bias_ih).view(-1, len(state), len(self.bias_ih))
+        inputs = F.linear(features, self.weight_ih, self.bias_ih).view(-1, state.shape[0], len(self.bias_ih))
         keep = None if starts is None else (~starts).float().unsqueeze(-1)
         outputs = []
         for t in range(len(inputs)):
@@ -108,7 +108,7 @@ class Attention(nn.Module):
         self.mlp_out = nn.Linear(2 * size, size)
 
     def forward(self, features: Tensor, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        num_envs, window, size = len(state), self.window, self.num_features
+        num_envs, window, size = state.shape[0], self.window, self.num_features
         present = torch.relu(self.embed(features)).view(-1, num_envs, size).transpose(0, 1)  # [B, T, D]
         num_steps = present.shape[1]
         past, filled = state[:, : window * size].view(num_envs, window, size), state[:, window * size :]

@@ -51,7 +51,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[ActionDistribution, Tensor, Tensor]:
         features = self.actor_encoder(obs)
         if state is None:
-            num_envs = len(features) if starts is None else starts.shape[1]
+            num_envs = features.shape[0] if starts is None else starts.shape[1]
             state = features.new_zeros(num_envs, self.state_size)
         critic_features = features if self.critic_encoder is None else self.critic_encoder(obs)
         if self.core is not None:

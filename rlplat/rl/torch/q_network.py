@@ -51,7 +51,7 @@ class QNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         features = self.encoder(obs)
         if state is None:
-            num_envs = len(features) if starts is None else starts.shape[1]
+            num_envs = features.shape[0] if starts is None else starts.shape[1]
             state = features.new_zeros(num_envs, self.state_size)
         if self.core is not None:
             features, state = self.core(features, state, starts)
@@ -71,6 +71,21 @@ class QNetwork(nn.Module):
         for module in self.modules():
             if isinstance(module, NoisyLinear):
                 module.draw_noise(generator)
+
+    @property
+    def noise_size(self) -> int:
+        """Numbers of noise that all noisy layers take; 0 without."""
+        layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
+        return sum(sum(layer.weight.shape) for layer in layers)
+
+    def use_noise(self, noise: Tensor) -> None:
+        """noise: float32[N, noise_size], standard normal: other noise for each row, until `clear_noise`."""
+        start = 0
+        for module in self.modules():
+            if isinstance(module, NoisyLinear):
+                size = sum(module.weight.shape)
+                module.use_noise(noise[:, start : start + size])
+                start += size
 
     def clear_noise(self) -> None:
         """Mean weights from now on."""
@@ -122,9 +137,13 @@ class NoisyLinear(nn.Module):
     def draw_noise(self, generator: torch.Generator) -> None:
         num_outputs, num_inputs = self.weight.shape
         # Drawn on the CPU: the same numbers on every device.
-        noise = torch.randn(num_outputs + num_inputs, generator=generator).to(self.weight.device)
+        self.use_noise(torch.randn(num_outputs + num_inputs, generator=generator).to(self.weight.device))
+
+    def use_noise(self, noise: Tensor) -> None:
+        """noise: float32[outputs + inputs] for all rows, or [N, outputs + inputs]."""
+        num_outputs = self.weight.shape[0]
         noise = noise.sign() * noise.abs().sqrt()
-        self._noise = noise[:num_outputs], noise[num_outputs:]
+        self._noise = noise[..., :num_outputs], noise[..., num_outputs:]
 
     def clear_noise(self) -> None:
         self._noise = None
@@ -133,6 +152,11 @@ class NoisyLinear(nn.Module):
         if self._noise is None:
             return F.linear(features, self.weight, self.bias)
         noise_out, noise_in = self._noise
+        if (
+            noise_out.ndim == 2
+        ):  # W_n x = W x + f(e_out) * sigma_W (f(e_in) * x), without a matrix for each row
+            noisy = F.linear(features * noise_in, self.weight_sigma) + self.bias_sigma
+            return F.linear(features, self.weight, self.bias) + noise_out * noisy
         weight = self.weight + self.weight_sigma * torch.outer(noise_out, noise_in)
         return F.linear(features, weight, self.bias + self.bias_sigma * noise_out)
 

@@ -233,11 +233,11 @@ def test_a_recurrent_agent_remembers_until_it_is_reset(runs: dict[str, Path]) ->
     for _ in range(4):
         agent.act(many)
         _, state = agent.act(many, state=state)
-        states.append(agent._policy.core_state)
+        states.append(agent.policy.core_state)
         assert np.array_equal(state, states[-1])
     agent.reset(np.array([True, False, True]))
     agent.act(many)
-    after = agent._policy.core_state
+    after = agent.policy.core_state
     assert np.allclose(after[[0, 2]], states[0][[0, 2]], atol=1e-6) and not np.allclose(
         after[1], states[0][1]
     )
@@ -385,9 +385,9 @@ def test_what_has_no_form_in_torch_says_so(runs: dict[str, Path]) -> None:
     agent = rlplat.load(runs["box"])
     with pytest.raises(UsageError, match=r"acts by object, which has no form in torch: use agent.act"):
         agent_module(object(), {}, "torch")  # type: ignore[arg-type]
-    agent._policy.spec = dataclasses.replace(agent._policy.spec, custom="mine:Net")
+    agent.policy.spec = dataclasses.replace(agent.policy.spec, custom="mine:Net")
     with pytest.raises(UsageError, match=r"mine:Net is a TensorFlow network"):
-        agent_module(agent._policy, agent.weights(), "tf")
+        agent_module(agent.policy, agent.weights(), "tf")
 
 
 def test_another_environment_of_equal_spaces_may_be_given_and_no_other(runs: dict[str, Path]) -> None:
