@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train an agent, or resume a run",
     "tune": "search for the best config: many trials, from a file or from flags",
     "evaluate": "play episodes with a trained agent and report its returns",
+    "export": "a trained policy as one .onnx file, for programs without rlplat",
     "play": "watch a trained agent, in a video or in a window",
     "check-env": "look for mistakes in an environment before training on it",
     "configs": "list the configs that come with rlplat",
@@ -46,6 +47,7 @@ examples:
   rlplat evaluate runs/demo --episodes 20
   rlplat tune configs/tune/ppo-cartpole.yaml       many trials: which settings are best?
   rlplat play runs/demo
+  rlplat export runs/demo --out policy.onnx
   rlplat runs
   rlplat status                                    of the cluster that runs on this machine, from another terminal
 

@@ -1,0 +1,85 @@
+"""`rlplat export RUN --out policy.onnx`: a trained policy as one file; `rlplat export --check policy.onnx`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rlplat.errors import UsageError
+
+_EPILOG = """\
+examples:
+  rlplat export runs/demo --out policy.onnx
+  rlplat export runs/demo --out policy.onnx --checkpoint best
+  rlplat export runs/nim --out nim.onnx            of several policies each gets a file: nim.NAME.onnx
+  rlplat export --check policy.onnx                is it whole, and does it compute what it did when it was written?
+"""
+_SHOWN = ("algorithm", "env", "checkpoint", "env_steps", "evaluation_return", "version", "opset")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat export",
+        description="Write the policy of a run as one ONNX file: raw observations in, actions as the environment takes "
+        "them out. It is compared to the run in onnxruntime before it gets its name.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "run", metavar="RUN", type=Path, nargs="?", help="a run directory, or one of its checkpoints"
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write, such as policy.onnx")
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", default="", help="which one, of a run with several policies"
+    )
+    parser.add_argument("--check", metavar="FILE", type=Path, help="look at a file that was exported before")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    if options.check is not None:
+        if options.run or options.out:
+            raise UsageError("--check looks at a file and writes none: omit RUN and --out")
+        return _check(options.check)
+    if options.run is None or options.out is None:
+        raise UsageError("say which run and where to: rlplat export RUN --out policy.onnx, or --check FILE")
+    from rlplat.rl.run.trained_agent import load
+
+    policies = [options.policy] if options.policy else load(options.run, options.checkpoint).policies
+    for name in policies:
+        out = options.out
+        if len(policies) > 1:
+            out = out.with_name(f"{out.stem}.{name}{out.suffix}")
+        _export(options, name, out)
+    return 0
+
+
+def _export(options: argparse.Namespace, policy: str, out: Path) -> None:
+    from rlplat.export.policy_export import to_onnx
+
+    path = to_onnx(options.run, out, checkpoint=options.checkpoint, policy=policy)
+    print(
+        f"{path}: {path.stat().st_size:,} bytes, compared to {options.run}; look at it: rlplat export --check {path}"
+    )
+
+
+def _check(path: Path) -> int:
+    from rlplat.export.exported_policy import load
+
+    policy = load(path)
+    largest = policy.check()
+    for name in _SHOWN:
+        if text := policy.metadata.get(f"rlplat.{name}"):
+            print(f"{name.replace('_', ' '):<18}{text}")
+    for name, (shape, dtype) in policy.inputs.items():
+        print(f"{'input':<18}{name}: {dtype}[{', '.join(['N', *map(str, shape)])}]")
+    print(f"{'outputs':<18}{', '.join(policy.output_names)}")
+    print(f"{path}: golden rows within {largest:.1g}", file=sys.stdout)
+    return 0
