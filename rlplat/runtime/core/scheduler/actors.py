@@ -20,7 +20,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested
+from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested, Tell
+from rlplat.runtime.core.scheduler.turns import Turn
+from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import ActorInfo, ErrorInfo, Shape
 
 _REMEMBERED = 1000
@@ -88,7 +90,8 @@ class Early:
 
 
 class Actors:
-    def __init__(self, intensity: Intensity) -> None:
+    def __init__(self, intensity: Intensity, turn: Turn) -> None:
+        self._turn = turn
         self.entries: dict[str, ActorEntry] = {}
         self.by_name: dict[tuple[str, str], str] = {}
         """(namespace, name) -> actor."""
@@ -176,8 +179,8 @@ class Actors:
             return 0.0
         return min(intensity.most_delay_s, intensity.first_delay_s * 2 ** (len(crashes) - 2))
 
-    def bury(self, entry: ActorEntry, error: ErrorInfo) -> list[str]:
-        """It is gone for good; whom to tell."""
+    def bury(self, entry: ActorEntry, error: ErrorInfo) -> None:
+        """It is gone for good: tell those who seek it."""
         entry.error, entry.info, entry.crashes = error, ActorInfo(entry.info.class_name, {}), []
         if self.by_name.get((entry.namespace, entry.name)) == entry.id:
             del self.by_name[entry.namespace, entry.name]
@@ -186,8 +189,8 @@ class Actors:
             del mine[entry.id]
             if not mine:
                 del self._by_creator[entry.client]
-        told = sorted(entry.seekers)
-        for client in told:
+        for client in sorted(entry.seekers):
+            self._turn.out.append(Tell(client, messages.ActorGone(entry.id, error)))
             sought = self._sought_by[client]
             sought.discard(entry.id)
             if not sought:
@@ -196,7 +199,6 @@ class Actors:
         self._gone.append(entry.id)
         while len(self._gone) > _REMEMBERED:
             del self.entries[self._gone.popleft()]
-        return told
 
     def check_valid(self) -> None:
         for id, entry in self.entries.items():

@@ -14,8 +14,8 @@ Rules
    A demand for GPUs always gets a new worker: CUDA_VISIBLE_DEVICES cannot change in a process.
 6. A blocked worker lends its CPUs; when it goes on they may be overdrawn for a while.
 7. When a worker dies its resources are free, what it owned or leased ends, and everybody is told; its actor ends or has
-   another process (`scheduling.actors`). A lost node is the death of all its workers.
-8. What belongs to a placement group draws from the group's bundles (`scheduling.groups`).
+   another process (`lives`). A lost node is the death of all its workers.
+8. What belongs to a placement group draws from the group's bundles (`groups`).
 9. What no node could ever hold is refused while the cluster is fixed. What waits for long is explained, once.
 
 Cost: an event looks at the workers, requests and nodes that it is about, and at the *distinct* demands that wait, but
@@ -44,7 +44,6 @@ from rlplat.runtime.core.scheduler.events import (
     LeasesRequested,
     NodeJoined,
     NodeLost,
-    StopWorker,
     Tell,
     TellDied,
     Tick,
@@ -55,6 +54,7 @@ from rlplat.runtime.core.scheduler.events import (
     WorkerUnblocked,
 )
 from rlplat.runtime.core.scheduler.groups import STRATEGIES, Group, why_never
+from rlplat.runtime.core.scheduler.lives import ActorLives
 from rlplat.runtime.core.scheduler.nodes import Placement, Worker
 from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.core.scheduler.queues import Queue, Request
@@ -73,17 +73,18 @@ class Scheduler:
         """is_fixed: no nodes will join but those that were here once, so what none of them can hold is refused."""
         self._is_fixed = is_fixed
         self._turn = Turn()
-        self._actors = Actors(intensity or Intensity())
-        self.placing = Placing(self._turn, is_fixed, self._bury, self._watch)
+        self._actors = Actors(intensity or Intensity(), self._turn)
+        self.placing = Placing(self._turn, is_fixed, self._actors.bury, self._watch)
+        self._lives = ActorLives(self._turn, self.placing, self._actors)
         self._groups = self.placing.groups
         self._handlers: dict[type, Callable[[Any], None]] = {
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
             LeasesRequested: self._on_leases_requested,
             LeaseReturned: self._on_lease_returned,
-            ActorRequested: self._on_actor_requested,
-            ActorSought: self._on_actor_sought,
-            ActorEnded: self._on_actor_ended,
+            ActorRequested: self._lives.on_requested,
+            ActorSought: self._lives.on_sought,
+            ActorEnded: self._lives.on_ended,
             GroupRequested: self._on_group_requested,
             GroupSought: self._on_group_sought,
             GroupRemoved: self._on_group_removed,
@@ -195,7 +196,7 @@ class Scheduler:
         placing.release(worker)
         actor = placement.actor if placement is not None else None
         if actor is not None and actor.worker == id:
-            delay_s = self._lose_actor(
+            delay_s = self._lives.lost_process(
                 actor, f"{id} died: {reason}" if is_crash else f"{id} is gone: {reason}", is_crash
             )
         else:
@@ -203,7 +204,7 @@ class Scheduler:
         self._client_lost(id, reason, actor is not None)
         self._turn.out.append(TellDied(id, reason, kind))
         if actor is not None and delay_s == 0:
-            self._restart(actor)
+            self._lives.restart(actor)
         if placement is not None:
             if state == "starting":
                 self._start_over(placement)
@@ -232,11 +233,7 @@ class Scheduler:
         for worker in list(placing.leases.get(client, ())):
             self._orphan(worker)
         why = f"its creator {client} died ({reason})"
-        for entry in self._actors.client_lost(client):
-            self._end_actor(entry, why, at_once=True)
-        for actor, early in self._actors.never_created(client).items():
-            error = ErrorInfo("ActorDied", f"actor {actor} was never created: {why}")
-            self._turn.out.extend(Tell(seeker, messages.ActorGone(actor, error)) for seeker in early.seekers)
+        self._lives.creator_lost(client, why)
         if was_actor:  # groups of a task belong to the driver's job
             for group in list(self._groups.by_creator.get(client, ())):
                 self._remove_group(group, why)
@@ -252,110 +249,6 @@ class Scheduler:
         else:
             self.placing.retire(worker)
             self.placing.freed(placement.pool)
-
-    # ---------------------------------------------------------------- actors
-
-    def _on_actor_requested(self, event: ActorRequested) -> None:
-        if event.actor in self._actors.entries or not self.placing.is_alive(event.client):
-            return
-        early = self._actors.requested(event.actor)
-        holder = self._actors.named(event.namespace, event.name) if event.name else None
-        if holder is not None:
-            self._refuse_name(event, holder, list(early.seekers) if early is not None else [])
-            return
-        entry = self._actors.add(event)
-        if early is not None:
-            for seeker in early.seekers:
-                if self.placing.is_alive(seeker):
-                    self._actors.seek(entry, seeker)
-        self.placing.demand(Request(event.client, event.shape, 1, entry))
-        if early is not None and early.end is not None:
-            self._on_actor_ended(early.end)
-
-    def _refuse_name(self, event: ActorRequested, holder: ActorEntry, seekers: list[str]) -> None:
-        text = f"an actor named {event.name!r} exists already: use rlplat.get_actor({event.name!r})"
-        error = ErrorInfo("OptionError", text)
-        if event.get_if_exists:
-            taken = Tell(
-                event.client, messages.NameTaken(event.actor, holder.id, holder.info, holder.is_detached)
-            )
-            self._turn.out.append(taken)
-        else:
-            self._turn.out.append(Tell(event.client, messages.ActorGone(event.actor, error)))
-        self._turn.out.extend(Tell(seeker, messages.ActorGone(event.actor, error)) for seeker in seekers)
-
-    def _on_actor_sought(self, event: ActorSought) -> None:
-        client, actor = event.client, event.actor
-        entry = self._actors.entries.get(actor)
-        if entry is None:
-            early = self._actors.early(actor) if self._may_come(actor) else None
-            if early is not None:
-                early.seekers[client] = None
-                return
-            error = ErrorInfo("ActorDied", f"actor {actor} is not known here: it ended long ago")
-            self._turn.out.append(Tell(client, messages.ActorGone(actor, error)))
-        elif entry.error is not None:
-            self._turn.out.append(Tell(client, messages.ActorGone(actor, entry.error)))
-        else:
-            if self.placing.is_alive(client):
-                self._actors.seek(entry, client)
-            if entry.worker:
-                self._turn.out.append(Tell(client, messages.Placed(actor, entry.worker, entry.incarnation)))
-
-    def _may_come(self, actor: str) -> bool:
-        return self.placing.is_alive(actor.rpartition(":")[0])
-
-    def _on_actor_ended(self, event: ActorEnded) -> None:
-        entry = self._actors.entries.get(event.actor)
-        if entry is None:
-            early = self._actors.early(event.actor) if self._may_come(event.actor) else None
-            if early is not None and event.no_restart:
-                early.end = event
-        elif entry.error is None and event.no_restart:
-            self._end_actor(entry, event.reason, event.at_once)
-        elif entry.error is None and entry.worker:
-            entry.stop_reason = event.reason
-            self._turn.out.append(StopWorker(entry.worker, True, reason=event.reason))
-
-    def _end_actor(self, entry: ActorEntry, reason: str, at_once: bool) -> None:
-        entry.end_reason = reason
-        if entry.worker:
-            worker = self.placing.workers.get(entry.worker)
-            if worker is not None and not worker.node.is_lost:
-                self._turn.out.append(StopWorker(entry.worker, at_once))
-            return
-        if entry.request is not None:
-            self.placing.unqueue(entry.request)
-        placement = entry.placement
-        when = "while it was restarted" if entry.num_restarts else "before it had a worker"
-        self._bury(entry, ErrorInfo("ActorDied", f"actor {entry.info.class_name} ended {when}: {reason}"))
-        if placement is not None:
-            self.placing.cancel(placement)
-
-    def _bury(self, entry: ActorEntry, error: ErrorInfo) -> None:
-        for client in self._actors.bury(entry, error):
-            self._turn.out.append(Tell(client, messages.ActorGone(entry.id, error)))
-
-    def _lose_actor(self, entry: ActorEntry, what: str, is_crash: bool) -> float | None:
-        """Its process is gone; seconds until its next, or None."""
-        entry.worker = ""
-        verdict = self._actors.judge(entry, what, self._turn.now, is_crash)
-        if isinstance(verdict, ErrorInfo):
-            self._bury(entry, verdict)
-            return None
-        reason = entry.stop_reason or f"its process {what}"
-        entry.stop_reason = ""
-        entry.num_restarts += 1
-        entry.incarnation += 1
-        for client in sorted(entry.seekers):
-            self._turn.out.append(Tell(client, messages.ActorRestarting(entry.id, reason)))
-        if verdict > 0:
-            self._turn.wake_at(self._turn.now + verdict, self._restart, entry)
-        return verdict
-
-    def _restart(self, entry: ActorEntry) -> None:
-        if entry.error is None:
-            self.placing.demand(Request(entry.client, entry.shape, 1, entry))
 
     # ---------------------------------------------------------------- placement groups
 
@@ -416,13 +309,13 @@ class Scheduler:
             if request.queue is not None:
                 placing.unqueue(request)
             if request.actor is not None:
-                self._end_with(request.actor, error)
+                self._lives.end_with(request.actor, error)
             else:
                 refused[request.client, request.shape] = None
         for placement in placements:
             worker, actor = placement.worker, placement.actor
             if actor is not None:
-                self._end_with(actor, error)
+                self._lives.end_with(actor, error)
             elif worker is None or worker.state == "starting":
                 placing.cancel(placement)
                 refused[placement.client, placement.shape] = None
@@ -430,18 +323,6 @@ class Scheduler:
                 placing.kill(worker, error.message)
         for client, shape in refused:
             self._turn.out.append(Tell(client, messages.LeasesRefused(shape, error)))
-
-    def _end_with(self, entry: ActorEntry, error: ErrorInfo) -> None:
-        """Like `_end_actor`, and with just this error when it has no process."""
-        if entry.error is not None:
-            return
-        if entry.worker:
-            self._end_actor(entry, error.message, at_once=True)
-            return
-        placement = entry.placement
-        self._bury(entry, ErrorInfo(error.kind, f"actor {entry.info.class_name}: {error.message}"))
-        if placement is not None:
-            self.placing.cancel(placement)
 
     # ---------------------------------------------------------------- waiting too long
 
