@@ -15,8 +15,6 @@ What differs from processes
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -36,11 +34,10 @@ from rlplat.runtime.inproc.calls import (
     call_options,
     check_environment,
     current_call,
-    environment,
-    is_stream,
 )
-from rlplat.runtime.inproc.objects import LocalObjects, Outcome, detached
+from rlplat.runtime.inproc.objects import LocalObjects, detached
 from rlplat.runtime.inproc.resources import NODE, LocalResources
+from rlplat.runtime.inproc.runs import Runs
 from rlplat.runtime.machine.hardware import machine_resources
 from rlplat.runtime.options import Options, check_exactly_once, check_retries
 from rlplat.runtime.placement import PlacementGroup
@@ -48,7 +45,6 @@ from rlplat.runtime.refs import INPROC, ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import RemoteCode
-from rlplat.runtime.wire.errors import describe_error
 from rlplat.runtime.wire.messages import Cluster
 from rlplat.runtime.wire.values import ActorInfo, CallOptions, ErrorInfo, Place
 
@@ -78,9 +74,7 @@ class InprocBackend:
         self._streams = LocalStreams(self._objects, self._loop)
         self._actors: dict[str, LocalActor] = {}
         self._actor_by_name: dict[tuple[str, str], LocalActor] = {}
-        self._running: dict[int, asyncio.Task[None]] = {}
-        """Calls on the loop, by the id of their first ref."""
-        self._is_closed = False
+        self._runs = Runs(self._objects, self._streams, self._loop, self._end)
 
     def nested_opened(self) -> None:
         raise AssertionError("nothing nests in this backend")
@@ -123,7 +117,7 @@ class InprocBackend:
 
     async def value_of(self, ref: ObjectRef) -> Any:
         """`await ref`."""
-        await self._arrived([ref])
+        await self._runs.arrived([ref])
         return self._objects.read(ref)
 
     # -- tasks
@@ -153,192 +147,12 @@ class InprocBackend:
             runtime_env=env,
             capture=capture_of(options),
         )
-        return self._submit(call)
+        return self._runs.submit(call)
 
     def _call(self, what: str, target: Any, args: tuple, kwargs: dict, **more: Any) -> Call:
         packed = detached(codec.pack((args, kwargs), f"an argument of {what}"))
         deps = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)]
         return Call(what, target, packed, deps, **more)
-
-    def _submit(self, call: Call) -> Any:
-        """Run it now, or on the loop when something that it needs is late; what its caller gets."""
-        if self._is_closed:
-            raise NotInitialized("the runtime was shut down")
-        self._streams.collect()
-        self._objects.collect()
-        late = [ref for ref in call.deps if self._objects.outcome(ref) is None]
-        actor = call.actor
-        if actor is not None and not actor.is_async and actor.tail is not None:
-            if self._objects.outcome(actor.tail) is None:
-                late.append(actor.tail)
-            else:
-                actor.tail = None
-        if is_stream(call.num_returns):
-            given = self._streams.open(call)
-        else:
-            is_unread, call.num_returns = not call.num_returns, call.num_returns or 1
-            call.out = [self._objects.add(None, call.what) for _ in range(call.num_returns)]
-            given = None if is_unread else call.out[0] if call.num_returns == 1 else list(call.out)
-        if actor is not None and actor.is_async and call is not actor.make:
-            self._spawn(call, self._run_async(call, late))
-        elif late:
-            if actor is not None:
-                actor.tail = call.out[0]
-            self._spawn(call, self._run_late(call, late))
-        else:
-            self._run(call)
-        return given
-
-    # -- running
-
-    def _run(self, call: Call) -> None:
-        """Run it to its end, here."""
-        actor = call.actor
-        if actor is not None:
-            actor.enter(call.what)
-        token = current_call.set(call)
-        try:
-            reason = self._reason_not_to_run(call)
-            if reason is not None:
-                self._fill(call, [reason] * len(call.out))
-                return
-            while True:
-                try:
-                    with environment(call.runtime_env):
-                        args, kwargs = call.arguments(self._objects)
-                        value = call.target(*args, **kwargs)
-                        if call.stream is not None:
-                            self._streams.begin(call.stream, value)
-                            return
-                        self._finish(call, value)
-                    return
-                except ActorExit:
-                    assert actor is not None
-                    self._end(actor, _exited(actor, " in its constructor" if call is actor.make else ""))
-                    self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
-                    return
-                except Exception as error:
-                    if not call.may_retry(error):
-                        self._fail(call, error)
-                        return
-        finally:
-            current_call.reset(token)
-            if actor is not None and (call.stream is None or not call.stream.is_begun):
-                actor.leave()
-
-    def _reason_not_to_run(self, call: Call) -> ErrorInfo | None:
-        if call.actor is not None and call.actor.death is not None:
-            return call.actor.death
-        for ref in call.deps:
-            outcome = self._objects.outcome(ref)
-            if isinstance(outcome, ErrorInfo):
-                return outcome
-        return None
-
-    def _finish(self, call: Call, value: Any) -> None:
-        actor = call.actor
-        if actor is not None and call is actor.make:
-            actor.instance, value = value, None
-        late = call.deadline_error()
-        self._fill(call, call.outcomes(value) if late is None else [late] * len(call.out))
-
-    def _fail(self, call: Call, error: BaseException) -> None:
-        info = describe_error(error, call.what)
-        actor = call.actor
-        if actor is not None and call is actor.make:
-            text = f"actor {actor.class_name} could not be created: {info.message}"
-            info = ErrorInfo("ActorDied", text, info.exception)
-            self._end(actor, info)
-        self._fill(call, [info] * len(call.out))
-
-    def _fill(self, call: Call, outcomes: Sequence[Outcome]) -> None:
-        if call.stream is not None:
-            error = outcomes[0]
-            assert isinstance(error, ErrorInfo)
-            self._streams.end(call.stream, error)
-        actor = call.actor
-        if (
-            actor is not None
-            and call is actor.make
-            and isinstance(outcomes[0], ErrorInfo)
-            and actor.death is None
-        ):
-            self._end(actor, outcomes[0])
-        for ref, outcome in zip(call.out, outcomes, strict=True):
-            self._objects.fill(ref.id, outcome)
-
-    # -- running on the loop
-
-    def _spawn(self, call: Call, coroutine: Any) -> None:
-        id = call.out[0].id
-
-        def began(task: asyncio.Task[None]) -> None:
-            self._running[id] = task
-            task.add_done_callback(ended)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            del self._running[id]
-            if task.cancelled():
-                error = ErrorInfo("TaskCancelled", f"{call.what} was cancelled by rlplat.cancel")
-                self._fill(call, [error] * len(call.out))
-
-        self._loop.spawn(coroutine, began)
-        self._objects.loop_thread = self._loop.thread
-
-    async def _run_late(self, call: Call, late: Sequence[ObjectRef]) -> None:
-        await self._arrived(late)
-        try:
-            self._run(call)
-        except Exception as error:  # refused: there is nobody left to raise it to
-            self._fail(call, error)
-
-    async def _run_async(self, call: Call, late: Sequence[ObjectRef]) -> None:
-        actor = call.actor
-        assert actor is not None
-        current_call.set(call)
-        await self._arrived(late)
-        try:
-            async with actor.semaphore(call.group):
-                reason = self._reason_not_to_run(call)
-                if reason is not None:
-                    self._fill(call, [reason] * len(call.out))
-                    return
-                while True:
-                    try:
-                        await self._attempt(call)
-                        return
-                    except Exception as error:
-                        if call.deadline_error() is not None or not call.may_retry(error):
-                            raise
-        except ActorExit:
-            self._end(actor, _exited(actor))
-            self._fill(call, [actor.death] * len(call.out))  # type: ignore[list-item]
-        except Exception as error:
-            late_error = call.deadline_error() if isinstance(error, TimeoutError) else None
-            if late_error is not None:
-                self._fill(call, [late_error] * len(call.out))
-            else:
-                self._fail(call, error)
-
-    async def _attempt(self, call: Call) -> None:
-        args, kwargs = call.arguments(self._objects)
-        value = call.target(*args, **kwargs)
-        if call.stream is not None and hasattr(value, "__aiter__"):
-            await self._streams.pump(call.stream, value)
-        elif call.stream is not None:
-            self._streams.begin(call.stream, value)
-        else:
-            if hasattr(value, "__await__"):
-                value = await asyncio.wait_for(value, call.left_s())
-            self._finish(call, value)
-
-    async def _arrived(self, refs: Sequence[ObjectRef]) -> None:
-        loop = asyncio.get_running_loop()
-        for ref in refs:
-            arrived = asyncio.Event()
-            tell = functools.partial(_call_in, loop, arrived.set)
-            if self._objects.when_ready(ref, tell):
-                await arrived.wait()
 
     def cancel(self, ref: ObjectRef, force: bool = False, recursive: bool = True) -> None:
         """Ends coroutines and generators; every other call has finished, and nothing happens."""
@@ -346,12 +160,7 @@ class InprocBackend:
         if stream is not None and stream.is_begun:
             self._streams.cancel(stream)
         elif self._objects.outcome(ref) is None:
-            self._loop.call_soon(self._cancel_running, ref.id)
-
-    def _cancel_running(self, id: int) -> None:
-        task = self._running.get(id)
-        if task is not None:
-            task.cancel()
+            self._runs.cancel(ref.id)
 
     # -- actors
 
@@ -389,7 +198,7 @@ class InprocBackend:
             self._actor_by_name[names] = actor
         if options.lifetime == "detached":
             actor.creation = creation
-        self._submit(make)
+        self._runs.submit(make)
         return ActorHandle(actor.id, info, creation)
 
     def _handle(self, actor: LocalActor) -> ActorHandle:
@@ -406,7 +215,7 @@ class InprocBackend:
         group = options.concurrency_group
         if method == TERMINATE:
             call = self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor)
-            return self._submit(call)
+            return self._runs.submit(call)
         if group and group not in actor.concurrency_groups:
             known = ", ".join(sorted(actor.concurrency_groups)) or "none"
             raise OptionError(
@@ -423,7 +232,7 @@ class InprocBackend:
             actor=actor,
             **call_options(options),
         )
-        return self._submit(call)
+        return self._runs.submit(call)
 
     def kill(self, handle: ActorHandle, no_restart: bool = True) -> None:
         actor = self._actors.get(handle._actor_id)
@@ -436,7 +245,7 @@ class InprocBackend:
             actor.incarnation += 1
             actor.instance = None
             actor.make.out = [self._objects.add(None, actor.make.what)]
-            self._run(actor.make)
+            self._runs.run(actor.make)
             return
         self._end(actor, ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill"))
 
@@ -534,16 +343,14 @@ class InprocBackend:
     def is_cancelled(self) -> bool:
         """Only a coroutine can be cancelled while it runs."""
         call = current_call.get()
-        task = None if call is None else self._running.get(call.out[0].id)
-        return task is not None and task.cancelling() > 0
+        return call is not None and self._runs.is_cancelled(call)
 
     def shutdown(self) -> None:
         if threading.current_thread() is self._loop.thread or current_call.get() is not None:
             raise UsageError(
                 "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
             )
-        self._is_closed = True
-        self._loop.close()
+        self._runs.close()
         self._actor_by_name.clear()
         for actor in self._actors.values():
             actor.instance = None
@@ -560,13 +367,3 @@ def _in_context(options: Options) -> Options:
 
 def _nothing() -> None:
     pass
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """From any thread; a loop that has ended needs no news."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(callback)
-
-
-def _exited(actor: LocalActor, where: str = "") -> ErrorInfo:
-    return ErrorInfo("ActorDied", f"actor {actor.class_name} is gone: it called rlplat.exit_actor(){where}")
