@@ -30,7 +30,7 @@ def encode(value: Any, files: list[Path]) -> Any:
         files.append(value)
         return {_PATH: len(files) - 1}
     if "torch" in sys.modules and type(value).__module__.startswith("torch"):
-        from rlplat.rl.torch import tensor_arrays
+        from rlplat.data_parallel.torch import tensor_arrays
 
         if tensor_arrays.is_tensor(value):
             return {_TENSOR: list(tensor_arrays.to_array(value))}
@@ -41,7 +41,7 @@ def decode(value: Any, files: list[Path]) -> Any:
     if isinstance(value, dict):
         kind = next(iter(value)) if len(value) == 1 else None
         if kind == _TENSOR:
-            from rlplat.rl.torch import tensor_arrays
+            from rlplat.data_parallel.torch import tensor_arrays
 
             return tensor_arrays.from_array(*value[_TENSOR])
         if kind == _PATH:
