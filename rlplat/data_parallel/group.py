@@ -1,0 +1,213 @@
+"""`RankGroup`: actors that are the ranks of one group, placed together, and told to do the same thing at once.
+
+    with RankGroup(program, sizes, demand, ...) as group:
+        group.call("begin", train_loop, config)
+        turns = group.call("advance")                # of all ranks; raises what `failures.verdict` says
+
+The group ends with the first failure: a collective call that waits for a dead rank cannot be interrupted, so that the
+processes of all ranks are replaced, by another group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import rlplat
+from rlplat.data_parallel.failures import (
+    Answered,
+    CollectiveFailed,
+    Cut,
+    Died,
+    Outcome,
+    Raised,
+    RanksLost,
+    Silent,
+    verdict,
+)
+from rlplat.data_parallel.rank import Rank, RankSettings, Turn
+from rlplat.errors import ConfigError, InfeasibleResources, RlplatError, RuntimeFault, TaskError, UsageError
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle, ObjectRef, PlacementGroup
+
+SETTLE_S = 2.0
+"""After a broken connection: how long the rank that broke it may take to be known as dead."""
+PLACE_S = 60.0
+"""How long resources that exist may be in use by others before the group is given up, or is made smaller."""
+
+
+class RankGroup:
+    def __init__(
+        self,
+        program: str,
+        num_ranks: tuple[int, int],
+        demand: dict[str, float],
+        *,
+        seed: int,
+        hang_timeout_s: float,
+        options: dict[str, Any],
+        patience_s: float = PLACE_S,
+    ) -> None:
+        """num_ranks: at least and at most; demand: resources of each, by the cluster's names.
+
+        patience_s: how long to wait for room for the most, before fewer are taken.
+        """
+        self._least, self._most = num_ranks
+        self._hang_timeout_s = hang_timeout_s
+        self._own_group: PlacementGroup | None = None
+        self._ranks: list[ActorHandle] = []
+        if rlplat.get_runtime_context().is_one_process and self._most > 1:
+            raise ConfigError(
+                f"num_workers={self._most} needs a process for each rank, but with backend='inproc' everything is in "
+                "one: num_workers=1, or another backend"
+            )
+        try:
+            places = self._reserve(demand, patience_s)
+            settings: dict[str, Any] = {
+                "world_size": len(places),
+                "full_size": self._most,
+                "num_cpus": demand.get("CPU", 0.0),
+                "use_gpu": bool(demand.get("GPU")),
+                "seed": seed,
+                "hang_timeout_s": hang_timeout_s,
+                "options": options,
+            }
+            remote = rlplat.remote(Rank).options(
+                num_cpus=demand.get("CPU", 0.0),
+                num_gpus=demand.get("GPU", 0),
+                resources={name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")},
+            )
+            for rank, place in enumerate(places):
+                self._ranks.append(
+                    remote.options(**place).remote(program, RankSettings(rank=rank, **settings))
+                )
+            if len(places) > 1:
+                self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def world_size(self) -> int:
+        return len(self._ranks)
+
+    def _reserve(self, demand: dict[str, float], patience_s: float) -> list[dict[str, Any]]:
+        """Options of each rank that place it: in a group of its own, or in that of the trial in which this runs."""
+        outer = rlplat.get_current_placement_group()
+        if outer is not None:
+            return [{"placement_group": outer} for _ in range(self._most)]
+        total = rlplat.cluster_resources()
+        for name, amount in demand.items():
+            if amount * self._least > total.get(name, 0.0):
+                raise InfeasibleResources(
+                    f"{self._least} ranks take {amount * self._least:g} {name}, and the cluster has "
+                    f"{total.get(name, 0.0):g}: fewer num_workers, or less of it for each"
+                )
+        most = self._most
+        for name, amount in demand.items():
+            most = min(most, int(total.get(name, 0.0) / amount + 1e-9))
+        deadline = time.monotonic() + patience_s
+        while True:
+            group = rlplat.placement_group([demand] * most, strategy="PACK")
+            if group.wait(max(0.0, deadline - time.monotonic())):
+                self._own_group = group
+                return [
+                    {"placement_group": group, "placement_group_bundle_index": index} for index in range(most)
+                ]
+            rlplat.remove_placement_group(group)
+            if most == self._least:
+                raise InfeasibleResources(
+                    f"no room for {most} ranks with {demand} each within {patience_s:g} s: free now: "
+                    f"{rlplat.available_resources()}"
+                )
+            free = rlplat.available_resources()
+            fitting = min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in demand.items())
+            most = max(self._least, min(most - 1, fitting))
+            deadline = time.monotonic() + patience_s
+
+    def _meet(self) -> None:
+        homes = self.call("home")
+        is_one_machine = len({node for node, _ in homes}) == 1
+        place = self.call_rank(0, "open_store", "127.0.0.1" if is_one_machine else homes[0][1])
+        self.call("join", *place)
+
+    def call_rank(self, rank: int, method: str, *arguments: Any) -> Any:
+        return self._collect([self._ranks[rank].call.remote(method, *arguments)], first=rank)[0]
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """What the method of every rank's program returned, in their order."""
+        return self.finish(self.start(method, *arguments))
+
+    def start(self, method: str, *arguments: Any) -> list[ObjectRef]:
+        """The same without waiting: what `finish` takes."""
+        shared = [rlplat.put(argument) if _is_large(argument) else argument for argument in arguments]
+        return [rank.call.remote(method, *shared) for rank in self._ranks]
+
+    def finish(self, started: Sequence[ObjectRef]) -> list[Any]:
+        return self._collect(started)
+
+    def _collect(self, refs: Sequence[ObjectRef], first: int = 0) -> list[Any]:
+        outcomes: dict[ObjectRef, Outcome] = {}
+        values: dict[ObjectRef, Any] = {}
+        waiting, deadline = list(refs), None
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, waiting = rlplat.wait(waiting, timeout=left)
+            if not done:
+                break
+            for ref in done:
+                outcomes[ref] = outcome = _outcome(ref, values)
+                if isinstance(outcome, (Raised, Died)):
+                    waiting = []  # the cause is known
+                elif isinstance(outcome, Cut) and deadline is None:
+                    deadline = time.monotonic() + SETTLE_S
+        in_order = [outcomes.get(ref, Silent()) for ref in refs]
+        failure = verdict(in_order, self._hang_timeout_s) if len(values) < len(refs) else None
+        if failure is not None:
+            if first and isinstance(failure, RanksLost):
+                failure = RanksLost(str(failure).replace("rank 0", f"rank {first}"))
+            raise failure
+        return [values[ref] for ref in refs]
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            with contextlib.suppress(RlplatError):
+                rlplat.kill(rank)
+        self._ranks = []
+        if self._own_group is not None:
+            with contextlib.suppress(RlplatError):
+                rlplat.remove_placement_group(self._own_group)
+            self._own_group = None
+
+    def __enter__(self) -> RankGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _outcome(ref: ObjectRef, values: dict[ObjectRef, Any]) -> Outcome:
+    try:
+        value = values[ref] = rlplat.get(ref)
+    except RlplatError as error:
+        cause = error.cause if isinstance(error, TaskError) else error
+        if isinstance(cause, CollectiveFailed):
+            return Cut(int(cause.args[1]), str(cause.args[0]))
+        if isinstance(cause, RuntimeFault) and not isinstance(error, TaskError):
+            return Died(str(error))
+        return Raised(cause if isinstance(cause, UsageError) else error)
+    if not isinstance(value, Turn):
+        return Answered()
+    what = "returned from its function" if value.metrics is None else "reported"
+    return Answered(value.num_steps, what)
+
+
+def _is_large(argument: Any) -> bool:
+    """Whether it is worth one copy in the store for all ranks."""
+    return isinstance(argument, dict) and bool(argument)

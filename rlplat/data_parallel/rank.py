@@ -1,0 +1,90 @@
+"""`Rank`: the actor that is one rank. What it does is its program's: see `torch.program` and `tf.program`."""
+
+from __future__ import annotations
+
+import pkgutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """What a rank has to know of its group; the same for all."""
+
+    rank: int
+    world_size: int
+    full_size: int
+    """Ranks that the group was to have: with fewer of them, each takes more of a step's samples."""
+    num_cpus: float
+    use_gpu: bool
+    seed: int
+    hang_timeout_s: float
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the framework: precision and the like."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a rank came to: its next report, or its end."""
+
+    num_steps: int
+    metrics: dict[str, Any] | None
+    """None: the function returned."""
+    state: dict[str, Any] | None = None
+    """For a checkpoint: rank 0 has all but the random states of the other ranks, which have nothing else."""
+
+
+class Rank:
+    """rank = Rank.remote("rlplat.data_parallel.torch.program:TorchProgram", settings)
+    get(rank.call.remote("join", host, port))
+    """
+
+    def __init__(self, program: str, settings: RankSettings) -> None:
+        self._program = pkgutil.resolve_name(program)(settings)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._program, method)(*arguments)
+
+
+class LoopThread:
+    """Runs a function that reports as it goes, from one report to the next; it waits in between.
+
+    thread = LoopThread(lambda: loop(report=thread.report))
+    while (value := thread.advance()) is not END: ...           # raises what the function raised
+    """
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+        self._go, self._there = threading.Semaphore(0), threading.Semaphore(0)
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="train_loop", daemon=True)
+
+    def advance(self) -> Any:
+        """The next report's value; `END` at the function's end."""
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._go.release()
+        self._there.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def report(self, value: Any) -> None:
+        self._value = value
+        self._there.release()
+        self._go.acquire()
+
+    def _work(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._error = error
+        self._value = END
+        self._there.release()
+
+
+END = object()

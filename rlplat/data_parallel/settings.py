@@ -1,0 +1,89 @@
+"""What a trainer was told, checked in the driver before anything starts. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import rlplat
+from rlplat.data_parallel.group import PLACE_S, RankGroup
+from rlplat.data_parallel.torch.options import TorchOptions
+from rlplat.errors import ConfigError, InfeasibleResources
+
+PROGRAM = "rlplat.data_parallel.torch.program:TorchProgram"
+PRELOAD = (PROGRAM.partition(":")[0],)
+"""Imported once, by the process from which those of the ranks are forked."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    num_workers: int | tuple[int, int] = 1
+    """Ranks; (least, most): as many as there is room for, at the beginning and after a loss."""
+    use_gpu: bool = False
+    """A GPU for each rank."""
+    resources: Mapping[str, float] | None = None
+    """Of each rank, e.g. {"cpu": 2, "gpu": 0.5}; None: one CPU, and a GPU with `use_gpu`."""
+    seed: int = 0
+    max_failures: int = 3
+    """Losses of ranks in a row, without a new checkpoint in between, before the run is given up."""
+    hang_timeout_s: float = 120.0
+    """How long ranks wait for one that does not take part in an exchange, before it counts as lost."""
+    place_timeout_s: float = PLACE_S
+    """How long to wait for room for all ranks, before fewer are taken, or the run is given up."""
+    options: TorchOptions = field(default_factory=TorchOptions)
+
+    def __post_init__(self) -> None:
+        least, most = self.num_ranks
+        if not 1 <= least <= most:
+            raise ConfigError(
+                f"num_workers must be a number of ranks from 1 on, or (least, most), not {self.num_workers!r}"
+            )
+        if not self.hang_timeout_s > 0:
+            raise ConfigError(f"hang_timeout_s must be seconds above 0, not {self.hang_timeout_s!r}")
+        self.options.check()
+        demand = self.demand
+        if not demand or any(not amount > 0 for amount in demand.values()):
+            raise ConfigError(f"resources must be amounts above 0 for each rank, not {self.resources!r}")
+        if 0 < demand.get("GPU", 0) < 1 and self.options.backend == "nccl":
+            raise ConfigError(
+                "nccl refuses two ranks on one GPU: backend='gloo', or a whole GPU for each rank"
+            )
+
+    @property
+    def num_ranks(self) -> tuple[int, int]:
+        given = self.num_workers
+        if isinstance(given, (tuple, list)) and len(given) == 2 and all(type(one) is int for one in given):
+            return given[0], given[1]
+        return (given, given) if type(given) is int else (0, 0)
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """Of each rank, by the cluster's names."""
+        names = {"cpu": "CPU", "gpu": "GPU"}
+        given = self.resources or ({"cpu": 1.0, "gpu": 1.0} if self.use_gpu else {"cpu": 1.0})
+        return {names.get(name, name): float(amount) for name, amount in given.items()}
+
+    def check_against_cluster(self) -> None:
+        """InfeasibleResources for what the cluster does not have."""
+        total = rlplat.cluster_resources()
+        for name, amount in self.demand.items():
+            if amount * self.num_ranks[0] > total.get(name, 0.0):
+                less = "use_gpu=False" if name == "GPU" else "resources={...} with less of it"
+                raise InfeasibleResources(
+                    f"num_workers={self.num_workers} ranks take {amount * self.num_ranks[0]:g} {name}, and the cluster "
+                    f"has {total.get(name, 0.0):g}: fewer num_workers, or {less}"
+                )
+
+    def open_group(self) -> RankGroup:
+        options = asdict(self.options)
+        if 0 < self.demand.get("GPU", 0) < 1 and self.options.backend is None:
+            options["backend"] = "gloo"  # nccl refuses two ranks on one GPU
+        return RankGroup(
+            PROGRAM,
+            self.num_ranks,
+            self.demand,
+            seed=self.seed,
+            hang_timeout_s=self.hang_timeout_s,
+            options=options,
+            patience_s=self.place_timeout_s,
+        )

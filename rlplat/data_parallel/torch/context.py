@@ -1,0 +1,304 @@
+"""`Context`: what a training function is given in each rank.
+
+def train_loop(ctx, config):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+    model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(data, batch_size=32, shuffle=True))
+    for epoch in ctx.epochs(10):
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            ctx.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        ctx.report({"loss": loss}, checkpoint=True)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from rlplat.data_parallel.rank import RankSettings
+from rlplat.data_parallel.shards import ShardedBatch
+from rlplat.data_parallel.torch.loader import ShardedLoader
+from rlplat.data_parallel.torch.models import PreparedModel
+from rlplat.data_parallel.torch.optimizer import PreparedOptimizer
+from rlplat.data_parallel.torch.options import TorchOptions
+from rlplat.data_parallel.torch.states import (
+    decode,
+    encode,
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
+from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
+
+Report = Callable[[dict[str, Any], dict[str, Any] | None], None]
+
+
+class Context:
+    def __init__(
+        self,
+        settings: RankSettings,
+        device: torch.device,
+        report: Report,
+        checkpoint: dict[str, Any] | None = None,
+    ) -> None:
+        """checkpoint: what `state` returned, once."""
+        self.rank, self.world_size = settings.rank, settings.world_size
+        self.device = device
+        self._settings = settings
+        self._options = TorchOptions(**settings.options)
+        self._report, self._from = report, checkpoint
+        self.checkpoint: dict[str, Any] | None = decode(checkpoint["user"]) if checkpoint else None
+        """The dict that was given to `report(checkpoint=)` when the checkpoint was made; None: a fresh start."""
+        self.num_steps = 0
+        """Backward passes so far, in this process."""
+        self.max_gradient_norm = self._options.max_gradient_norm
+        self.scaler = torch.amp.GradScaler(device.type) if self._options.precision == "float16" else None
+        self._scaler_stepped = False
+        if self.scaler is not None and checkpoint:
+            self.scaler.load_state_dict(decode(checkpoint["scaler"]))
+        self._batch: ShardedBatch | None = None
+        self._is_divided = self._has_gradients = False
+        """Whether this step has several batches; whether earlier ones of it have left their gradients."""
+        self._epoch = -1
+        self._models: list[PreparedModel] = []
+        self._optimizers: list[tuple[PreparedModel, Optimizer]] = []
+        self._schedulers: list[Any] = []
+        self._loaders: list[ShardedLoader] = []
+        self._random_state = checkpoint["random"].get(self.rank) if checkpoint else None
+        self._finite = torch.ones((), dtype=torch.bool, device=device)
+
+    # ---------------------------------------------------------------- what the function calls
+
+    def prepare(self, *things: Any) -> Any:
+        """Models, optimizers, learning-rate schedulers and data loaders, made fit for the group, in the same order; one
+        of them alone comes back alone. What a checkpoint knows of them is restored here.
+
+        An optimizer belongs in the same call as its model, or in a later one.
+        """
+        for thing in things:
+            if thing is None:
+                raise ConfigError(
+                    f"rank {self.rank}: ctx.prepare was given None: what made it returned nothing"
+                )
+        prepared = {
+            id(thing): self._prepare_model(thing, things) for thing in things if isinstance(thing, nn.Module)
+        }
+        prepared |= {id(thing): self._prepare_other(thing) for thing in things if id(thing) not in prepared}
+        done = tuple(prepared[id(thing)] for thing in things)
+        return done[0] if len(done) == 1 else done
+
+    def backward(self, loss: Tensor) -> None:
+        """Instead of `loss.backward()`. loss: the mean over the samples of this rank's batch."""
+        weight = 1.0 if self._batch is None else self._batch.weight
+        if self._scaler_stepped:
+            assert self.scaler is not None
+            self.scaler.update()
+            self._scaler_stepped = False
+        if self.scaler is None:
+            self._check_finite(loss)
+        weighted = loss if weight == 1.0 else loss * weight
+        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
+        self.num_steps += 1
+        self._has_gradients = True
+        if self.sync_gradients:
+            for model in self._models:
+                model.check_used(self.rank)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this batch is the last of its step: the one on which optimizers step."""
+        return self._batch is None or self._batch.is_last_of_step
+
+    @property
+    def batch_weight(self) -> float:
+        """The share of this batch in its step, times ranks: 1 unless a step divides unevenly, or in several batches."""
+        return 1.0 if self._batch is None else self._batch.weight
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """0 to `num_epochs` - 1; with a checkpoint from where it was made."""
+        first = 0
+        if self._from and self._from["epoch"] >= 0:
+            first = self._from["epoch"] + (0 if self._from["is_within_pass"] else 1)
+        self._restore_random_state()
+        for self._epoch in range(first, num_epochs):
+            yield self._epoch
+
+    def report(
+        self, metrics: dict[str, Any] | None = None, *, checkpoint: bool | dict[str, Any] = False, **more: Any
+    ) -> None:
+        """On every rank, between two steps. metrics: numbers and texts; of floats the mean over the ranks counts.
+
+        checkpoint: True: all that was prepared, the random states and the place in the data; a dict: this as well.
+        """
+        self._check_all_finite()
+        plain = {name: _plain(value) for name, value in {**(metrics or {}), **more}.items()}
+        state = None
+        if checkpoint is not False:
+            state = self.state({} if checkpoint is True else checkpoint)
+        self._report(plain, state)
+
+    def all_reduce_mean(self, value: Tensor) -> Tensor:
+        """The mean over the ranks, on every rank."""
+        if self.world_size > 1:
+            dist.all_reduce(value)
+            value /= self.world_size
+        return value
+
+    # ---------------------------------------------------------------- state
+
+    def state(self, user: dict[str, Any]) -> dict[str, Any]:
+        """Of rank 0: all; of the others what only they know. To be called on every rank."""
+        models = optimizers = None
+        if self.rank == 0 or any(model.is_sharded for model in self._models):
+            models = [model.state() for model in self._models]
+            optimizers = [model.optimizer_state(one) for model, one in self._optimizers]
+        own = {"random": {self.rank: random_state()}}
+        if self.rank:
+            return own
+        return own | {
+            "models": models,
+            "optimizers": optimizers,
+            "schedulers": encode([scheduler.state_dict() for scheduler in self._schedulers]),
+            "scaler": encode(self._scaler_state()),
+            "loaders": [loader.get_state() for loader in self._loaders],
+            "epoch": self._epoch,
+            "is_within_pass": self._batch is not None,
+            "user": encode(user),
+        }
+
+    def _scaler_state(self) -> dict[str, Any] | None:
+        if self.scaler is None:
+            return None
+        if self._scaler_stepped:
+            self.scaler.update()
+            self._scaler_stepped = False
+        return self.scaler.state_dict()
+
+    def _restore_random_state(self) -> None:
+        """Once, when the function begins to draw samples: what made its parts has drawn numbers before."""
+        if self._random_state is not None:
+            restore_random_state(self._random_state)
+            self._random_state = None
+
+    def _saved(self, kind: str, number: int) -> Any:
+        """What the checkpoint has of the number-th model, optimizer, ...; None without a checkpoint."""
+        if self._from is None:
+            return None
+        saved = self._from[kind]
+        if number >= len(saved):
+            raise CheckpointError(
+                f"rank {self.rank}: the checkpoint has {len(saved)} {kind}, and the function prepares more: it is of "
+                "another program; begin again in another directory"
+            )
+        return saved[number]
+
+    # ---------------------------------------------------------------- preparing
+
+    def _prepare_model(self, module: nn.Module, things: tuple[Any, ...]) -> Any:
+        if self._options.sharding == "full" and self._models:
+            raise ConfigError(
+                f"rank {self.rank}: sharding='full' is for one model; two were given to ctx.prepare"
+            )
+        optimizers = [thing for thing in things if isinstance(thing, Optimizer)]
+        saved = self._saved("models", len(self._models))
+        model = PreparedModel(module, self._options, self.device, self.world_size, optimizers, saved)
+        self._models.append(model)
+        if len(self._models) == 1:
+            seed_everything(self._settings.seed + self.rank)  # so far all ranks drew the same numbers
+        return model.wrapped
+
+    def _prepare_other(self, thing: Any) -> Any:
+        if isinstance(thing, Optimizer):
+            if not self._models:
+                raise ConfigError(
+                    f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it"
+                )
+            model = self._models[-1]
+            if (saved := self._saved("optimizers", len(self._optimizers))) is not None:
+                model.load_optimizer(thing, saved)
+            self._optimizers.append((model, thing))
+            return PreparedOptimizer(thing, self)
+        if isinstance(thing, DataLoader):
+            loader = ShardedLoader(
+                thing,
+                rank=self.rank,
+                world_size=self.world_size,
+                step_size=self._settings.full_size * self._options.accumulate,
+                seed=self._settings.seed + len(self._loaders),
+                device=self.device,
+                begin_batch=self._begin_batch,
+            )
+            if (saved := self._saved("loaders", len(self._loaders))) is not None:
+                loader.set_state(saved)
+            self._loaders.append(loader)
+            return loader
+        if hasattr(thing, "state_dict") and hasattr(thing, "step"):
+            if (saved := self._saved("schedulers", len(self._schedulers))) is not None:
+                thing.load_state_dict(decode(saved))
+            self._schedulers.append(thing)
+            return thing
+        raise ConfigError(
+            f"rank {self.rank}: ctx.prepare takes models, optimizers, schedulers and DataLoaders, not "
+            f"{type(thing).__name__}"
+        )
+
+    def _begin_batch(self, batch: ShardedBatch | None) -> None:
+        self._restore_random_state()
+        begins_step = self.sync_gradients
+        self._batch = batch
+        self._is_divided = not (begins_step and self.sync_gradients)
+        self._has_gradients &= not begins_step
+        for model in self._models:
+            model.set_sync(self.sync_gradients)
+
+    @property
+    def may_clear_gradients(self) -> bool:
+        """Not between the batches of a step, whether `zero_grad` comes first or last in the loop."""
+        return not (self._is_divided and self._has_gradients)
+
+    def stepped(self) -> None:
+        self._has_gradients = False
+        self._scaler_stepped = self.scaler is not None
+
+    def begin_drawing(self) -> None:
+        """Everything is made: random numbers continue as the checkpoint left them."""
+        self._restore_random_state()
+
+    def plain_models(self) -> list[nn.Module]:
+        """Without what the group has put around them; of rank 0 they are what was trained."""
+        return [model.plain() for model in self._models]
+
+    def set_training(self, training: bool) -> None:
+        for model in self._models:
+            model.wrapped.train(training)
+
+    def _check_finite(self, loss: Tensor) -> None:
+        """On a CPU at once; on a GPU looking would wait for it, so that is done with the next report."""
+        if loss.device.type == "cpu":
+            if not math.isfinite(loss.item()):
+                raise self._non_finite(f"the loss of step {self.num_steps + 1} is {loss.item()}")
+        else:
+            self._finite &= loss.detach().isfinite().all()
+
+    def _check_all_finite(self) -> None:
+        if self.device.type != "cpu" and not bool(self._finite):
+            raise self._non_finite(f"a loss within the last {self.num_steps} steps was NaN or infinite")
+
+    def _non_finite(self, what: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"rank {self.rank}: {what}: a lower learning rate, max_gradient_norm=1.0, or look for NaN in the data"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

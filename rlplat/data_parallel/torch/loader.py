@@ -1,0 +1,171 @@
+"""`ShardedLoader`: a DataLoader's samples, divided among the ranks, with a place in the epoch that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from rlplat.data_parallel.shards import ShardedBatch, batches_of_rank, epoch_order, num_batches
+from rlplat.errors import ConfigError
+
+
+class ShardedLoader:
+    """What `ctx.prepare(loader)` returns: iterate it once per epoch; each pass has another order.
+
+    `batch_size` of the given loader is what one rank takes at a time, as with plain DistributedDataParallel.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        *,
+        rank: int,
+        world_size: int,
+        step_size: int,
+        seed: int,
+        device: torch.device,
+        begin_batch: Callable[[ShardedBatch | None], None],
+    ) -> None:
+        """step_size: samples of all ranks in one step; begin_batch: is told of each batch before it is handed out, and
+        of the end of the pass (None)."""
+        self._shuffle = _shuffles(loader, rank)
+        self._num_samples = len(loader.dataset)  # type: ignore[arg-type]
+        self._rank, self._world_size, self._seed, self._device = rank, world_size, seed, device
+        self._batch_size = int(loader.batch_size or 1)
+        self._step_size = step_size * self._batch_size
+        self._drop_last = loader.drop_last
+        if self._num_samples < world_size:
+            raise ConfigError(
+                f"rank {rank}: the data set has {self._num_samples} samples for {world_size} ranks: fewer num_workers, "
+                "or more data"
+            )
+        if self._drop_last and self._num_samples < self._step_size:
+            raise ConfigError(
+                f"rank {rank}: a step takes {self._step_size} samples ({self._batch_size} for each rank), the data set "
+                f"has {self._num_samples} and drop_last=True: there is no batch at all; a smaller batch_size"
+            )
+        self._begin_batch = begin_batch
+        self.epoch = 0
+        """Passes so far."""
+        self.position = 0
+        """Samples of all ranks in this pass so far."""
+        self._order = _Batches()
+        self._generator = torch.Generator()
+        workers = {}
+        if loader.num_workers:
+            workers = {
+                "prefetch_factor": loader.prefetch_factor,
+                "persistent_workers": loader.persistent_workers,
+                "multiprocessing_context": loader.multiprocessing_context,
+            }
+        self._loader = DataLoader(
+            loader.dataset,
+            batch_sampler=self._order,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            generator=self._generator,
+            **workers,
+        )
+        self.dataset = loader.dataset
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole pass."""
+        return self._count(0)
+
+    def _count(self, position: int) -> int:
+        return num_batches(
+            self._num_samples,
+            self._world_size,
+            batch_size=self._batch_size,
+            step_size=self._step_size,
+            position=position,
+            drop_last=self._drop_last,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin_batch(None)
+        order = epoch_order(self._num_samples, self._seed, self.epoch, self._shuffle)
+        batches = batches_of_rank(
+            order,
+            self._rank,
+            self._world_size,
+            batch_size=self._batch_size,
+            step_size=self._step_size,
+            position=self.position,
+            drop_last=self._drop_last,
+        )
+        self._order.batches = list(batches)
+        self._generator.manual_seed(
+            hash((self._seed, self.epoch)) % 2**63
+        )  # of the loader's worker processes
+        try:
+            for batch, values in zip(self._order.batches, self._loader, strict=True):
+                self._begin_batch(batch)
+                self.position = batch.position
+                yield to_device(values, self._device)
+        finally:
+            self._begin_batch(None)
+            self.epoch, self.position = self.epoch + 1, 0
+
+    def get_state(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position, "num_samples": self._num_samples}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        if state["num_samples"] != self._num_samples:
+            raise ConfigError(
+                f"rank {self._rank}: the checkpoint was made with {state['num_samples']} samples, and the data set has "
+                f"{self._num_samples}: the order cannot be continued; begin again, or give the same data"
+            )
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+class _Batches:
+    """A batch sampler whose batches are laid down before each pass."""
+
+    def __init__(self) -> None:
+        self.batches: list[ShardedBatch] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch.indices for batch in self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _shuffles(loader: DataLoader, rank: int) -> bool:
+    sampler = loader.sampler
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise ConfigError(
+            f"rank {rank}: a data set without a length cannot be divided: do not give its loader to ctx.prepare, and "
+            "let each rank read its own part, by ctx.rank and ctx.world_size, as many batches on each"
+        )
+    if loader.batch_size is None or type(sampler) not in (
+        RandomSampler,
+        SequentialSampler,
+        DistributedSampler,
+    ):
+        kind = type(loader.batch_sampler if loader.batch_size is None else sampler).__name__
+        raise ConfigError(
+            f"rank {rank}: a loader with a sampler of its own ({kind}) cannot be divided: give one with batch_size= "
+            "and shuffle=, or do not give it to ctx.prepare"
+        )
+    return bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)))
+
+
+def to_device(values: Any, device: torch.device) -> Any:
+    """Tensors in nested lists, tuples and dicts, moved."""
+    if isinstance(values, torch.Tensor):
+        return values.to(device, non_blocking=True)
+    if isinstance(values, dict):
+        return {key: to_device(value, device) for key, value in values.items()}
+    if isinstance(values, tuple) and hasattr(values, "_fields"):
+        return type(values)(*(to_device(value, device) for value in values))
+    if isinstance(values, (list, tuple)):
+        return type(values)(to_device(value, device) for value in values)
+    return values

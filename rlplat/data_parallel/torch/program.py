@@ -1,0 +1,156 @@
+"""`TorchProgram`: what the process of a rank does, as the driver tells it (see `rank.Rank`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo  # by the first step of an optimizer anyway, then in each rank: a second
+import torch.distributed as dist
+
+import rlplat
+from rlplat.data_parallel.failures import CollectiveFailed
+from rlplat.data_parallel.rank import END, LoopThread, RankSettings, Turn
+from rlplat.data_parallel.torch import process_group
+from rlplat.data_parallel.torch.context import Context
+from rlplat.data_parallel.torch.operator import Creators, TrainingOperator
+from rlplat.data_parallel.torch.options import TorchOptions
+from rlplat.data_parallel.torch.states import seed_everything
+from rlplat.errors import ConfigError
+
+
+class TorchProgram:
+    _operator: TrainingOperator
+    """From `set_up` on."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        self._settings = settings
+        self._options = TorchOptions(**settings.options)
+        if settings.num_cpus >= 1:
+            torch.set_num_threads(int(settings.num_cpus))
+        self.device = torch.device("cuda" if settings.use_gpu else "cpu")
+        if settings.use_gpu and not torch.cuda.is_available():
+            raise RuntimeError(
+                f"rank {settings.rank} was given a GPU, and torch sees none ({torch.__version__})"
+            )
+        if self._options.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        seed_everything(settings.seed)  # alike on all ranks until the model is there
+        self._thread: LoopThread | None = None
+        self._context: Context | None = None
+
+    def home(self) -> tuple[str, str]:
+        """(node, its address for other machines)."""
+        context = rlplat.get_runtime_context()
+        return context.get_node_id(), context.node_address
+
+    def open_store(self, host: str) -> tuple[str, int]:
+        return process_group.open_store(host)
+
+    def join(self, host: str, port: int) -> None:
+        backend = self._options.backend or ("nccl" if self._settings.use_gpu else "gloo")
+        process_group.join(
+            host,
+            port,
+            rank=self._settings.rank,
+            world_size=self._settings.world_size,
+            backend=backend,
+            timeout_s=self._settings.hang_timeout_s,
+        )
+
+    # ---------------------------------------------------------------- a training function
+
+    def begin(
+        self, function: Callable[..., Any], config: dict[str, Any], checkpoint: dict[str, Any] | None
+    ) -> None:
+        """function(context, config) runs from one `advance` to the next."""
+
+        def report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:
+            thread.report(Turn(context.num_steps, metrics, state))
+
+        context = self._context = Context(self._settings, self.device, report, checkpoint)
+        thread = self._thread = LoopThread(lambda: function(context, config))
+
+    def advance(self) -> Turn:
+        assert self._thread is not None and self._context is not None
+        turn = self._watched(self._thread.advance)
+        return Turn(self._context.num_steps, None) if turn is END else turn
+
+    # ---------------------------------------------------------------- a training operator
+
+    def set_up(
+        self,
+        operator: type[TrainingOperator] | None,
+        creators: Creators,
+        config: dict[str, Any],
+        ways: dict[str, Any],
+        checkpoint: dict[str, Any] | None,
+    ) -> None:
+        context = self._context = Context(self._settings, self.device, _no_report, checkpoint)
+        self._operator = (operator or TrainingOperator)(context, dict(config), creators, ways)
+        if checkpoint and context.checkpoint:
+            self._operator.epoch = context.checkpoint["epoch"]
+            self._operator.global_step = context.checkpoint["global_step"]
+            self._operator.load_state_dict(context.checkpoint["operator"])
+        context.begin_drawing()
+
+    def train_epoch(
+        self, num_steps: int | None, info: dict[str, Any], with_state: bool
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """(stats, state after it)."""
+        stats = self._watched(lambda: self._operator.run_epoch(num_steps, info))
+        return stats, self.state() if with_state else None
+
+    def validate(self, num_steps: int | None, info: dict[str, Any]) -> dict[str, Any]:
+        return self._watched(lambda: self._operator.run_validation(num_steps, info))
+
+    def state(self) -> dict[str, Any]:
+        """As `Context.state`; on every rank at once."""
+        assert self._context is not None
+        operator = self._operator
+        own = {
+            "epoch": operator.epoch,
+            "global_step": operator.global_step,
+            "operator": operator.state_dict(),
+        }
+        return self._context.state(own)
+
+    def has_validation(self) -> bool:
+        return self._operator.validation_loader is not None
+
+    def ready(self) -> None:
+        """The operator is set up."""
+
+    def apply(self, function: Callable[[], Any]) -> Any:
+        return self._watched(function)
+
+    def apply_to_operator(self, function: Callable[[TrainingOperator], Any]) -> Any:
+        return self._watched(lambda: function(self._operator))
+
+    def model(self) -> Any:
+        assert self._context is not None
+        return self._context.plain_models()
+
+    def _watched(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except BaseException as error:
+            explained = self._explained(error)
+            raise explained from (None if explained is error else error)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """An error of the exchange between ranks is the sign of another rank's trouble."""
+        num_steps = self._context.num_steps if self._context else 0
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            return CollectiveFailed(str(error).splitlines()[0], num_steps)
+        error.add_note(
+            f"(in rank {self._settings.rank} of {self._settings.world_size}, step {num_steps + 1})"
+        )
+        return error
+
+
+def _no_report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:
+    raise ConfigError("ctx.report is for training functions; a training operator returns its metrics")

@@ -1,0 +1,59 @@
+"""States of modules and optimizers in the words of `rlplat.checkpoints`: tensors become arrays, and back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplat.data_parallel.torch.tensor_arrays import from_array, to_array
+
+_TENSOR = "$tensor"
+
+
+def encode(value: Any) -> Any:
+    """value: nested dicts, lists and tuples of tensors, arrays, numbers, texts, booleans, None."""
+    if isinstance(value, torch.Tensor):
+        return {_TENSOR: list(to_array(value))}
+    if isinstance(value, dict):
+        return {key: encode(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(encode(inner) for inner in value)
+    return value
+
+
+def decode(value: Any) -> Any:
+    """Tensors come back on the CPU."""
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            name, array = value[_TENSOR]
+            return from_array(name, np.array(array))  # a copy: what came by `get` is read-only
+        return {key: decode(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(decode(inner) for inner in value)
+    return value
+
+
+def random_state() -> dict[str, Any]:
+    """Of Python's, numpy's and torch's global generators, the GPUs' included."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return encode(state)
+
+
+def restore_random_state(encoded: dict[str, Any]) -> None:
+    state = decode(encoded)
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

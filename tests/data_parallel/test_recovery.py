@@ -1,0 +1,74 @@
+"""Ranks that die or hang: the run continues from the last checkpoint, and no sample of an epoch counts twice."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlplat
+from rlplat.data_parallel import TorchTrainer
+from rlplat.data_parallel.failures import RanksLost
+from tests.data_parallel import loops
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("ranks_cluster")]
+
+
+def config_of(tmp_path: Path, what: str, **more: Any) -> dict[str, Any]:
+    marker = {"fault": (7, what), "marker": str(tmp_path / "marker")} if what else {}
+    return {"batch_size": 4, "epochs": 3, "dropout": 0.5} | marker | more
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ranks_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    config = config_of(tmp_path_factory.mktemp("run"), "")
+    return TorchTrainer(loops.regression, config, num_workers=2).fit().history
+
+
+@pytest.mark.parametrize("what", ["kill", "hang"])
+def test_a_lost_rank_costs_nothing_but_time(
+    tmp_path: Path, what: str, undisturbed: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = TorchTrainer(
+        loops.regression, config_of(tmp_path, what), num_workers=2, out=tmp_path / "run", hang_timeout_s=2
+    ).fit()
+    assert result.num_restarts == 1
+    assert [one["loss"] for one in result.history] == [one["loss"] for one in undisturbed]
+    assert "training continues from report 1, the last checkpoint" in capfd.readouterr().err
+
+
+def test_with_fewer_ranks_the_epoch_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Two ranks, checkpoints within the epoch; when one dies, another actor takes the room of a rank."""
+    (log := tmp_path / "log").mkdir()
+    config = config_of(tmp_path, "kill", epochs=2, every=2, dropout=0.0, log=str(log))
+    trainer = TorchTrainer(
+        loops.regression, config, num_workers=(1, 2), resources={"cpu": 2}, place_timeout_s=0.5
+    )
+    rival, last = None, {}
+    for report in trainer.reports(config):
+        rival = rival or rlplat.remote(Rival).options(num_cpus=1).remote()  # waits until the group lets go
+        last = report.metrics
+    rlplat.kill(rival)
+    assert last["size"] == 1
+    # The checkpoint was made after 6 batches of each rank, one of them in the second epoch.
+    before = [seen(path)[2] for path in log.glob("*_6") if seen(path)[:2] == [1, 2]]
+    (after,) = [seen(path)[2] for path in [max(log.glob("*"), key=lambda one: one.stat().st_mtime_ns)]]
+    assert len(before) == 2
+    assert sorted([*before[0], *before[1], *after]) == list(range(loops.NUM_SAMPLES))
+
+
+def seen(path: Path) -> Any:
+    """[epoch, ranks, samples of the epoch so far] of a process, in some step."""
+    return ast.literal_eval(path.read_text())
+
+
+class Rival:
+    pass
+
+
+def test_a_run_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "kill", checkpoint=False) | {"marker": ""}
+    with pytest.raises(RanksLost, match=r"rank 1: .*SIGKILL"):
+        TorchTrainer(loops.regression, config, num_workers=2, max_failures=1).fit()
