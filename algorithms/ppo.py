@@ -253,13 +253,13 @@ class PPOLearner:
         self._staged: tuple[SampleBatch, ...] = ()
         self._publish()
 
-    def group_address(self) -> str:
+    def group_address(self) -> tuple[str, int]:
         """Where the learners of the group meet."""
-        from rlplat.rl.torch.trainee import free_address
+        from rlplat.data_parallel.torch.process_group import open_store
 
-        return free_address()
+        return open_store(rlplat.get_runtime_context().node_address)
 
-    def join_group(self, address: str, rank: int, num_learners: int) -> None:
+    def join_group(self, address: tuple[str, int], rank: int, num_learners: int) -> None:
         """Share every minibatch with the other learners from now on."""
         self._net.trainee.join_group(address, rank, num_learners)
         self._rank, self._num_learners = rank, num_learners

@@ -20,7 +20,6 @@ KEEP_WAITING = {"ParameterServer", "OpponentPool", "join_weights", "_join_answer
 LOCAL = {
     "rlplat/rl/policies/spec.py": "cpu_share: called in the process that will have the threads",
     "rlplat/rl/sampling/worker_start.py": "how many workers memory holds, asked where there is one machine only",
-    "rlplat/rl/torch/trainee.py": "which device has this machine's address",
     "rlplat/tune/storage/postgres.py": "its own name, shown to who looks after the database",
     "rlplat/rl/replay/buffer.py": "whether a replay fits, asked where it will be",
 }

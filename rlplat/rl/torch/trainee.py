@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import rlplat
+from rlplat.data_parallel.torch import process_group
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.adam import Adam
@@ -56,7 +53,7 @@ class Trainee:
         self._max_norm = config.max_gradient_norm or math.inf
         self._group: GradientGroup | None = None
 
-    def join_group(self, address: str, rank: int, num_members: int) -> None:
+    def join_group(self, address: tuple[str, int], rank: int, num_members: int) -> None:
         """Sum gradients with the other learners from now on (`descend_together`)."""
         self._group = GradientGroup(address, rank, num_members, self.device)
 
@@ -107,15 +104,14 @@ class Trainee:
 class GradientGroup:
     """One member of several processes that sum the gradients of one network: gloo on CPUs, NCCL on GPUs.
 
-    group = GradientGroup(address, rank=0, num_members=2, device=torch.device("cpu"))
+    group = GradientGroup((host, port), rank=0, num_members=2, device=torch.device("cpu"))
     (loss * share).backward()                      # share: this member's part of the minibatch's rows
     stats = group.sum_gradients(network, stats * share)
     """
 
-    def __init__(self, address: str, rank: int, num_members: int, device: torch.device) -> None:
+    def __init__(self, address: tuple[str, int], rank: int, num_members: int, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        _use_interface_of(rlplat.get_runtime_context().node_address)
-        dist.init_process_group(backend, init_method=address, rank=rank, world_size=num_members)
+        process_group.join(*address, rank=rank, world_size=num_members, backend=backend)
 
     def sum_gradients(self, module: nn.Module, stats: Tensor) -> Tensor:
         """Replace every member's gradients by their sum; returns the sum of `stats` (one message for both)."""
@@ -129,21 +125,4 @@ class GradientGroup:
         return parts[-1]
 
     def close(self) -> None:
-        dist.destroy_process_group()
-
-
-def free_address() -> str:
-    """`tcp://<this machine's address>:<port>` that no process listens on, for the members of a group."""
-    host = rlplat.get_runtime_context().node_address
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"tcp://{host}:{probe.getsockname()[1]}"
-
-
-def _use_interface_of(host: str) -> None:
-    """Gloo listens where the host's name leads to, which is often the loopback device: where there are other machines,
-    it is told the device that they reach this one by."""
-    devices = psutil.net_if_addrs()
-    names = [name for name in devices if any(each.address == host for each in devices[name])]
-    if names and not host.startswith("127."):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+        process_group.leave()
