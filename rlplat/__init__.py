@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rlplat import checkpoints, data_parallel, errors, export, metrics, state, tune
+    from rlplat import checkpoints, data_parallel, errors, export, metrics, serve, state, tune
     from rlplat.rl.run.trained_agent import load
     from rlplat.rl.run.training_loop import train, training_loop
     from rlplat.runtime.api import (
@@ -77,7 +77,7 @@ _HOMES = {
     "rlplat.state": "timeline",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
-_MODULES = ("checkpoints", "data_parallel", "errors", "export", "metrics", "state", "tune")
+_MODULES = ("checkpoints", "data_parallel", "errors", "export", "metrics", "serve", "state", "tune")
 
 __all__ = [
     "ActorHandle",
@@ -113,6 +113,7 @@ __all__ = [
     "put",
     "remote",
     "remove_placement_group",
+    "serve",
     "shutdown",
     "state",
     "timeline",

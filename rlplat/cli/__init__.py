@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "play episodes with a trained agent and report its returns",
     "export": "a trained policy as one .onnx file, for programs without rlplat",
     "play": "watch a trained agent, in a video or in a window",
+    "serve": "put a trained agent behind a port: HTTP, WebSocket",
     "check-env": "look for mistakes in an environment before training on it",
     "configs": "list the configs that come with rlplat",
     "settings": "all settings of an algorithm: type, default, meaning",
@@ -48,6 +49,7 @@ examples:
   rlplat tune configs/tune/ppo-cartpole.yaml       many trials: which settings are best?
   rlplat play runs/demo
   rlplat export runs/demo --out policy.onnx
+  rlplat serve runs/demo --port 8000               ask it for actions over HTTP
   rlplat runs
   rlplat status                                    of the cluster that runs on this machine, from another terminal
 

@@ -25,6 +25,7 @@ from rlplat.cli import logs as logs_command
 from rlplat.cli import memory as memory_command
 from rlplat.cli import play as play_command
 from rlplat.cli import runs as runs_command
+from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
 from rlplat.cli import stack as stack_command
 from rlplat.cli import status as status_command
@@ -162,6 +163,7 @@ def check_tune(arguments: list[str]) -> None:
 
 CHECKS: dict[str, Callable[[list[str]], object]] = {
     "train": check_train,
+    "serve": lambda arguments: serve_command.build_parser().parse_args(arguments),
     "check-env": check_check_env,
     "tune": check_tune,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),

@@ -114,9 +114,17 @@ class AgentSpaces:
             if array.dtype.kind not in "biu":
                 raise _mismatch(part, f"has dtype {array.dtype}")
             return self._from_zero(part, array)
-        if array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            raise _mismatch(part, f"has dtype {array.dtype}")
-        return array.astype(space.dtype, copy=False)
+        if array.dtype == space.dtype:
+            return array
+        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            if array.dtype.kind not in "iu" or space.dtype.kind not in "iu":
+                raise _mismatch(part, f"has dtype {array.dtype}")
+            # Lists of whole numbers are int64: what matters is whether they fit.
+            limits = np.iinfo(space.dtype)
+            if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+                raise _mismatch(part, f"holds {array.min()} to {array.max()}")
+        with np.errstate(over="ignore"):  # infinity is refused with its place
+            return array.astype(space.dtype)
 
     def _from_zero(self, part: ObsPart, whole: Array) -> Array:
         """Whole numbers as policies count them, checked against their space."""

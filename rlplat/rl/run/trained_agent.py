@@ -21,7 +21,7 @@ from rlplat.checkpoints import BEST, WEIGHTS, Checkpoint, latest_valid, load_bes
 from rlplat.checkpoints import load as load_checkpoint
 from rlplat.config import closest, layer_from_arguments
 from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
-from rlplat.rl.interfaces import Array, Episode, Policy, Weights
+from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
 from rlplat.rl.learning.policy_weights import split_weights
 from rlplat.rl.multi_agent.games import make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
@@ -109,6 +109,23 @@ class Agent:
             )
         self._num_rows = num_rows
         return self.spaces.actions(policy.act(rows, deterministic=greedy).actions, is_batch)
+
+    def act_on_rows(
+        self, rows: Obs, *, greedy: bool = True, state: Array | None = None
+    ) -> tuple[PolicyOutput, Array]:
+        """For servers: actions with log probabilities and values, of rows as `spaces.read` gives them.
+
+        state: float32[N, S] with which to act (None: episodes begin); returned is that of the next step. The agent
+        keeps nothing. The actions are the policy's: `spaces.actions` makes the environment's of them.
+        """
+        policy = self.policy
+        kept = policy.core_state
+        policy.core_state = self.initial_state(obs_rows(rows)) if state is None else state
+        try:
+            output = policy.act(rows, deterministic=greedy)
+            return output, policy.core_state
+        finally:
+            policy.core_state = kept
 
     def reset(self, ended: Any = None) -> None:
         """New episodes begin: everywhere, or where `ended` (bool[N]) is True; only recurrent agents remember any."""

@@ -1,0 +1,131 @@
+"""`rlplat serve RUN`: a trained agent behind a port, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import sys
+from pathlib import Path
+
+from rlplat.errors import ConfigError, UsageError
+
+_EPILOG = """\
+examples:
+  rlplat serve runs/demo
+  rlplat serve runs/demo --checkpoint best --replicas 2 --port 8000
+  rlplat serve runs/demo --follow                     newer weights of a run that trains, as they come
+  rlplat serve runs/experiment                        the best trial of `rlplat tune`
+  rlplat serve runs/demo --host 0.0.0.0 --token-file token.txt
+then, in another terminal:
+  curl -d '{"obs": [0.01, 0, 0.02, 0]}' http://127.0.0.1:8000/v1/act
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat serve",
+        description="Put a trained agent behind a port: JSON, raw rows, WebSocket, Open Inference Protocol.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="a run directory, one of its checkpoints, or an experiment of `rlplat tune`",
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
+    )
+    parser.add_argument("--policy", metavar="NAME", default="", help="which one, where the run has several")
+    parser.add_argument(
+        "--name", default="", help="of the model in /v2/models/NAME (default: the run's directory)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free (default: 8000)")
+    parser.add_argument(
+        "--replicas", metavar="N", type=int, default=1, help="processes that act (default: 1)"
+    )
+    parser.add_argument(
+        "--max-rows", metavar="N", type=int, default=256, help="of a forward pass (default: 256)"
+    )
+    parser.add_argument("--follow", action="store_true", help="take newer weights of the run as they appear")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="its content is what callers must show (or $RLPLAT_SERVE_TOKEN); needed beyond this machine",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    if options.replicas < 1:
+        raise ConfigError(f"--replicas is a positive number, not {options.replicas}")
+    if options.max_rows < 1:
+        raise ConfigError(f"--max-rows is a positive number, not {options.max_rows}")
+    token = _token(options.token_file)
+    from rlplat.serve.policies.serving import serve_policy
+
+    path = _best_trial(options.run)
+    running = serve_policy(
+        path,
+        options.checkpoint,
+        policy=options.policy,
+        name=options.name,
+        num_replicas=options.replicas,
+        host=options.host,
+        port=options.port,
+        token=token,
+        follow=options.follow,
+        max_rows=options.max_rows,
+    )
+    with running:
+        print(f"serving {path} at {running.url}  (Ctrl-C ends it)", flush=True)
+        return wait_for_signal()
+
+
+def wait_for_signal() -> int:
+    """Until Ctrl-C or SIGTERM: then the requests that run are finished; a second one does not wait for them."""
+    ending = {signal.SIGINT: 130, signal.SIGTERM: 143}
+    came: queue.SimpleQueue[int] = queue.SimpleQueue()
+    before = {number: signal.signal(number, lambda number, _: came.put(number)) for number in ending}
+    try:
+        return ending[signal.Signals(came.get())]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get("RLPLAT_SERVE_TOKEN", "")
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token in {file}: {getattr(error, 'strerror', error)}") from None
+    if not token:
+        raise UsageError(f"the token file {file} is empty")
+    return token
+
+
+def _best_trial(path: Path) -> Path:
+    """The run to serve: of an experiment that of its best trial."""
+    if not (path / "experiment.yaml").exists():
+        return path
+    from rlplat import tune
+
+    analysis = tune.load(path)
+    best = analysis.best_trial
+    print(
+        f"the best trial of {path} is {best.number}: {analysis.metric[0]} {analysis.best_value:g}",
+        file=sys.stderr,
+    )
+    return path / "trials" / best.directory_name

@@ -1,0 +1,431 @@
+"""The controller: performs what the plan decides, in a thread of the process that called `serve.run`.
+
+    events (user, replicas, clock) ──queue──▶ Plan.handle ──actions──▶ actors started, drained, ended; routes told
+
+Everything in `_run` and below happens in that one thread; what others call puts an event into its queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import rlplat
+from rlplat.errors import RlplatError
+from rlplat.serve.autoscale import Autoscaler
+from rlplat.serve.deployment import Application, Part, parts_of
+from rlplat.serve.handle import Handle, forget_routes, set_routes
+from rlplat.serve.listening import ListeningSocket
+from rlplat.serve.plan import (
+    Action,
+    Deployed,
+    DrainReplica,
+    Event,
+    Plan,
+    Removed,
+    ReplicaDied,
+    ReplicaDrained,
+    ReplicaReady,
+    RoutesChanged,
+    Scaled,
+    StartReplica,
+    StopReplica,
+    Tick,
+    UpdateFailed,
+)
+from rlplat.serve.replica import Replica, ReplicaSpec
+
+AUTOSCALE_PERIOD_S = 0.25
+_CONCURRENCY = 100_000
+"""Of the actor: the gate of the replica decides how many calls run, and refuses the rest with a reason."""
+
+
+@dataclass
+class _Version:
+    part: Part
+    is_ingress: bool
+
+
+@dataclass
+class _Failure:
+    version: int
+    reason: str
+
+
+@dataclass
+class _Live:
+    """What the controller keeps of a deployment."""
+
+    versions: dict[int, _Version] = field(default_factory=dict)
+    user_config: Any = None
+    scaler: Autoscaler | None = None
+    failure: _Failure | None = None
+
+
+class Controller:
+    """`serve.run` makes it. Its methods may be called from any thread."""
+
+    def __init__(self, listening: ListeningSocket | None, token: str, say: Callable[[str], None]) -> None:
+        self.listening = listening
+        self._token, self._say = token, say
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._plan = Plan()
+        self._live: dict[str, _Live] = {}
+        self._actors: dict[str, Any] = {}
+        self._pids: dict[str, int] = {}
+        self._numbers = 0
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._next_autoscale = 0.0
+        self._ingress = ""
+        self._thread = threading.Thread(target=self._run, name="rlplat-serve", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- from any thread
+
+    def deploy(self, app: Application) -> str:
+        """Start an application, or change the one that runs to it; the name of its ingress. Does not wait."""
+        parts = parts_of(app)
+        self._ask(partial(self._deploy, parts), wait=True)
+        return parts[-1].name
+
+    def reconfigure(self, deployment: str, user_config: Any) -> None:
+        """To every replica, those that start later too."""
+        self._ask(partial(self._reconfigure, deployment, user_config))
+
+    def scale(self, deployment: str, num_replicas: int) -> None:
+        self._ask(partial(self._handle, Scaled(deployment, num_replicas)), wait=True)
+
+    def wait_until_settled(self, timeout_s: float | None) -> None:
+        """RlplatError where a deployment cannot start, or an update was given up; TimeoutError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                for name, live in self._live.items():
+                    if live.failure is not None:
+                        raise RlplatError(_told(name, live.failure, self._plan))
+                if self._live and all(map(self._plan.is_settled, self._live)):
+                    return
+                if end is not None and time.monotonic() > end:
+                    raise TimeoutError(
+                        f"not everything is ready after {timeout_s:g} s: {self._plan.describe()}"
+                    )
+                self._changed.wait(0.1)
+
+    def status(self) -> dict[str, Any]:
+        """JSON values."""
+        with self._changed:
+            deployments: dict[str, Any] = self._plan.describe()
+            for each in deployments.values():
+                each["replicas"] = {
+                    name: {"state": state, "pid": self._pids.get(name)}
+                    for name, state in each["replicas"].items()
+                }
+            for name, live in self._live.items():
+                if name in deployments and live.failure is not None:
+                    deployments[name]["update_failed"] = live.failure.reason
+        address = {} if self.listening is None else {"url": self.listening.url}
+        return {**address, "deployments": deployments}
+
+    def stop(self, drain_s: float) -> None:
+        """Drain all replicas for up to `drain_s`, then end them."""
+        if self._thread.is_alive():
+            self._ask(self._remove_all)
+            end = time.monotonic() + drain_s
+            with self._changed:
+                while self._actors and time.monotonic() < end:
+                    self._changed.wait(0.05)
+            self._is_stopping = True
+            self._ask(lambda: None)
+            self._thread.join()
+        for actor in self._actors.values():
+            _kill(actor)
+        self._actors.clear()
+        forget_routes(list(self._live))
+        if self.listening is not None:
+            self.listening.close()
+
+    def _ask(self, do: Callable[[], None], *, wait: bool = False) -> None:
+        """Have the controller's thread do it; wait: until it has."""
+        self._events.put(do)
+        if wait:
+            seen = threading.Event()
+            self._events.put(seen.set)
+            while not seen.wait(0.5) and self._thread.is_alive():
+                pass
+
+    # ---------------------------------------------------------------- in the controller's thread
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                do = self._events.get(timeout=self._patience())
+            except queue.Empty:
+                do = partial(self._handle, Tick())
+            try:
+                with self._changed:
+                    do()
+                    self._changed.notify_all()
+                self._autoscale()
+            except Exception as error:
+                if self._is_stopping or not rlplat.is_initialized():
+                    return
+                self._say(f"warning: the controller of serve: {type(error).__name__}: {error}")
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        due = self._plan.next_tick()
+        wait = 1.0 if due is None else min(1.0, max(0.0, due - now))
+        if any(live.scaler for live in self._live.values()):
+            wait = min(wait, max(0.0, self._next_autoscale - now))
+        return wait
+
+    def _deploy(self, parts: list[Part]) -> None:
+        self._ingress = parts[-1].name
+        for name in set(self._live) - {part.name for part in parts}:
+            self._handle(Removed(name))
+        for part in parts:
+            self._numbers += 1
+            live = self._live.setdefault(part.name, _Live())
+            options = part.deployment.options_
+            live.failure = None
+            for old in self._plan.unused(part.name, live.versions):
+                del live.versions[old]
+            live.versions[self._numbers] = _Version(part, part is parts[-1] and self.listening is not None)
+            live.user_config = options.user_config
+            live.scaler = Autoscaler(options.autoscale) if options.autoscale else None
+            num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
+            self._handle(Deployed(part.name, self._numbers, num_replicas))
+
+    def _remove_all(self) -> None:
+        for name in self._live:
+            self._handle(Removed(name))
+
+    def _reconfigure(self, deployment: str, user_config: Any) -> None:
+        self._live[deployment].user_config = user_config
+        for name in self._plan.ready(deployment):
+            answer = self._actors[name].reconfigure.remote(user_config)
+            self._when_done(answer, partial(self._warn, name, "reconfigure"))
+
+    def _warn(self, name: str, what: str, call: Future[Any]) -> None:
+        if (error := call.exception()) is not None:
+            self._say(f"warning: {what} of {name} failed: {error}")
+
+    def _handle(self, event: Event) -> None:
+        for action in self._plan.handle(event, time.monotonic()):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case StartReplica(deployment, version, replica):
+                self._start(deployment, version, replica)
+            case DrainReplica(replica):
+                self._when_done(self._actors[replica].drain.remote(), lambda drain: None)
+            case StopReplica(replica):
+                actor = self._actors.pop(replica, None)
+                self._pids.pop(replica, None)
+                if actor is not None:
+                    _kill(actor)
+            case RoutesChanged(deployment):
+                self._tell_routes(deployment)
+            case UpdateFailed(deployment, version, reason, _):
+                live = self._live[deployment]
+                live.failure = _Failure(version, reason)
+                self._say(f"warning: {_told(deployment, live.failure, self._plan)}")
+
+    def _start(self, deployment: str, version: int, replica: str) -> None:
+        live = self._live[deployment]
+        of = live.versions[version]
+        options = of.part.deployment.options_
+        spec = ReplicaSpec(
+            replica,
+            deployment,
+            of.part.deployment,
+            of.part.args,
+            of.part.kwargs,
+            live.user_config,
+            {name: self._replicas(name) for name in self._live},
+            self.listening.door if of.is_ingress and self.listening is not None else "",
+            self._token if of.is_ingress else "",
+        )
+        actor = (
+            rlplat.remote(Replica)
+            .options(
+                num_cpus=options.num_cpus,
+                num_gpus=options.num_gpus,
+                resources=dict(options.resources),
+                max_concurrency=_CONCURRENCY,
+            )
+            .remote(spec)
+        )
+        self._actors[replica] = actor
+        self._when_done(actor.start.remote(), partial(self._started, replica))
+
+    def _started(self, replica: str, start: Future[Any]) -> None:
+        error = start.exception()
+        if error is not None:
+            self._handle(ReplicaDied(replica, _reason(error)))
+        elif replica in self._actors:
+            self._pids[replica] = start.result()
+            self._when_done(self._actors[replica].run.remote(), partial(self._ended, replica))
+            self._handle(ReplicaReady(replica))
+
+    def _ended(self, replica: str, run: Future[Any]) -> None:
+        error = run.exception()
+        if error is None:
+            self._handle(ReplicaDrained(replica))
+        else:
+            if replica in self._actors:
+                self._say(f"warning: replica {replica} died and is replaced: {_reason(error)}")
+            self._handle(ReplicaDied(replica, _reason(error)))
+
+    def _when_done(self, ref: Any, do: Callable[[Future[Any]], None]) -> None:
+        ref.future().add_done_callback(lambda future: self._ask(lambda: do(future)))
+
+    def _replicas(self, deployment: str) -> dict[str, Any]:
+        return {name: self._actors[name] for name in self._plan.ready(deployment) if name in self._actors}
+
+    def _tell_routes(self, deployment: str) -> None:
+        replicas = self._replicas(deployment)
+        set_routes(deployment, replicas)
+        for actor in self._actors.values():
+            actor.set_routes.remote(deployment, replicas)
+
+    def _autoscale(self) -> None:
+        now = time.monotonic()
+        if now < self._next_autoscale:
+            return
+        self._next_autoscale = now + AUTOSCALE_PERIOD_S
+        for name, live in self._live.items():
+            if live.scaler is None:
+                continue
+            stats = [self._actors[each].stats.remote() for each in self._plan.ready(name)]
+            answered, _ = rlplat.wait(stats, num_returns=len(stats), timeout=0.2) if stats else ([], [])
+            ongoing = 0.0
+            for ref in answered:
+                try:
+                    each = rlplat.get(ref)
+                except RlplatError:
+                    continue  # it died; the plan hears of it
+                ongoing += each["running"] + each["waiting"]
+            if answered:
+                wanted = live.scaler.decide(now, ongoing, self._num_replicas(name))
+                if wanted != self._num_replicas(name):
+                    self._say(f"{name}: {wanted} replicas for {ongoing:g} requests")
+                    with self._changed:
+                        self._handle(Scaled(name, wanted))
+
+    def _num_replicas(self, deployment: str) -> int:
+        number: Any = self._plan.describe()[deployment]["num_replicas"]
+        return int(number)
+
+
+class Running:
+    """What `serve.run` returns: an application that is up; a context manager that stops it."""
+
+    def __init__(self, controller: Controller, ingress: str, owns_cluster: bool) -> None:
+        self._controller = controller
+        self._ingress = ingress
+        self._owns_cluster = owns_cluster
+        self.is_stopped = threading.Event()
+
+    @property
+    def handle(self) -> Handle:
+        """Of the ingress, the deployment that was given to `serve.run`."""
+        return Handle(self._ingress)
+
+    @property
+    def url(self) -> str:
+        """Where it takes requests; empty where `port=None`."""
+        listening = self._controller.listening
+        return "" if listening is None else listening.url
+
+    def update(self, app: Application, *, timeout_s: float | None = 120.0) -> None:
+        """Roll over to another version of it; RlplatError where that does not start: then the old one goes on."""
+        self._ingress = self._controller.deploy(app)
+        self._controller.wait_until_settled(timeout_s)
+
+    def scale(self, deployment: str, num_replicas: int, *, timeout_s: float | None = 120.0) -> None:
+        self._controller.scale(deployment, num_replicas)
+        self._controller.wait_until_settled(timeout_s)
+
+    def reconfigure(self, deployment: str, user_config: Any) -> None:
+        """Give `reconfigure(user_config)` of every replica something new; nothing restarts."""
+        self._controller.reconfigure(deployment, user_config)
+
+    def status(self) -> dict[str, Any]:
+        return self._controller.status()
+
+    def stop(self, drain_s: float = 30.0) -> None:
+        """Finish the requests that run, for up to `drain_s`; then nothing is left."""
+        self.is_stopped.set()
+        self._controller.stop(drain_s)
+        if self._owns_cluster and rlplat.is_initialized():
+            rlplat.shutdown()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.stop(0.0 if kind is KeyboardInterrupt else 30.0)
+
+
+def run(
+    app: Application,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = 8000,
+    token: str = "",
+    start_timeout_s: float | None = 120.0,
+    say: Callable[[str], None] | None = None,
+) -> Running:
+    """Start an application and wait until it is ready.
+
+    port: 0 takes a free one; None: it is called by handles only. token: what callers must show; needed beyond loopback.
+    say: told of deaths and of failed updates (default: a line on stderr). A cluster is started where there is none, and
+    ends with the application. UsageError where the address cannot be had; RlplatError where a deployment cannot start.
+    """
+    parts_of(app)  # what is wrong with it is said before anything starts
+    listening = None if port is None else ListeningSocket(host, port, token)
+    owns_cluster = not rlplat.is_initialized()
+    try:
+        if owns_cluster:
+            rlplat.init()
+        controller = Controller(
+            listening, token, say or (lambda text: print(text, file=sys.stderr, flush=True))
+        )
+    except BaseException:
+        if listening is not None:
+            listening.close()
+        raise
+    running = Running(controller, "", owns_cluster)
+    try:
+        running.update(app, timeout_s=start_timeout_s)
+    except BaseException:
+        running.stop(0.0)
+        raise
+    return running
+
+
+def _told(name: str, failure: _Failure, plan: Plan) -> str:
+    there = plan.describe().get(name, {})
+    kept = "; the version before goes on" if there.get("num_replicas") else ""
+    return f"{name} does not start: {failure.reason}{kept}"
+
+
+def _reason(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error.__cause__ or error
+    named = "" if isinstance(cause, RlplatError) else f"{type(cause).__name__}: "
+    return f"{named}{cause}".strip()
+
+
+def _kill(actor: Any) -> None:
+    if rlplat.is_initialized():
+        rlplat.kill(actor)

@@ -1,0 +1,165 @@
+"""What is to be served: classes (or functions) with options, bound to their arguments.
+
+@serve.deployment(num_replicas=2)
+class Model:
+    def __init__(self, path): ...
+    async def __call__(self, request): ...
+
+app = Gateway.bind(Model.bind("a.bin"))                  # an application: Gateway gets a handle of Model
+with serve.run(app) as running: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from rlplat.config import closest
+from rlplat.errors import ConfigError
+from rlplat.serve.autoscale import Autoscale
+
+
+@dataclass(frozen=True)
+class DeploymentOptions:
+    name: str = ""
+    """In routes, logs and metrics; of the class by default."""
+    num_replicas: int = 1
+    max_concurrency: int = 100
+    """Requests that run at once in a replica."""
+    max_queued: int = 200
+    """Requests that wait behind them; those beyond are refused: 503 with Retry-After, `Busy` by a handle."""
+    request_timeout_s: float = 60.0
+    """A request that has no answer by then is cancelled: 504, `DeadlineExceeded` by a handle."""
+    drain_timeout_s: float = 30.0
+    """For the requests that run when a replica is to end."""
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    resources: dict[str, float] = field(default_factory=dict)
+    """Of each replica; also num_cpus and num_gpus by these names."""
+    autoscale: Autoscale | None = None
+    user_config: Any = None
+    """Given to the object's `reconfigure(user_config)`: at its start, and when it changes, without a restart."""
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1:
+            raise ConfigError(f"num_replicas is 1 or more, not {self.num_replicas}")
+        if self.max_concurrency < 1:
+            raise ConfigError(f"max_concurrency is 1 or more, not {self.max_concurrency}")
+        if self.max_queued < 0:
+            raise ConfigError(f"max_queued is 0 or more, not {self.max_queued}")
+        for name in ("request_timeout_s", "drain_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is a positive number of seconds, not {getattr(self, name)}")
+
+
+OPTIONS = tuple(each.name for each in fields(DeploymentOptions))
+
+
+def changed_options(options: DeploymentOptions, changes: dict[str, Any]) -> DeploymentOptions:
+    """ConfigError, with a suggestion, for what is no option."""
+    for name in changes:
+        if name not in OPTIONS:
+            raise ConfigError(
+                f"serve.deployment has no option '{name}'{closest(name, OPTIONS)}; there are {', '.join(OPTIONS)}"
+            )
+    if isinstance(changes.get("autoscale"), dict):
+        changes = {**changes, "autoscale": Autoscale.from_dict(changes["autoscale"])}
+    return replace(options, **changes)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    target: Callable[..., Any]
+    """The class or the function."""
+    options_: DeploymentOptions
+
+    @property
+    def name(self) -> str:
+        return self.options_.name or self.target.__name__
+
+    def options(self, **changes: Any) -> Deployment:
+        return replace(self, options_=changed_options(self.options_, changes))
+
+    def bind(self, *args: Any, **kwargs: Any) -> Application:
+        """Arguments of the class's constructor; an `Application` among them arrives as its handle."""
+        if not inspect.isclass(self.target) and (args or kwargs):
+            raise ConfigError(f"{self.name} is a function: bind() takes no arguments")
+        return Application(self, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(
+            f"{self.name} is a deployment: serve.run({self.name}.bind(...)), then call its handle"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    deployment: Deployment
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def deployment(target: Any = None, **options: Any) -> Any:
+    """Decorator, with or without options (`DeploymentOptions`)."""
+
+    def decorate(target: Any) -> Deployment:
+        if not callable(target):
+            raise ConfigError(f"serve.deployment is for a class or a function, not {type(target).__name__}")
+        return Deployment(target, changed_options(DeploymentOptions(), options))
+
+    return decorate if target is None else decorate(target)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One deployment of an application, its arguments with the names of others in place of them."""
+
+    name: str
+    deployment: Deployment
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PartName:
+    """Where an argument is another deployment's handle."""
+
+    name: str
+
+
+def parts_of(app: Application) -> list[Part]:
+    """The deployments of an application, those that others need first, the one that takes HTTP requests last.
+
+    One `Application` that is bound twice is one deployment; two of equal name are told apart by a number.
+    """
+    if not isinstance(app, Application):
+        hint = f": bind it, {app.name}.bind()" if isinstance(app, Deployment) else ""
+        raise ConfigError(f"an application is what bind() returns, not {type(app).__name__}{hint}")
+    parts: dict[str, Part] = {}
+    names: dict[int, str] = {}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Application):
+            return PartName(visit(value))
+        if isinstance(value, list | tuple):
+            return type(value)(map(replaced, value)) if type(value) in (list, tuple) else value
+        if type(value) is dict:
+            return {key: replaced(each) for key, each in value.items()}
+        return value
+
+    def visit(one: Application) -> str:
+        if id(one) in names:
+            return names[id(one)]
+        args = tuple(map(replaced, one.args))
+        kwargs = {key: replaced(value) for key, value in one.kwargs.items()}
+        name, number = one.deployment.name, 2
+        while name in parts:
+            name, number = f"{one.deployment.name}_{number}", number + 1
+        parts[name] = Part(name, one.deployment, args, kwargs)
+        names[id(one)] = name
+        return name
+
+    visit(app)
+    return list(parts.values())

@@ -1,0 +1,210 @@
+"""Handles: how deployments are called from Python, from the driver and from each other.
+
+    handle = running.handle                                  # or an argument of a deployment's constructor
+    answer = await handle.predict.remote(x)                  # in a coroutine
+    answer = handle.predict.remote(x).result(timeout_s=5)    # elsewhere
+    async for part in handle.words.stream(x): ...            # of a method that yields
+
+A call goes straight to the replica with the fewest calls of this process that are running. A call whose replica died,
+or is ending, is sent to another one: a method may therefore run twice, unless it is called with
+`.options(retry=False)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import rlplat
+from rlplat.errors import ActorDied, DeadlineExceeded, WorkerCrashed
+from rlplat.serve.refusals import Refused
+
+MAX_SENDS = 5
+NO_REPLICA_S = 30.0
+"""How long a call waits for a deployment none of whose replicas is ready."""
+
+
+@dataclass
+class Routes:
+    """Of one deployment, in one process."""
+
+    replicas: dict[str, Any] = field(default_factory=dict)
+    """Actor handles by the replica's name."""
+    ongoing: dict[str, int] = field(default_factory=dict)
+
+    def choose(self, avoid: str = "") -> str | None:
+        names = [name for name in self.replicas if name != avoid] or list(self.replicas)
+        if len(names) < 2:
+            return names[0] if names else None
+        fewest = min(self.ongoing.get(name, 0) for name in names)
+        return random.choice([name for name in names if self.ongoing.get(name, 0) == fewest])
+
+
+_routes: dict[str, Routes] = {}
+
+
+def routes_of(deployment: str) -> Routes:
+    return _routes.setdefault(deployment, Routes())
+
+
+def set_routes(deployment: str, replicas: dict[str, Any]) -> None:
+    """What the controller tells every process that has handles."""
+    routes = routes_of(deployment)
+    routes.replicas = dict(replicas)
+    routes.ongoing = {name: routes.ongoing.get(name, 0) for name in replicas}
+
+
+def all_routes() -> dict[str, dict[str, Any]]:
+    return {name: routes.replicas for name, routes in _routes.items()}
+
+
+def forget_routes(deployments: list[str]) -> None:
+    for deployment in deployments:
+        _routes.pop(deployment, None)
+
+
+class Response:
+    """The answer of a call, to be awaited, or waited for by `result()`."""
+
+    def __init__(self, handle: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._handle = handle
+        # An answer that is an argument is passed on as its ref: it goes from replica to replica.
+        self._args = tuple(_as_argument(each) for each in args)
+        self._kwargs = {key: _as_argument(value) for key, value in kwargs.items()}
+        self._replica: str | None = None
+        self._ref: Any = None
+        self._send()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:
+        give_up = time.monotonic() + NO_REPLICA_S
+        attempt = 0
+        while True:
+            attempt += 1
+            while self._ref is None:
+                self._require_patience(give_up)
+                await asyncio.sleep(0.01)
+                self._send()
+            try:
+                answer = await self._ref
+            except (ActorDied, WorkerCrashed, Refused) as error:
+                self._again(error, attempt)
+            else:
+                self._release()
+                return answer
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The value; in a coroutine, `await` instead. GetTimeout after `timeout_s`."""
+        give_up = time.monotonic() + NO_REPLICA_S
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        attempt = 0
+        while True:
+            attempt += 1
+            while self._ref is None:
+                self._require_patience(give_up)
+                time.sleep(0.01)
+                self._send()
+            try:
+                answer = rlplat.get(
+                    self._ref, timeout=None if end is None else max(0.0, end - time.monotonic())
+                )
+            except (ActorDied, WorkerCrashed, Refused) as error:
+                self._again(error, attempt)
+            else:
+                self._release()
+                return answer
+
+    def cancel(self) -> None:
+        """The caller does not want it any more."""
+        if self._ref is not None:
+            rlplat.cancel(self._ref)
+
+    def ref(self) -> Any:
+        """The object ref, to pass to tasks and actors."""
+        if self._ref is None:
+            raise Refused(503, "busy", f"no replica of {self._handle.deployment} is ready", 1.0)
+        return self._ref
+
+    def __del__(self) -> None:
+        self._release()
+
+    def _send(self, avoid: str = "") -> None:
+        routes = routes_of(self._handle.deployment)
+        self._replica = routes.choose(avoid)
+        if self._replica is None:
+            self._ref = None
+            return
+        routes.ongoing[self._replica] = routes.ongoing.get(self._replica, 0) + 1
+        actor = routes.replicas[self._replica]
+        self._ref = actor.call.remote(self._handle.method, *self._args, **self._kwargs)
+
+    def _release(self) -> None:
+        replica, self._replica = getattr(self, "_replica", None), None
+        if replica is not None:
+            ongoing = routes_of(self._handle.deployment).ongoing
+            if ongoing.get(replica, 0) > 0:
+                ongoing[replica] -= 1
+
+    def _again(self, error: Exception, attempt: int) -> None:
+        """Send it to another replica, or raise."""
+        gone = self._replica or ""
+        self._release()
+        if isinstance(error, Refused):
+            cause = getattr(error, "cause", None) or error
+            if cause.code != "draining" or attempt == MAX_SENDS:
+                raise cause from None
+        elif not self._handle.retry or attempt == MAX_SENDS:
+            raise error
+        self._send(avoid=gone)
+
+    def _require_patience(self, give_up: float) -> None:
+        if time.monotonic() > give_up:
+            raise DeadlineExceeded(
+                f"no replica of {self._handle.deployment} was ready within {NO_REPLICA_S:g} s"
+            )
+
+
+def _as_argument(value: Any) -> Any:
+    return value.ref() if isinstance(value, Response) else value
+
+
+class Handle:
+    """Of a deployment; can be pickled, so that deployments, tasks and actors of the application may hold it."""
+
+    def __init__(self, deployment: str, method: str = "__call__", retry: bool = True) -> None:
+        self.deployment, self.method, self.retry = deployment, method, retry
+
+    def __getattr__(self, name: str) -> Handle:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Handle(self.deployment, name, self.retry)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Handle, (self.deployment, self.method, self.retry)
+
+    def __repr__(self) -> str:
+        return f"Handle({self.deployment}.{self.method})"
+
+    def options(self, *, retry: bool) -> Handle:
+        """retry=False: a call whose replica dies raises `ActorDied`; its method runs at most once."""
+        return Handle(self.deployment, self.method, retry)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Response:
+        return Response(self, args, kwargs)
+
+    async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """The values of a method that yields (`def` or `async def`), as they are made."""
+        routes = routes_of(self.deployment)
+        give_up = time.monotonic() + NO_REPLICA_S
+        while (replica := routes.choose()) is None:
+            if time.monotonic() > give_up:
+                raise DeadlineExceeded(f"no replica of {self.deployment} was ready within {NO_REPLICA_S:g} s")
+            await asyncio.sleep(0.01)
+        async for ref in routes.replicas[replica].stream.remote(self.method, *args, **kwargs):
+            yield await ref

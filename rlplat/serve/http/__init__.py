@@ -1,0 +1,1 @@
+"""The door to the outside: the only imports of Starlette and uvicorn."""

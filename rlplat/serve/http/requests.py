@@ -1,0 +1,151 @@
+"""HTTP for a deployment that is called with each request: what it returns becomes the answer.
+
+    async def __call__(self, request):                       # a starlette Request
+        return {"sum": sum(await request.json())}
+
+| returned | answered |
+|---|---|
+| a starlette Response | as it is |
+| a generator, async or not, of str or bytes | a stream, part by part |
+| str / bytes | text/plain / application/octet-stream |
+| None | 204 |
+| anything else (numpy arrays included) | JSON |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import traceback
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from rlplat.serve.refusals import Refused
+
+
+def application(served: Any, executor: Executor) -> Any:
+    """An ASGI application that calls `served(request)`; a `def` runs in `executor`, one at a time."""
+    call = served if inspect.isfunction(served) else served.__call__
+    is_coroutine = inspect.iscoroutinefunction(call)
+    takes_request = bool(inspect.signature(call).parameters)
+
+    async def invoke(request: Request) -> Any:
+        arguments = (request,) if takes_request else ()
+        if is_coroutine:
+            return await call(*arguments)
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            return call(*arguments)
+        answer = await asyncio.get_running_loop().run_in_executor(executor, lambda: call(*arguments))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] == "websocket":
+            await receive()
+            await send(
+                {"type": "websocket.close", "code": 1003, "reason": "this deployment takes HTTP requests"}
+            )
+            return
+        if scope["path"] == "/health/live":
+            await Response("ok")(scope, receive, send)
+            return
+        listener = _Listener(receive)
+        request = Request(scope, listener.receive)
+        task = asyncio.ensure_future(invoke(request))
+        try:
+            answer = await listener.until(task)
+        except ClientDisconnect:
+            return
+        except HTTPException as error:
+            answer = Response(error.detail, error.status_code, headers=dict(error.headers or {}))
+        except Refused:
+            raise
+        except Exception as error:
+            if isinstance(cause := getattr(error, "cause", None), Refused):
+                raise cause from None
+            traceback.print_exc(file=sys.stderr)
+            raise Refused(
+                500, "failed", f"{type(error).__name__} in the deployment; its log says more"
+            ) from None
+        await response_of(answer, executor)(scope, receive, send)
+
+    return app
+
+
+class _Listener:
+    """Passes the body on, and notices a client that leaves: the call that runs for it is then cancelled."""
+
+    def __init__(self, receive: Any) -> None:
+        self._receive = receive
+        self._has_body = False
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        self._has_body = not message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        return message
+
+    async def until(self, task: asyncio.Future[Any]) -> Any:
+        """The task's result; ClientDisconnect, with the task cancelled, where the client leaves."""
+        try:
+            while not task.done():
+                if not self._has_body:  # it may still read; who reads the body hears of a disconnect itself
+                    await asyncio.wait([task], timeout=0.05)
+                    continue
+                leaving = asyncio.ensure_future(self._receive())
+                try:
+                    await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    leaving.cancel()
+                if not task.done():
+                    raise ClientDisconnect
+            return await task
+        finally:
+            task.cancel()
+
+
+def response_of(answer: Any, executor: Executor) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    if hasattr(answer, "__aiter__"):
+        return StreamingResponse(answer, media_type="text/plain")
+    if inspect.isgenerator(answer):
+        return StreamingResponse(_in_thread(answer, executor), media_type="text/plain")
+    if answer is None:
+        return Response(status_code=204)
+    if isinstance(answer, str):
+        return Response(answer, media_type="text/plain")
+    if isinstance(answer, bytes):
+        return Response(answer, media_type="application/octet-stream")
+    return Response(msgspec.json.encode(answer, enc_hook=plain), media_type="application/json")
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no type for: numpy's arrays and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON; return a starlette Response")
+
+
+async def _in_thread(values: Any, executor: Executor) -> AsyncIterator[Any]:
+    loop, end = asyncio.get_running_loop(), object()
+    while (value := await loop.run_in_executor(executor, next, values, end)) is not end:
+        yield value
+
+
+async def _lifespan(receive: Any, send: Any) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,279 @@
+"""The HTTP server of a replica: uvicorn's protocol on the shared listening socket, in the replica's event loop.
+
+Accepting is done here rather than by uvicorn's server: one connection a time, and a replica that has many connections
+lets the others go first, as all replicas accept from one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import Executor
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from rlplat.errors import MissingExtra, RlplatError
+from rlplat.serve.deployment import DeploymentOptions
+from rlplat.serve.listening import fetch_listening_socket
+from rlplat.serve.metrics import Metrics
+from rlplat.serve.refusals import Gate, Refused
+
+try:
+    from uvicorn import Config
+    from uvicorn.server import ServerState
+except ImportError:
+    raise MissingExtra("uvicorn", "serve", "serving over HTTP") from None
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FIRST_REQUEST_S = 15.0
+"""A connection that has sent no whole head of a request by then is closed."""
+LINGER_S = 0.3
+"""What is sent on an idle connection just when its replica begins to drain is answered for so long."""
+_DEFERRAL_S, _MAX_DEFERRAL_S = 20e-6, 2e-3
+"""How much later a replica accepts for each connection that it has."""
+
+
+class HttpServer:
+    def __init__(
+        self,
+        served: Any,
+        gate: Gate,
+        options: DeploymentOptions,
+        token: str,
+        executor: Executor,
+        metrics: Metrics,
+        scrape: Callable[[], Awaitable[str]],
+    ) -> None:
+        """served: an object with `asgi()`, which returns an ASGI application, or one that is called with each request;
+        executor: for calls that are no coroutines; scrape: the text of `/metrics`."""
+        self._metrics, self._scrape = metrics, scrape
+        self._gate, self._options = gate, options
+        self._token = token.encode()
+        if hasattr(served, "asgi"):
+            self._app: App = served.asgi()
+        elif callable(served):
+            from rlplat.serve.http.requests import application
+
+            self._app = application(served, executor)
+        else:
+            raise RlplatError(
+                f"{type(served).__name__} cannot take HTTP requests: it needs __call__(request), or "
+                f"asgi() that returns "
+                "an ASGI application"
+            )
+        self._state = ServerState()
+        self._socket: socket.socket | None = None
+        self._lifespan: Any = None
+        self._is_draining = False
+        self._deferred: asyncio.TimerHandle | None = None
+
+    async def start(self, door: str) -> None:
+        config = Config(
+            self._guarded,
+            interface="asgi3",
+            http="httptools",
+            ws="websockets-sansio",
+            lifespan="auto",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            ws_per_message_deflate=False,
+            timeout_keep_alive=75,
+        )
+        config.load()
+        self._lifespan = config.lifespan_class(config)
+        await self._lifespan.startup()
+        if self._lifespan.should_exit:
+            raise RlplatError("the application's startup failed: the replica's log says why")
+        protocol: Any = config.http_protocol_class
+        self._protocol = partial(
+            protocol,
+            config=config,
+            server_state=self._state,
+            app_state=self._lifespan.state,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._socket = fetch_listening_socket(door)
+        self._listen()
+
+    def stats(self) -> dict[str, float]:
+        return {"connections": len(self._state.connections)}
+
+    def stop_accepting(self) -> None:
+        """From here on every answer closes its connection, so that callers go elsewhere."""
+        self._is_draining = True
+        if self._socket is None:
+            return
+        if self._deferred is not None:
+            self._deferred.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+
+    async def stop(self, timeout_s: float) -> None:
+        self.stop_accepting()
+        end = self._loop.time() + timeout_s
+        linger_end = min(end, self._loop.time() + LINGER_S)
+        while self._state.connections and self._loop.time() < linger_end:
+            await asyncio.sleep(0.01)
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        while self._state.connections and self._loop.time() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self._state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._lifespan.shutdown()
+
+    # ---------------------------------------------------------------- accepting
+
+    def _listen(self) -> None:
+        self._deferred = None
+        if self._socket is not None:
+            self._loop.add_reader(self._socket, self._arrived)
+
+    def _arrived(self) -> None:
+        delay = min(len(self._state.connections) * _DEFERRAL_S, _MAX_DEFERRAL_S)
+        if not delay:
+            self._accept()
+            return
+        assert self._socket is not None
+        self._loop.remove_reader(self._socket)
+        self._deferred = self._loop.call_later(delay, self._accept_and_listen)
+
+    def _accept_and_listen(self) -> None:
+        self._deferred = None
+        pause = self._accept()
+        if pause:
+            self._deferred = self._loop.call_later(pause, self._listen)
+        else:
+            self._listen()
+
+    def _accept(self) -> float:
+        """One connection; seconds to wait where there is no room for it."""
+        assert self._socket is not None
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return 0.0  # another replica was first
+        except OSError as error:  # too many open files
+            print(f"warning: a connection was not accepted: {error}", file=sys.stderr, flush=True)
+            return 0.1
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = self._loop.create_task(self._connect(connection))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+        return 0.0
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            transport, protocol = await self._loop.connect_accepted_socket(self._protocol, connection)
+        except OSError:
+            connection.close()
+            return
+
+        def close_if_silent() -> None:
+            if protocol in self._state.connections and getattr(protocol, "cycle", True) is None:
+                transport.close()
+
+        self._loop.call_later(FIRST_REQUEST_S, close_if_silent)
+
+    # ---------------------------------------------------------------- around every request
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if self._token and not self._is_known(scope):
+            message = "a token is needed: the header `Authorization: Bearer TOKEN`"
+            await refuse(scope, receive, send, Refused(401, "unauthorized", message))
+            return
+        if kind == "websocket":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == "/metrics":
+            await _send_text(send, await self._scrape())
+            return
+        is_started = False
+        status = 500
+        begin = perf_counter()
+        try:
+            async with self._gate, asyncio.timeout(self._options.request_timeout_s) as limit:
+
+                async def answer(message: Any) -> None:
+                    nonlocal is_started, status
+                    if not is_started:
+                        is_started, status = True, message["status"]
+                        limit.reschedule(None)  # a stream may last
+                        if self._is_draining:
+                            message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
+                    await send(message)
+
+                await self._app(scope, receive, answer)
+        except Refused as refusal:
+            if is_started:
+                raise
+            status = refusal.status
+            await refuse(scope, receive, send, refusal)
+        except TimeoutError:
+            if is_started:
+                raise
+            seconds = self._options.request_timeout_s
+            status = 504
+            await refuse(
+                scope, receive, send, Refused(504, "deadline", f"there was no answer within {seconds:g} s")
+            )
+        finally:
+            self._metrics.count("rlplat_serve_requests_total", (("status", str(status)),))
+            self._metrics.observe("rlplat_serve_request_seconds", (), perf_counter() - begin)
+
+    def _is_known(self, scope: Scope) -> bool:
+        if scope["path"] in ("/health/live", "/health/ready"):
+            return True
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                return hmac.compare_digest(value, b"Bearer " + self._token)
+        return False
+
+
+async def _send_text(send: Send, text: str) -> None:
+    headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+_CLOSE = (b"connection", b"close")
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, refusal: Refused) -> None:
+    """Answer with a refusal; a WebSocket that was not accepted yet is rejected with the same status."""
+    if scope["type"] == "websocket":
+        await receive()
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message[:120]})
+            return
+        kind = "websocket.http.response"
+    else:
+        kind = "http.response"
+    body = msgspec.json.encode(refusal.body())
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(refusal.retry_after_s))).encode()))
+    if refusal.status == 413:
+        headers.append(_CLOSE)  # the rest of the body is not read
+    await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})

@@ -1,0 +1,116 @@
+"""The listening socket: one process opens it and hands it to every replica; there is no proxy.
+
+    controller: socket, bind, listen ──door (Unix socket, a private folder)──SCM_RIGHTS──▶ replica: accept
+
+All replicas accept from one queue of the kernel, which stays when one of them ends or is killed. With SO_REUSEPORT
+each would have a queue of its own, and what waits in it is reset when its owner closes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import shutil
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from rlplat.errors import UsageError
+
+BACKLOG = 4096
+
+
+class ListeningSocket:
+    """Opened at once, so that a port in use is known before any replica starts; connections wait until one is ready."""
+
+    def __init__(self, host: str, port: int, token: str = "") -> None:
+        """UsageError where the address cannot be had, and beyond loopback without a token."""
+        if not token and not is_loopback(host):
+            raise UsageError(
+                f"{host} can be reached from other machines: give a token that callers must show "
+                "(--token-file FILE, or $RLPLAT_SERVE_TOKEN), or serve on 127.0.0.1"
+            )
+        self.host = host
+        self._socket = _listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._folder = Path(tempfile.mkdtemp(prefix="rlplat-serve-"))  # mode 0700
+        self.door = str(self._folder / "door")
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._door.bind(self.door)
+        self._door.listen(64)
+        self._thread = threading.Thread(target=self._hand_out, name="rlplat-serve-door", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def close(self) -> None:
+        try:
+            self._door.shutdown(socket.SHUT_RDWR)  # ends the accept() in the thread
+        except OSError:
+            pass
+        self._door.close()
+        self._thread.join(timeout=5)
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hand_out(self) -> None:
+        while True:
+            try:
+                visitor, _ = self._door.accept()
+            except OSError:
+                return
+            with visitor:
+                try:
+                    socket.send_fds(visitor, [b"."], [self._socket.fileno()])
+                except OSError:
+                    pass  # the replica died meanwhile
+
+
+def fetch_listening_socket(door: str) -> socket.socket:
+    """In a replica: the same socket, not blocking."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+        visitor.settimeout(10)
+        visitor.connect(door)
+        _, descriptors, _, _ = socket.recv_fds(visitor, 1, 1)
+    if not descriptors:
+        raise OSError(f"{door} handed out no socket")
+    listening = socket.socket(fileno=descriptors[0])
+    listening.setblocking(False)
+    return listening
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise UsageError(f"a port is a number from 0 to 65535, not {port}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from None
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        if getattr(error, "errno", 0) == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {port} of {host} is in use; take another one with --port (0: any that is free)"
+            ) from None
+        raise UsageError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from None
+    return listening

@@ -1,0 +1,289 @@
+"""`ServedPolicy`: a trained agent that acts for many callers, with the sessions of those that remember.
+
+    act(request) ─▶ Engine.act (one forward pass for all that wait)
+        │ session ─▶ SessionBook here, or the replica that has it (an actor call)
+
+Errors are `Refused`. A replica that drains gives its sessions to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlplat.errors import RlplatError
+from rlplat.serve.policies.bodies import (
+    RawRows,
+    Rows,
+    bad,
+    require_numbers,
+    require_outputs,
+    require_rows,
+)
+from rlplat.serve.policies.engine import Acted, Engine
+from rlplat.serve.policies.sessions import MAX_ID, Session, SessionBook
+from rlplat.serve.refusals import Refused
+
+
+class ServedPolicy:
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_rows: int = 256,
+        max_rows_per_request: int = 65_536,
+        max_waiting_rows: int = 131_072,
+        max_sessions: int = 100_000,
+        session_idle_s: float = 600.0,
+    ) -> None:
+        """model: its name in `/v2/models/NAME`. The agent arrives by `reconfigure`, as every newer one does.
+
+        max_rows: of a forward pass; max_waiting_rows: beyond them requests are refused (503).
+        """
+        self.model = model
+        self._max_rows, self._max_waiting_rows = max_rows, max_waiting_rows
+        self.max_rows_per_request = max_rows_per_request
+        self.sessions = SessionBook(max_sessions, session_idle_s)
+        self._name = "policy"
+        self._peers: Callable[[], dict[str, Any]] = dict
+        self.engine: Engine | None = None
+        self.raw: RawRows | None = None
+        self._is_leaving = asyncio.Event()
+        self.probe: Any = None
+
+    def introduce(self, name: str, peers: Callable[[], dict[str, Any]]) -> None:
+        """Who this replica is, and the others of its deployment by name."""
+        self._name, self._peers = name, peers
+
+    async def reconfigure(self, agent: Any) -> None:
+        """Act with this agent from the next batch on; one that cannot act changes nothing."""
+        probe = await asyncio.to_thread(_prepared, agent)
+        if self.engine is None:
+            self.engine = Engine(agent, max_rows=self._max_rows, max_waiting_rows=self._max_waiting_rows)
+            self.raw = RawRows(agent.spaces)
+        else:
+            self.agent.spaces.spec.require_same(agent.spaces.spec, "the policy that is served", "the new one")
+            self.engine.replace(agent)
+        self.probe = probe
+
+    @property
+    def agent(self) -> Any:
+        assert self.engine is not None, "reconfigure comes first"
+        return self.engine.agent
+
+    @property
+    def is_leaving(self) -> asyncio.Event:
+        """Set when the replica drains."""
+        return self._is_leaving
+
+    def gauges(self) -> dict[str, float]:
+        assert self.engine is not None
+        return {
+            "rlplat_serve_rows_total": self.engine.batcher.num_rows,
+            "rlplat_serve_batches_total": self.engine.batcher.num_batches,
+            "rlplat_serve_sessions": len(self.sessions),
+            "rlplat_serve_weights_env_steps": self.agent.checkpoint.info.env_steps,
+        }
+
+    # ---------------------------------------------------------------- acting
+
+    async def act(self, request: Rows) -> Acted:
+        assert self.engine is not None
+        if request.session is not None:
+            return await self._act_in_session(request)
+        size = self.agent.state_size
+        if size and not request.gives_state:
+            raise bad(
+                "session-needed",
+                f"this policy remembers ({size} numbers): give session (POST /v1/sessions opens one), or "
+                '"state": "initial" and then the state that is answered',
+            )
+        return await self.engine.act(
+            request.rows, request.num_rows, greedy=request.greedy, state=request.state
+        )
+
+    async def _act_in_session(self, request: Rows) -> Acted:
+        assert request.session is not None
+        session = self.sessions.find(request.session, time.monotonic())
+        if session is not None:
+            return await self.step_session(session, request)
+        for _, peer in self._who_may_have(request.session):
+            try:
+                answer: Acted | None = await peer.ask.remote("step_of_peer", request)
+            except Refused as error:
+                raise getattr(error, "cause", None) or error from None
+            except RlplatError:
+                continue  # that replica died
+            if answer is not None:
+                return answer
+        raise self._lost(request.session)
+
+    async def step_of_peer(self, request: Rows) -> Acted | None:
+        """A step for another replica; None where the session is not here."""
+        assert request.session is not None
+        session = self.sessions.find(request.session, time.monotonic())
+        return None if session is None else await self.step_session(session, request)
+
+    async def step_session(self, session: Session, request: Rows) -> Acted:
+        assert self.engine is not None
+        async with session.lock:
+            repeated: Acted | None = session.repeated(request.seq)
+            if repeated is not None:
+                return repeated
+            if request.reset:
+                session.reset()
+            acted = await self.engine.act(
+                request.rows, request.num_rows, greedy=request.greedy, state=session.state[None]
+            )
+            session.keep(acted.state[0], request.seq, acted)
+            return acted
+
+    def open_session(self) -> Session:
+        id = f"{self._name}.{secrets.token_hex(12)}"
+        return self.sessions.open(id, self.agent.state_size, time.monotonic())
+
+    def _who_may_have(self, session: str) -> list[tuple[str, Any]]:
+        """The other replicas, that which opened it first."""
+        if len(session) > MAX_ID:
+            raise bad(
+                "bad-session", f"a session's id has at most {MAX_ID} characters, this one {len(session):,}"
+            )
+        opener = session.rpartition(".")[0]
+        others = [(name, peer) for name, peer in self._peers().items() if name != self._name]
+        return sorted(others, key=lambda each: each[0] != opener)
+
+    def _lost(self, session: str) -> Refused:
+        return Refused(
+            410,
+            "session-lost",
+            f"there is no session {session!r:.80}: it was ended, was idle for more than "
+            f"{self.sessions.idle_s:g} s, or its "
+            "replica died; open another one, and begin a new episode",
+        )
+
+    async def end_session(self, id: str) -> None:
+        if self.sessions.close(id):
+            return
+        for _, peer in self._who_may_have(id):
+            try:
+                if await peer.ask.remote("end_of_peer", id):
+                    return
+            except RlplatError:
+                continue
+        raise self._lost(id)
+
+    def end_of_peer(self, id: str) -> bool:
+        return self.sessions.close(id)
+
+    def adopt(self, sessions: list[Any]) -> None:
+        """Those of a replica that ends."""
+        self.sessions.adopt(sessions, time.monotonic())
+
+    async def hand_over(self) -> None:
+        """This replica ends: WebSockets are told, sessions go to another replica."""
+        self._is_leaving.set()
+        await asyncio.sleep(0)
+        others = {name: peer for name, peer in self._peers().items() if name != self._name}
+        for _, peer in sorted(others.items()):
+            taken = self.sessions.take_all()
+            if not taken:
+                return
+            try:
+                await peer.ask.remote("adopt", taken)
+                return
+            except RlplatError:
+                self.adopt(taken)
+
+    async def check(self) -> None:
+        """A forward pass through the queue, as a request takes it."""
+        assert self.engine is not None
+        rows, _ = self.probe
+        await self.engine.act(rows, 1, greedy=True)
+
+    def describe(self) -> dict[str, Any]:
+        agent = self.agent
+        info = agent.checkpoint.info
+        return {
+            "model": self.model,
+            "env": info.env,
+            "algorithm": info.algorithm,
+            "spaces": str(agent.spaces.spec),
+            "space": agent.spaces.spec.describe(),
+            "state_size": agent.state_size,
+            "checkpoint": str(agent.checkpoint.path),
+            "env_steps": info.env_steps,
+            "evaluation": info.evaluation,
+            "max_rows_per_request": self.max_rows_per_request,
+        }
+
+    def raw_request(self, body: bytes, options: dict[str, str]) -> Rows:
+        """Raw rows with the options of a query: greedy, outputs, session, seq, reset."""
+        assert self.raw is not None
+        for name in options:
+            if name not in ("greedy", "outputs", "session", "seq", "reset", "token"):
+                raise bad(
+                    "bad-request",
+                    f"unknown option {name!r:.50} in the query; there are greedy, outputs, session, seq",
+                )
+        array = self.raw.read(body)
+        require_rows(len(array), self.max_rows_per_request)
+        try:
+            rows, _ = self.agent.spaces.read(array)
+        except RlplatError as error:
+            raise bad("bad-observation", str(error), 422) from None
+        outputs = [name for name in options.get("outputs", "").split(",") if name]
+        require_outputs(outputs, self.agent.state_size)
+        seq = options.get("seq")
+        if seq is not None and not seq.isdecimal():
+            raise bad("bad-request", f"seq is {seq!r:.50}; expected a whole number")
+        number = None if seq is None else int(seq[:20])
+        require_numbers(options.get("session"), number, len(array), gives_state=False)
+        return Rows(
+            rows,
+            len(array),
+            True,
+            _flag(options, "greedy", True),
+            outputs,
+            options.get("session"),
+            number,
+            _flag(options, "reset", False),
+        )
+
+
+def _prepared(agent: Any) -> Any:
+    """Make what an agent makes on first use, in a thread; the observation with which readiness is checked."""
+    rows = agent.spaces.read(*_zeros(agent.spaces))
+    agent.act_on_rows(rows[0])
+    return rows
+
+
+def _zeros(spaces: Any) -> tuple[Any, Any]:
+    """(an observation of the space, a mask in which everything is legal, or None)."""
+    mask = np.ones(spaces.spec.action.mask_size, np.bool_) if spaces.has_mask else None
+    space = spaces.observation_space
+    sample = space.sample()
+    return _emptied(sample), mask
+
+
+def _emptied(sample: Any) -> Any:
+    """Zeros where a number is real; choices as they were drawn."""
+    if isinstance(sample, dict):
+        return {key: _emptied(value) for key, value in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(map(_emptied, sample))
+    is_real = isinstance(sample, np.ndarray) and sample.dtype.kind == "f"
+    return np.zeros_like(sample) if is_real else sample
+
+
+def _flag(options: dict[str, str], name: str, default: bool) -> bool:
+    value = options.get(name)
+    if value is None:
+        return default
+    if value not in ("0", "1", "false", "true"):
+        raise bad("bad-request", f"{name} is {value!r:.50}; expected 0 or 1")
+    return value in ("1", "true")

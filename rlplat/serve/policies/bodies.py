@@ -1,0 +1,220 @@
+"""Bodies of `/v1/act`: from bytes to what a policy takes, and back. What does not fit is a 4xx that says what does.
+
+{"obs": [0.1, 0, 0, 0], "greedy": false, "outputs": ["log_prob", "value"]}        one observation
+{"obs": {"camera": [...], "speed": [[0.3], [0.1]]}, "mask": [[true, false], ...]}   many, by leaf
+raw rows, application/octet-stream                                                  many, without JSON
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rlplat.errors import BadObservation
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_tree import obs_rows
+from rlplat.rl.run.agent_spaces import AgentSpaces
+from rlplat.rl.spaces import ObsSpec
+from rlplat.serve.policies.engine import Acted
+from rlplat.serve.refusals import Refused
+
+OUTPUTS = ("log_prob", "value", "state")
+
+
+class ActRequest(msgspec.Struct, forbid_unknown_fields=True):
+    obs: Any
+    mask: Any = None
+    greedy: bool = True
+    outputs: list[str] = []
+    session: str | None = None
+    seq: int | None = None
+    reset: bool = False
+    """Of a session: this observation begins an episode."""
+    state: Any = None
+    """Of a recurrent policy, where the caller keeps it; `"initial"` where an episode begins."""
+
+
+class Rows(msgspec.Struct):
+    """A request that was read and checked."""
+
+    rows: Obs
+    num_rows: int
+    is_batch: bool
+    greedy: bool
+    outputs: list[str]
+    session: str | None = None
+    seq: int | None = None
+    reset: bool = False
+    state: Array | None = None
+    gives_state: bool = False
+
+
+_DECODER = msgspec.json.Decoder(ActRequest)
+
+
+def bad(code: str, message: str, status: int = 400) -> Refused:
+    return Refused(status, code, message)
+
+
+def read_json(body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int) -> Rows:
+    try:
+        request = _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise bad("bad-request", f"the body does not fit: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad("bad-json", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise bad("bad-json", "the body is nested too deeply") from None
+    return read_request(request, spaces, state_size, max_rows)
+
+
+def read_request(request: ActRequest, spaces: AgentSpaces, state_size: int, max_rows: int) -> Rows:
+    require_outputs(request.outputs, state_size)
+    try:
+        rows, is_batch = spaces.read(request.obs, request.mask)
+    except BadObservation as error:
+        raise bad("bad-observation", str(error), 422) from None
+    except (RecursionError, OverflowError, ValueError, TypeError) as error:
+        raise bad("bad-observation", f"the observation is no array of numbers: {error}", 422) from None
+    num_rows = obs_rows(rows)
+    require_rows(num_rows, max_rows)
+    gives_state = request.state is not None or "state" in request.outputs
+    state = (
+        None
+        if request.state in (None, "initial")
+        else read_state(request.state, num_rows, is_batch, state_size)
+    )
+    require_numbers(request.session, request.seq, num_rows, gives_state)
+    return Rows(
+        rows,
+        num_rows,
+        is_batch,
+        request.greedy,
+        request.outputs,
+        request.session,
+        request.seq,
+        request.reset,
+        state,
+        gives_state,
+    )
+
+
+def require_outputs(outputs: list[str], state_size: int) -> None:
+    for name in outputs:
+        if name not in OUTPUTS or (name == "state" and not state_size):
+            there = ", ".join(OUTPUTS if state_size else OUTPUTS[:2])
+            raise bad("bad-request", f"outputs names {name!r:.50}; expected some of {there}")
+
+
+def require_rows(num_rows: int, max_rows: int) -> None:
+    if num_rows > max_rows:
+        raise bad(
+            "too-many-rows", f"the request has {num_rows:,} observations; at most {max_rows:,} go in one", 413
+        )
+
+
+def require_numbers(session: str | None, seq: int | None, num_rows: int, gives_state: bool) -> None:
+    if session is not None and gives_state:
+        raise bad(
+            "bad-request", "session and state exclude each other: the state of a session is in the server"
+        )
+    if session is not None and num_rows != 1:
+        raise bad("bad-request", f"a session is one episode: expected one observation, got {num_rows}")
+    if seq is not None and session is None:
+        raise bad("bad-request", "seq numbers the steps of a session, and no session is given")
+    if seq is not None and not 1 <= seq < 2**63:
+        raise bad("bad-request", f"seq counts from 1, got {seq}")
+
+
+def read_state(state: Any, num_rows: int, is_batch: bool, size: int) -> Array:
+    expected = f"float32[{num_rows}, {size}]" if is_batch else f"float32[{size}]"
+    if not size:
+        raise bad("bad-request", "a state is given, but this policy has none (policy.core is none)")
+    try:
+        array = np.asarray(state)
+    except ValueError:
+        raise bad("bad-state", f'state is no array; expected {expected} or "initial"', 422) from None
+    shape = (num_rows, size) if is_batch else (size,)
+    if array.dtype.kind not in "iuf" or array.shape != shape:
+        raise bad("bad-state", f'state has shape {array.shape}; expected {expected} or "initial"', 422)
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise bad("bad-state", "state holds NaN or infinity", 422)
+    return array.reshape(num_rows, size)
+
+
+class RawRows:
+    """The binary form, where an observation is one array without a mask: rows of it, little endian, nothing else."""
+
+    def __init__(self, spaces: AgentSpaces) -> None:
+        spec = spaces.spec.obs
+        self._spaces = spaces
+        self.problem = ""
+        if not isinstance(spec, ObsSpec):
+            self.problem = (
+                f"observations are {spaces.spec}: several arrays; send JSON, or the Open Inference Protocol"
+            )
+            return
+        space = spaces.observation_space
+        self.dtype = np.dtype(space.dtype).newbyteorder("<")
+        self.shape = tuple(space.shape)
+        self.row_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def read(self, body: bytes) -> Array:
+        """[N, ...] of the space's dtype."""
+        if self.problem:
+            raise bad("no-binary-form", self.problem, 415)
+        if not body or len(body) % self.row_bytes:
+            raise bad(
+                "bad-length",
+                f"the body has {len(body)} bytes; expected N times {self.row_bytes}: rows of "
+                f"{self.dtype.name}{list(self.shape)}",
+            )
+        array = np.frombuffer(body, self.dtype).reshape(-1, *self.shape)
+        return array.astype(self.dtype.newbyteorder("="), copy=False)
+
+
+def action_bytes(acted: Acted, outputs: list[str], spaces: AgentSpaces) -> tuple[bytes, str]:
+    """(raw little-endian arrays one after the other, what they are): `action:int64[256];log_prob:float32[256]`."""
+    action = spaces.actions(acted.actions, True)
+    if not isinstance(action, np.ndarray):
+        raise bad("no-binary-form", f"actions are {spaces.spec.action}: several arrays; send JSON", 415)
+    arrays = {"action": action}
+    columns = {"log_prob": acted.log_probs, "value": acted.values, "state": acted.state}
+    arrays.update({name: columns[name] for name in outputs})
+    body, names = [], []
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        body.append(array.tobytes())
+        names.append(f"{name}:{array.dtype.name}[{','.join(map(str, array.shape))}]")
+    return b"".join(body), ";".join(names)
+
+
+def answer_of(request: Rows, acted: Acted, spaces: AgentSpaces) -> dict[str, Any]:
+    """JSON values; of one observation without the leading axis."""
+    answer: dict[str, Any] = {"action": plain(spaces.actions(acted.actions, request.is_batch))}
+    columns = {"log_prob": acted.log_probs, "value": acted.values, "state": acted.state}
+    names = (
+        [*request.outputs, "state"]
+        if request.gives_state and "state" not in request.outputs
+        else request.outputs
+    )
+    for name in names:
+        column = columns[name]
+        answer[name] = (column if request.is_batch else column[0]).tolist()
+    if request.seq is not None:
+        answer["seq"] = request.seq
+    answer["env_steps"] = acted.env_steps
+    return answer
+
+
+def plain(value: Any) -> Any:
+    """An action as JSON: arrays become lists, a Dict's and a Tuple's parts each by itself."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -1,0 +1,246 @@
+"""The Open Inference Protocol, version 2 (REST): what KServe, Triton and MLServer speak.
+
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
+
+Inputs: every array of the observation by its path (`obs` where there is one alone), `action_mask` where the policy has
+masks; the first axis is rows. Outputs: `action` (or one for each part of it: `action/0`), and `log_prob`, `value`
+where asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import rlplat
+from rlplat.errors import RlplatError
+from rlplat.rl.obs_tree import obs_rows
+from rlplat.serve.policies.acting import ServedPolicy
+from rlplat.serve.policies.bodies import Rows, bad, require_numbers, require_rows
+from rlplat.serve.refusals import Refused
+
+DTYPES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
+    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "FP16": "float16", "FP32": "float32", "FP64": "float64",
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]
+    parameters: dict[str, Any] = {}
+
+
+class _Wanted(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Infer(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str | None = None
+    parameters: dict[str, Any] = {}
+    outputs: list[_Wanted] = []
+
+
+_DECODER = msgspec.json.Decoder(_Infer)
+
+
+class InferenceProtocol:
+    def __init__(self, server: ServedPolicy) -> None:
+        self._server = server
+        spaces = server.agent.spaces
+        self._leaves = list(_leaves(spaces.observation_space, ()))
+        """(name, keys, space) of every array of an observation."""
+
+    async def answer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+        server = self._server
+        parts = path.strip("/").split("/")[1:]
+        match parts:
+            case []:
+                return {"name": "rlplat", "version": rlplat.__version__, "extensions": []}
+            case ["health", "live"]:
+                return {"live": True}
+            case ["health", "ready"]:
+                await server.check()
+                return {"ready": True}
+            case ["models", name, *rest]:
+                if name != server.model:
+                    raise Refused(
+                        404, "unknown-model", f"there is no model {name!r:.100}; there is {server.model!r}"
+                    )
+                if rest == []:
+                    return self._metadata()
+                if rest == ["ready"]:
+                    await server.check()
+                    return {"name": server.model, "ready": True}
+                if rest == ["infer"]:
+                    if method != "POST":
+                        raise Refused(405, "method-not-allowed", f"{path} takes POST, not {method}")
+                    return await self._infer(body)
+        raise Refused(
+            404, "not-found", f"there is nothing at {path:.200}; /v2/models/{server.model}/infer infers"
+        )
+
+    def _metadata(self) -> dict[str, Any]:
+        spaces = self._server.agent.spaces
+        inputs = [_described(name, space.dtype, space.shape) for name, _, space in self._leaves]
+        if spaces.has_mask and all(name != "action_mask" for name, _, _ in self._leaves):
+            inputs.append(_described("action_mask", np.dtype(bool), (spaces.spec.action.mask_size,)))
+        outputs = [_described(name, space.dtype, space.shape) for name, _, space in _actions(spaces)]
+        for name in ("log_prob", "value"):
+            outputs.append(_described(name, np.dtype(np.float32), ()))
+        platform = f"rlplat_{self._server.agent.checkpoint.info.algorithm}"
+        return {
+            "name": self._server.model,
+            "versions": [],
+            "platform": platform,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+
+    async def _infer(self, body: bytes) -> dict[str, Any]:
+        server = self._server
+        try:
+            asked = _DECODER.decode(body)
+        except msgspec.ValidationError as error:
+            raise bad("bad-request", f"the body does not fit: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise bad("bad-json", f"the body is not JSON: {error}") from None
+        request = self._read(asked)
+        acted = await server.act(request)
+        spaces = server.agent.spaces
+        action = spaces.actions(acted.actions, True)
+        outputs = [_written(name, np.asarray(_at(action, keys))) for name, keys, _ in _actions(spaces)]
+        columns = {"log_prob": acted.log_probs, "value": acted.values}
+        outputs += [_written(name, columns[name]) for name in request.outputs]
+        if asked.outputs:
+            names = {each.name for each in asked.outputs}
+            outputs = [each for each in outputs if each["name"] in names]
+        answer = {"model_name": server.model, "model_version": str(acted.env_steps), "outputs": outputs}
+        return answer if asked.id is None else {**answer, "id": asked.id}
+
+    def _read(self, asked: _Infer) -> Rows:
+        server = self._server
+        spaces = server.agent.spaces
+        given = {tensor.name: tensor for tensor in asked.inputs}
+        if len(given) < len(asked.inputs):
+            raise bad("bad-request", "two inputs have the same name")
+        names = [name for name, _, _ in self._leaves]
+        known = [*names, "action_mask"] if spaces.has_mask and "action_mask" not in names else names
+        for name in given:
+            if name not in known:
+                raise bad("bad-input", f"unknown input {name!r:.100}; expected {', '.join(known)}", 422)
+        for name in names:
+            if name not in given:
+                raise bad("bad-input", f"the input {name!r} is missing; expected {', '.join(known)}", 422)
+        observation: Any = _array(given[names[0]])
+        if self._leaves[0][1]:
+            observation = {}
+            for name, keys, _ in self._leaves:
+                _put(observation, keys, _array(given[name]))
+        mask = _array(given["action_mask"]) if "action_mask" in given and "action_mask" not in names else None
+        try:
+            rows, is_batch = spaces.read(observation, mask)
+        except RlplatError as error:
+            raise bad("bad-observation", str(error), 422) from None
+        if not is_batch:
+            raise bad(
+                "bad-shape",
+                "the first axis of every input is rows: one observation has the shape [1, ...]",
+                422,
+            )
+        num_rows = obs_rows(rows)
+        require_rows(num_rows, server.max_rows_per_request)
+        parameters = asked.parameters
+        greedy, session, seq = (
+            parameters.get("greedy", True),
+            parameters.get("session"),
+            parameters.get("seq"),
+        )
+        for name, value, kind in (("greedy", greedy, bool), ("session", session, str), ("seq", seq, int)):
+            if value is not None and type(value) is not kind:
+                raise bad("bad-request", f"parameters.{name} is {value!r:.50}; expected {kind.__name__}")
+        require_numbers(session, seq, num_rows, gives_state=False)
+        wanted = [each.name for each in asked.outputs]
+        possible = [name for name, _, _ in _actions(spaces)]
+        for name in wanted:
+            if name not in (*possible, "log_prob", "value"):
+                there = ", ".join([*possible, "log_prob", "value"])
+                raise bad("bad-request", f"unknown output {name!r:.100}; there are {there}")
+        extra: list[str] = [name for name in ("log_prob", "value") if name in wanted]
+        return Rows(rows, num_rows, True, greedy, extra, session, seq)
+
+
+def _leaves(space: Any, keys: tuple[Any, ...]) -> Any:
+    """(name, keys, space) of every array: Dict and Tuple spaces by path."""
+    parts = getattr(space, "spaces", None)
+    if parts is None:
+        yield "/".join(map(str, keys)) or "obs", keys, space
+        return
+    for key, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+        yield from _leaves(part, (*keys, key))
+
+
+def _actions(spaces: Any) -> list[tuple[str, tuple[Any, ...], Any]]:
+    found = list(_leaves(spaces.action_space, ()))
+    if found[0][1] == ():
+        return [("action", (), spaces.action_space)]
+    return [(f"action/{name}", keys, space) for name, keys, space in found]
+
+
+def _at(value: Any, keys: tuple[Any, ...]) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = value
+
+
+def _array(tensor: _Tensor) -> np.ndarray:
+    dtype = DTYPES.get(tensor.datatype)
+    if dtype is None:
+        raise bad(
+            "bad-datatype",
+            f"{tensor.name} has datatype {tensor.datatype!r:.50}; there are {', '.join(DTYPES)}",
+            422,
+        )
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(tensor.data).reshape(tensor.shape)
+            if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(dtype).kind != "f"):
+                raise ValueError(f"it holds {array.dtype}")
+            if np.dtype(dtype).kind in "iu" and array.size:
+                limits = np.iinfo(dtype)
+                if not limits.min <= array.min() <= array.max() <= limits.max:
+                    raise ValueError(f"it holds {array.min()} to {array.max()}")
+            return array.astype(dtype)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise bad(
+            "bad-tensor",
+            f"the data of {tensor.name} is not {tensor.datatype} of shape {tensor.shape}: {error}",
+            422,
+        ) from None
+
+
+def _described(name: str, dtype: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"name": name, "datatype": _NAMES[np.dtype(dtype).name], "shape": [-1, *shape]}
+
+
+def _written(name: str, array: np.ndarray) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "datatype": _NAMES[array.dtype.name],
+        "data": array.ravel().tolist(),
+    }

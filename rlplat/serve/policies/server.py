@@ -1,0 +1,134 @@
+"""`PolicyServer`: a trained agent as a deployment; its ASGI application answers JSON, raw rows and WebSockets.
+
+    POST /v1/act ─▶ bodies.read_json ─▶ ServedPolicy.act ─▶ bodies.answer_of
+
+Errors are `Refused`; the HTTP server around it writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from rlplat.serve.policies.acting import ServedPolicy
+from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, read_json
+from rlplat.serve.policies.inference_protocol import InferenceProtocol
+from rlplat.serve.policies.openapi import openapi
+from rlplat.serve.policies.web_socket import serve_web_socket
+from rlplat.serve.refusals import Refused
+
+MAX_BODY_BYTES = 64 << 20
+BINARY = "application/octet-stream"
+
+
+class PolicyServer(ServedPolicy):
+    def asgi(self) -> Any:
+        self.protocol = InferenceProtocol(self)
+        return self._app
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        kind = scope["type"]
+        if kind == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        if kind == "websocket":
+            await serve_web_socket(self, scope, receive, send)
+            return
+        status, content_type, body = await self._answer(scope, receive)
+        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+        headers += scope.get("rlplat.headers", ())
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Any, receive: Any) -> tuple[int, bytes, bytes]:
+        path, method = scope["path"], scope["method"]
+        if path == "/v1/act":
+            _require_method(method, "POST", path)
+            body = await _body(scope, receive)
+            if _header(scope, b"content-type").startswith(BINARY.encode()):
+                return await self._act_raw(scope, body)
+            request = read_json(body, self.agent.spaces, self.agent.state_size, self.max_rows_per_request)
+            return _json(answer_of(request, await self.act(request), self.agent.spaces))
+        if path.startswith("/v2"):
+            body = await _body(scope, receive)
+            return _json(await self.protocol.answer(method, path, body))
+        if path == "/v1/sessions":
+            _require_method(method, "POST", path)
+            session = self.open_session()
+            return 201, b"application/json", msgspec.json.encode({"session": session.id, "seq": session.seq})
+        if path.startswith("/v1/sessions/"):
+            _require_method(method, "DELETE", path)
+            await self.end_session(path.removeprefix("/v1/sessions/"))
+            return 204, b"application/json", b""
+        if path in ("/", "/v1/policy", "/openapi.json", "/health/live", "/health/ready"):
+            _require_method(method, "GET", path)
+            if path == "/health/live":
+                return 200, b"text/plain", b"ok"
+            if path == "/health/ready":
+                await self.check()
+                return 200, b"text/plain", b"ready"
+            return _json(openapi(self) if path == "/openapi.json" else self.describe())
+        raise Refused(
+            404,
+            "not-found",
+            f"there is nothing at {path:.200}; /v1/act acts, /openapi.json lists all",
+        )
+
+    async def _act_raw(self, scope: Any, body: bytes) -> tuple[int, bytes, bytes]:
+        assert self.raw is not None
+        options = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        request = self.raw_request(body, options)
+        acted = await self.act(request)
+        answer, names = action_bytes(acted, request.outputs, self.agent.spaces)
+        scope["rlplat.headers"] = [
+            (b"x-arrays", names.encode()),
+            (b"x-env-steps", str(acted.env_steps).encode()),
+        ]
+        return 200, BINARY.encode(), answer
+
+
+async def _body(scope: Any, receive: Any) -> bytes:
+    if _header(scope, b"content-encoding") not in (b"", b"identity"):
+        raise bad("encoded-body", "bodies are not compressed here: leave content-encoding out", 415)
+    length = _header(scope, b"content-length")
+    too_large = Refused(413, "too-large", f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    if length and (len(length) > 15 or int(length) > MAX_BODY_BYTES):
+        raise too_large
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if message["type"] == "http.disconnect":
+            raise bad("disconnected", "the caller left")
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise bad("disconnected", "the caller left within the body")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            raise too_large
+    return b"".join(parts)
+
+
+def _header(scope: Any, name: bytes) -> bytes:
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return b""
+
+
+def _require_method(method: str, expected: str, path: str) -> None:
+    if method != expected and not (method == "HEAD" and expected == "GET"):
+        raise Refused(405, "method-not-allowed", f"{path:.200} takes {expected}, not {method}")
+
+
+def _json(value: Any) -> tuple[int, bytes, bytes]:
+    return 200, b"application/json", msgspec.json.encode(value)

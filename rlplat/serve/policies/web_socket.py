@@ -1,0 +1,105 @@
+"""A WebSocket is one session: `/v1/session`, or `/v1/session?session=ID` to go on with one after a reconnect.
+
+server ─▶ {"session": id, "seq": 0, "spaces": ...}
+client ─▶ {"obs": [...], "seq": 1}          or raw bytes of one row      (also greedy, mask, outputs, reset)
+server ─▶ {"action": 1, "seq": 1, ...}      or raw bytes of the action
+
+A message that does not fit is answered by `{"error": ...}` and changes nothing; the connection stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from rlplat.serve.policies.acting import ServedPolicy
+from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, read_json
+from rlplat.serve.refusals import Refused
+
+RESTARTING = 1012
+"""The close code when a replica ends: connect again, with the session's id."""
+
+
+async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    if scope["path"] != "/v1/session":
+        await send({"type": "websocket.close", "code": 1008, "reason": "WebSockets are at /v1/session"})
+        return
+    options = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+    asked = options.pop("session", "")
+    greedy = options.get("greedy", "1") in ("1", "true")
+    await send({"type": "websocket.accept"})
+    try:
+        if asked:
+            id, seq = asked, None
+        else:
+            session = server.open_session()
+            id, seq = session.id, session.seq
+    except Refused as refusal:
+        await _say(send, refusal.body())
+        await send({"type": "websocket.close", "code": 1013, "reason": refusal.message[:120]})
+        return
+    await _say(send, {"session": id, "seq": seq, **server.describe()})
+    leaving = asyncio.ensure_future(server.is_leaving.wait())
+    try:
+        while True:
+            message = await _next(receive, leaving)
+            if message is None:
+                await send(
+                    {
+                        "type": "websocket.close",
+                        "code": RESTARTING,
+                        "reason": "this replica ends; connect again",
+                    }
+                )
+                return
+            if message["type"] == "websocket.disconnect":
+                return
+            await _answer(server, id, greedy, message, send)
+    finally:
+        leaving.cancel()
+
+
+async def _next(receive: Any, leaving: asyncio.Future[Any]) -> Any:
+    """The next message, or None when the replica is about to end."""
+    if leaving.done():
+        return None
+    waiting = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return waiting.result() if waiting.done() else None
+    finally:
+        waiting.cancel()
+
+
+async def _answer(server: ServedPolicy, id: str, greedy: bool, message: Any, send: Any) -> None:
+    agent = server.agent
+    try:
+        raw = message.get("bytes")
+        if raw is not None:
+            request = server.raw_request(raw, {"session": id, "greedy": "1" if greedy else "0"})
+            acted = await _act(server, request)
+            await send({"type": "websocket.send", "bytes": action_bytes(acted, [], agent.spaces)[0]})
+            return
+        request = read_json(message["text"].encode(), agent.spaces, agent.state_size, 1)
+        if request.session not in (None, id):
+            raise bad("bad-request", "this connection is a session already: leave session out")
+        if request.gives_state:
+            raise bad("bad-request", "the state of a session is in the server: leave state out")
+        request.session = id
+        await _say(send, answer_of(request, await _act(server, request), agent.spaces))
+    except Refused as refusal:
+        await _say(send, refusal.body())
+
+
+async def _act(server: ServedPolicy, request: Any) -> Any:
+    session = server.sessions.find(request.session, time.monotonic())
+    return await (server.act(request) if session is None else server.step_session(session, request))
+
+
+async def _say(send: Any, value: Any) -> None:
+    await send({"type": "websocket.send", "text": msgspec.json.encode(value).decode()})

@@ -1,0 +1,62 @@
+"""A request that gets no answer, and why; and the gate that refuses what is too much."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rlplat.errors import RlplatError
+
+
+class Refused(RlplatError):
+    """What a caller gets in place of an answer: over HTTP the status and `{"error": {"code", "message"}}`.
+
+    Codes of the library: busy (503), draining (503), deadline (504), unauthorized (401), not-found (404),
+    method-not-allowed (405), too-large (413), failed (500). A deployment may raise its own: `Refused(409, "stale",
+    "...")`.
+    """
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(status, code, message, retry_after_s)
+        self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"code": self.code, "message": self.message}}
+
+
+def busy(what: str, num_waiting: int) -> Refused:
+    return Refused(503, "busy", f"{what}: {num_waiting} requests wait already; try again later", 1.0)
+
+
+class Gate:
+    """`async with gate:` around each request: so many run at once, so many wait, the others are refused."""
+
+    def __init__(self, name: str, max_running: int, max_waiting: int) -> None:
+        self._name, self._max_waiting = name, max_waiting
+        self._slots = asyncio.Semaphore(max_running)
+        self.running = 0
+        self.waiting = 0
+
+    @property
+    def ongoing(self) -> int:
+        return self.running + self.waiting
+
+    async def __aenter__(self) -> None:
+        if self._slots.locked():
+            if self.waiting >= self._max_waiting:
+                raise busy(self._name, self.waiting)
+            self.waiting += 1
+            try:
+                await self._slots.acquire()
+            finally:
+                self.waiting -= 1
+        else:
+            await self._slots.acquire()
+        self.running += 1
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.running -= 1
+        self._slots.release()

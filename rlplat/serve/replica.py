@@ -1,0 +1,220 @@
+"""The actor in which a replica lives: the user's object, its gate, its HTTP server where it takes requests from
+outside.
+
+controller ──start()──▶ replica ──▶ object, server        run() answers when the replica has been drained, and fails
+    │       run()                                          when its process dies: so the controller knows
+    └──────drain()─▶ no new connections; the rest is finished
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rlplat.errors import ConfigError
+from rlplat.serve.deployment import Deployment, PartName
+from rlplat.serve.handle import Handle, all_routes, routes_of, set_routes
+from rlplat.serve.metrics import Metrics, exposition
+from rlplat.serve.refusals import Gate, Refused
+
+QUIET_S = 0.25
+"""A draining replica ends when it was not called for so long: calls sent before the routes changed have arrived."""
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    name: str
+    deployment_name: str
+    deployment: Deployment
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    user_config: Any
+    routes: dict[str, dict[str, Any]]
+    """Replicas by deployment, as they are now."""
+    door: str = ""
+    """The Unix socket at which the listening socket is fetched; empty where it takes no requests from outside."""
+    token: str = ""
+
+
+class Replica:
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._spec = spec
+        options = spec.deployment.options_
+        self._options = options
+        for name, replicas in spec.routes.items():
+            set_routes(name, replicas)
+        self._gate = Gate(spec.deployment_name, options.max_concurrency, options.max_queued)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlplat-serve-call")
+        """Methods that are no coroutines run here, one at a time."""
+        self._metrics = Metrics(spec.name)
+        self._drained: asyncio.Future[None] | None = None
+        self._is_ended = False
+        self._called_at = 0.0
+        self._server: Any = None
+        self._object: Any = None
+
+    async def start(self) -> int:
+        """Make the object and open its door; the process's id."""
+        spec = self._spec
+        target = spec.deployment.target
+        if inspect.isclass(target):
+            args = [_with_handles(each) for each in spec.args]
+            kwargs = {key: _with_handles(value) for key, value in spec.kwargs.items()}
+            self._object = target(*args, **kwargs)
+        else:
+            self._object = target
+        introduce = getattr(self._object, "introduce", None)
+        if introduce is not None:
+            introduce(spec.name, lambda: routes_of(spec.deployment_name).replicas)
+        if spec.user_config is not None:
+            await self.reconfigure(spec.user_config)
+        if spec.door:
+            from rlplat.serve.http.server import HttpServer
+
+            self._server = HttpServer(
+                self._object, self._gate, self._options, spec.token, self._thread, self._metrics, self._scrape
+            )
+            await self._server.start(spec.door)
+        return os.getpid()
+
+    async def run(self) -> None:
+        """Until the replica has been drained."""
+        self._drained = asyncio.get_running_loop().create_future()
+        await self._drained
+
+    async def call(self, _method: str, *args: Any, **kwargs: Any) -> Any:
+        method = self._method(_method)
+        self._called_at = time.monotonic()
+        async with self._gate:
+            try:
+                async with asyncio.timeout(self._options.request_timeout_s) as limit:
+                    if inspect.iscoroutinefunction(method):
+                        return await method(*args, **kwargs)
+                    loop = asyncio.get_running_loop()
+                    answer = await loop.run_in_executor(self._thread, lambda: method(*args, **kwargs))
+                    return await answer if inspect.isawaitable(answer) else answer
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise self._too_late() from None
+
+    async def stream(self, _method: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        method = self._method(_method)
+        self._called_at = time.monotonic()
+        async with self._gate:
+            values = method(*args, **kwargs)
+            if hasattr(values, "__aiter__"):
+                async for value in values:
+                    yield value
+            elif inspect.isgenerator(values):
+                loop = asyncio.get_running_loop()
+                end = object()
+                while (value := await loop.run_in_executor(self._thread, next, values, end)) is not end:
+                    yield value
+            else:
+                raise TypeError(f"{self._spec.deployment_name}.{_method} does not yield; call .remote()")
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """A question of the platform: it passes by the gate, and a replica that ends answers it too."""
+        answer = getattr(self._object, method)(*args)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def reconfigure(self, user_config: Any) -> None:
+        change = getattr(self._object, "reconfigure", None)
+        if change is None:
+            raise ConfigError(
+                f"{self._spec.deployment_name} has a user_config, but its class has no reconfigure(user_config)"
+            )
+        answer = change(user_config)
+        if inspect.isawaitable(answer):
+            await answer
+
+    async def set_routes(self, deployment: str, replicas: dict[str, Any]) -> None:
+        set_routes(deployment, replicas)
+
+    async def stats(self) -> dict[str, float]:
+        server = {} if self._server is None else self._server.stats()
+        return {"running": self._gate.running, "waiting": self._gate.waiting, **server}
+
+    async def metric_lines(self) -> list[str]:
+        gauges = {"rlplat_serve_running": self._gate.running, "rlplat_serve_waiting": self._gate.waiting}
+        if self._server is not None:
+            gauges["rlplat_serve_connections"] = self._server.stats()["connections"]
+        if hasattr(self._object, "gauges"):
+            gauges.update(self._object.gauges())
+        for name, value in gauges.items():
+            self._metrics.set(name, value)
+        return self._metrics.lines()
+
+    async def _scrape(self) -> str:
+        """The metrics of all replicas of all deployments; those that do not answer soon are left out."""
+        others = [
+            actor.metric_lines.remote()
+            for replicas in all_routes().values()
+            for name, actor in replicas.items()
+            if name != self._spec.name
+        ]
+        lines = [await self.metric_lines()]
+        answers = [asyncio.ensure_future(_value(ref)) for ref in others]
+        if answers:
+            done, late = await asyncio.wait(answers, timeout=1.0)
+            for each in late:
+                each.cancel()
+            lines += [each.result() for each in done if each.exception() is None]
+        return exposition(lines)
+
+    async def drain(self) -> None:
+        """Take nothing new, finish what runs (or give it up after drain_timeout_s), hand over what is to be kept."""
+        end = time.monotonic() + self._options.drain_timeout_s
+        if self._server is not None:
+            self._server.stop_accepting()
+        hand_over = getattr(self._object, "hand_over", None)
+        if hand_over is not None:
+            await hand_over()
+        begin = time.monotonic()
+        while time.monotonic() < end and (
+            self._gate.ongoing or time.monotonic() - max(begin, self._called_at) < QUIET_S
+        ):
+            await asyncio.sleep(0.02)
+        self._is_ended = True
+        if self._server is not None:
+            await self._server.stop(max(0.0, end - time.monotonic()))
+        self._thread.shutdown(wait=False)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _method(self, name: str) -> Any:
+        if self._is_ended:
+            raise Refused(503, "draining", f"{self._spec.name} is ending; call another replica", 0.0)
+        if name == "__call__":
+            if not callable(self._object):
+                raise AttributeError(f"{self._spec.deployment_name} has no __call__; call one of its methods")
+            return self._object.__call__ if inspect.isclass(self._spec.deployment.target) else self._object
+        method = getattr(self._object, name, None)
+        if not callable(method):
+            raise AttributeError(f"{self._spec.deployment_name} has no method {name!r}")
+        return method
+
+    def _too_late(self) -> Refused:
+        seconds = self._options.request_timeout_s
+        return Refused(504, "deadline", f"{self._spec.deployment_name} gave no answer within {seconds:g} s")
+
+
+async def _value(ref: Any) -> Any:
+    return await ref
+
+
+def _with_handles(value: Any) -> Any:
+    if isinstance(value, PartName):
+        return Handle(value.name)
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_handles, value))
+    if type(value) is dict:
+        return {key: _with_handles(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,155 @@
+"""The controller's decisions: events in, actions out."""
+
+from __future__ import annotations
+
+import random
+
+from rlplat.serve.plan import (
+    MAX_START_FAILURES,
+    Deployed,
+    DrainReplica,
+    Plan,
+    Removed,
+    ReplicaDied,
+    ReplicaDrained,
+    ReplicaReady,
+    RoutesChanged,
+    Scaled,
+    StartReplica,
+    StopReplica,
+    Tick,
+    UpdateFailed,
+)
+
+
+def up(num_replicas: int = 2) -> Plan:
+    plan = Plan()
+    for action in plan.handle(Deployed("m", 1, num_replicas), 0.0):
+        assert isinstance(action, StartReplica)
+        plan.handle(ReplicaReady(action.replica), 1.0)
+    return plan
+
+
+def test_as_many_start_as_are_asked_for() -> None:
+    plan = Plan()
+    assert plan.handle(Deployed("m", 1, 2), 0.0) == [StartReplica("m", 1, "m-0"), StartReplica("m", 1, "m-1")]
+    assert plan.handle(ReplicaReady("m-1"), 0.5) == [RoutesChanged("m")]
+    assert plan.ready("m") == ["m-1"] and not plan.is_settled("m")
+    plan.handle(ReplicaReady("m-0"), 0.6)
+    assert plan.is_settled("m")
+
+
+def test_an_update_starts_one_and_then_drains_an_old_one() -> None:
+    plan = up(2)
+    assert plan.handle(Deployed("m", 2, 2), 2.0) == [StartReplica("m", 2, "m-2")]
+    assert plan.handle(ReplicaReady("m-2"), 3.0) == [
+        RoutesChanged("m"),
+        DrainReplica("m-0"),
+        RoutesChanged("m"),
+        StartReplica("m", 2, "m-3"),
+    ]
+    assert sorted(plan.ready("m")) == ["m-1", "m-2"]
+    assert plan.handle(ReplicaDrained("m-0"), 3.5) == [StopReplica("m-0")]
+    plan.handle(ReplicaReady("m-3"), 4.0)
+    plan.handle(ReplicaDrained("m-1"), 4.5)
+    assert plan.is_settled("m") and sorted(plan.ready("m")) == ["m-2", "m-3"]
+
+
+def test_a_failing_update_leaves_the_old_version() -> None:
+    plan = up(2)
+    (start,) = plan.handle(Deployed("m", 2, 2), 2.0)
+    now, told = 2.0, []
+    for _ in range(MAX_START_FAILURES):
+        assert isinstance(start, StartReplica)
+        actions = plan.handle(ReplicaDied(start.replica, "no such file"), now)
+        now += 20
+        actions += plan.handle(Tick(), now)
+        told += [action for action in actions if isinstance(action, UpdateFailed)]
+        assert not any(isinstance(action, DrainReplica) for action in actions)
+        start = next((action for action in actions if isinstance(action, StartReplica)), start)
+    assert told == [UpdateFailed("m", 2, "no such file", kept=1)]
+    assert plan.ready("m") == ["m-0", "m-1"] and plan.is_settled("m")
+
+
+def test_what_never_starts_is_given_up() -> None:
+    plan = Plan()
+    (start,) = plan.handle(Deployed("m", 1, 1), 0.0)
+    assert isinstance(start, StartReplica)
+    now, last = 0.0, start.replica
+    for _ in range(MAX_START_FAILURES):
+        actions = plan.handle(ReplicaDied(last, "bad"), now)
+        now += 20
+        actions += plan.handle(Tick(), now)
+        last = next((action.replica for action in actions if isinstance(action, StartReplica)), last)
+    assert UpdateFailed("m", 1, "bad", kept=0) in actions and plan.describe() == {}
+
+
+def test_a_dead_replica_is_replaced_at_once_and_the_next_after_a_pause() -> None:
+    plan = up(2)
+    assert plan.handle(ReplicaDied("m-0", "SIGKILL"), 100.0) == [
+        StopReplica("m-0"),
+        RoutesChanged("m"),
+        StartReplica("m", 1, "m-2"),
+    ]
+    assert plan.handle(ReplicaDied("m-2"), 100.1) == [StopReplica("m-2")]
+    assert plan.next_tick() is not None and plan.handle(Tick(), 100.11) == []
+    assert plan.handle(Tick(), 100.3) == [StartReplica("m", 1, "m-3")]
+
+
+def test_scaling_down_drains_the_youngest_and_removal_all() -> None:
+    plan = up(3)
+    actions = plan.handle(Scaled("m", 1), 2.0)
+    assert [type(action) for action in actions] == [DrainReplica, DrainReplica, RoutesChanged]
+    assert len(plan.ready("m")) == 1
+    (drain, _) = plan.handle(Removed("m"), 3.0)
+    assert isinstance(drain, DrainReplica)
+    for name in ("m-0", "m-1", "m-2"):
+        plan.handle(ReplicaDrained(name), 4.0)
+    assert plan.describe() == {}
+
+
+def test_events_of_replicas_that_are_gone_change_nothing() -> None:
+    plan = up(1)
+    assert plan.handle(ReplicaDied("m-7"), 2.0) == [] and plan.handle(ReplicaReady("other-0"), 2.0) == []
+    assert plan.handle(Scaled("other", 3), 2.0) == []
+
+
+def test_any_history_ends_as_asked_for_and_never_drains_below_what_is_wanted() -> None:
+    """Random histories: deaths, updates and scaling in any order; then calm."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        plan, now, version = Plan(), 0.0, 1
+        starting: list[str] = []
+        draining: list[str] = []
+        wanted = rng.randint(1, 4)
+        pending = list(plan.handle(Deployed("m", version, wanted), now))
+        for step in range(120):
+            for action in pending:
+                if isinstance(action, StartReplica):
+                    starting.append(action.replica)
+                elif isinstance(action, DrainReplica):
+                    draining.append(action.replica)
+                    assert len(plan.ready("m")) >= wanted, (seed, step)
+                elif isinstance(action, StopReplica):
+                    starting = [name for name in starting if name != action.replica]
+                    draining = [name for name in draining if name != action.replica]
+            now += rng.random()
+            is_calm = step >= 60
+            choice = rng.random()
+            if starting and choice < 0.5:
+                pending = plan.handle(ReplicaReady(starting.pop(0)), now)
+            elif draining and choice < 0.7:
+                pending = plan.handle(ReplicaDrained(draining.pop(0)), now)
+            elif is_calm or choice < 0.75:
+                now += 20
+                pending = plan.handle(Tick(), now)
+            elif choice < 0.85 and (names := plan.ready("m")):
+                pending = plan.handle(ReplicaDied(rng.choice(names)), now)
+            elif choice < 0.95:
+                wanted = rng.randint(1, 4)
+                pending = plan.handle(Scaled("m", wanted), now)
+            else:
+                version += 1
+                pending = plan.handle(Deployed("m", version, wanted), now)
+        assert plan.is_settled("m"), seed
+        assert len(plan.ready("m")) == wanted
