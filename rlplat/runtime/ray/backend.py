@@ -127,12 +127,16 @@ class RayBackend:
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
         """Values stay where they were made: `get` brings them."""
-        found, _ = ray.wait(
-            [theirs_of(ref) for ref in refs], num_returns=num_returns, timeout=timeout, fetch_local=False
-        )
+        theirs = [ref.ray for ref in refs]
+        found, _ = ray.wait(theirs, num_returns=num_returns, timeout=timeout, fetch_local=False)
+        if (
+            0 < len(found) < len(refs)
+        ):  # the first of those that are there, not those that Ray looked at first
+            found, _ = ray.wait(theirs, num_returns=len(refs), timeout=0, fetch_local=False)
         there = set(found)
-        ready = [ref for ref in refs if ref.ray in there]
-        return ready, [ref for ref in refs if ref.ray not in there]
+        ready = [ref for ref in refs if ref.ray in there][:num_returns]
+        taken = {id(ref) for ref in ready}
+        return ready, [ref for ref in refs if id(ref) not in taken]
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()
@@ -178,19 +182,18 @@ class RayBackend:
     # -- tasks
 
     def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
-        what = f"task {options.name or code.name}"
+        name = options.name or code.name
+        what = f"task {name}"
         is_generator = options.num_returns in (STREAMING, DYNAMIC)
         given = cluster.placed(options, 1, f"task {code.name}") | {
-            "name": options.name or code.name,
+            "name": name,
             "max_retries": options.max_retries,
             "retry_exceptions": [FailedForNow] if options.retry_exceptions else False,
             "num_returns": _NUM_RETURNS.get(options.num_returns, options.num_returns),
         }
-        if options.max_calls:
-            given["max_calls"] = options.max_calls
         if options.num_returns == STREAMING and options.generator_backpressure:
             given["_generator_backpressure_num_objects"] = options.generator_backpressure
-        function = _function(code.target, is_generator).options(**given)
+        function = _function(code.target, is_generator, options.max_calls).options(**given)
         call = CallSpec(what, options.retry_exceptions, options.num_returns)
 
         def submit(args: tuple, kwargs: dict) -> Any:
@@ -335,6 +338,7 @@ class RayBackend:
         return cluster.create_group(bundles, strategy, name, is_detached)
 
     def group_ready(self, group: PlacementGroup) -> ObjectRef:
+        cluster.require_possible(group)
         return ref_of(_second.remote(cluster.ray_group(group).ready(), group))
 
     def remove_group(self, group: PlacementGroup) -> None:
@@ -351,6 +355,10 @@ class RayBackend:
     @property
     def running_task(self) -> str | None:
         return ray.get_runtime_context().get_task_id() if self.can_nest else None
+
+    @property
+    def running_name(self) -> str | None:
+        return host.running.get()
 
     @property
     def is_cancelled(self) -> bool:
@@ -394,8 +402,8 @@ class _pickling:  # noqa: N801
 
 
 @functools.lru_cache(1000)
-def _function(target: Callable[..., Any], is_generator: bool) -> Any:
-    return ray.remote((host.generator_task if is_generator else host.task)(target))
+def _function(target: Callable[..., Any], is_generator: bool, max_calls: int) -> Any:
+    return ray.remote(max_calls=max_calls)((host.generator_task if is_generator else host.task)(target))
 
 
 @functools.lru_cache(1000)

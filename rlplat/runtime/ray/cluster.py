@@ -6,9 +6,15 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.util import placement_group as ray_groups
+from ray.util.placement_group import PlacementGroup as RayGroup
+from ray.util.placement_group import placement_group as create_ray_group
+from ray.util.placement_group import placement_group_table as table_of_groups
+from ray.util.placement_group import remove_placement_group as remove_ray_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from rlplat.errors import InfeasibleResources, PlacementGroupRemoved
+from rlplat.runtime.core.scheduler.events import GroupRequested
+from rlplat.runtime.core.scheduler.groups import Group, why_never
 from rlplat.runtime.demand import capture_of, placement_of, shape_of
 from rlplat.runtime.options import Options
 from rlplat.runtime.placement import PlacementGroup
@@ -92,13 +98,13 @@ def place_of_driver() -> Place:
 
 def ray_group(group: PlacementGroup) -> Any:
     id = ray.PlacementGroupID(bytes.fromhex(group.id))
-    return ray_groups.PlacementGroup(id, [dict(bundle) for bundle in group.bundles])
+    return RayGroup(id, [dict(bundle) for bundle in group.bundles])
 
 
 def create_group(
     bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
 ) -> PlacementGroup:
-    made = ray_groups.placement_group(
+    made = create_ray_group(
         [dict(bundle) for bundle in bundles],
         strategy=strategy,
         name=name,
@@ -107,8 +113,22 @@ def create_group(
     return PlacementGroup(made.id.hex(), bundles, strategy, name)
 
 
+def require_possible(group: PlacementGroup) -> None:
+    """Raises where the group was removed, and where the machines that there are could never hold it."""
+    state = {state.group: state.state for state in groups()}.get(group.id)
+    if state == "REMOVED":
+        raise PlacementGroupRemoved(f"{group!r} was removed")
+    if state == "CREATED":
+        return
+    asked = GroupRequested(client="", group=group.id, bundles=group.bundles, strategy=group.strategy)
+    if never := why_never(Group(asked), [node.total for node in nodes() if node.is_alive]):
+        raise InfeasibleResources(
+            f"placement group {group.name or group.id} ({group.strategy}) can never be reserved: {never}"
+        )
+
+
 def remove_group(group: PlacementGroup) -> None:
-    ray_groups.remove_placement_group(ray_group(group))
+    remove_ray_group(ray_group(group))
 
 
 def groups() -> list[GroupState]:
@@ -121,5 +141,5 @@ def groups() -> list[GroupState]:
             [{name: float(amount) for name, amount in bundle.items()} for bundle in row["bundles"].values()],
             list((row.get("bundles_to_node_id") or {}).values()),
         )
-        for id, row in ray_groups.placement_group_table().items()
+        for id, row in table_of_groups().items()
     ]

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ray.exceptions import AsyncioActorExit
 
-from rlplat.runtime.ray.values import Failed, failure
+from rlplat.runtime.ray.values import Failed, failure, ours_of
 from rlplat.runtime.wire.codec import Raised, split_returns
 from rlplat.runtime.wire.values import ActorInfo, ErrorInfo
+
+running: ContextVar[str | None] = ContextVar("running", default=None)
+"""The name of the task or call that this thread or coroutine executes."""
 
 
 class CallSpec(NamedTuple):
@@ -24,6 +28,11 @@ class CallSpec(NamedTuple):
     num_returns: int = 1
     method: str = ""
     """Of an actor."""
+
+    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Its arguments, as users see them."""
+        running.set(self.what.removeprefix("task "))
+        return tuple(map(ours_of, args)), {name: ours_of(value) for name, value in kwargs.items()}
 
     def failure(self, error: Exception) -> Failed:
         return failure(error, self.what, self.retry)
@@ -40,6 +49,7 @@ class CallSpec(NamedTuple):
 
 def task(target: Callable[..., Any]) -> Callable[..., Any]:
     def run(spec: CallSpec, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = spec.begins(args, kwargs)
         try:
             return spec.checked(target(*args, **kwargs))
         except Exception as error:
@@ -50,6 +60,7 @@ def task(target: Callable[..., Any]) -> Callable[..., Any]:
 
 def generator_task(target: Callable[..., Any]) -> Callable[..., Any]:
     def run(spec: CallSpec, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        args, kwargs = spec.begins(args, kwargs)
         try:
             # Not `yield from`: Ray sends what some iterators do not take.
             for value in target(*args, **kwargs):  # noqa: UP028
@@ -79,6 +90,7 @@ class Host:
         here = identity
         self._death: ErrorInfo | None = None
         try:
+            args, kwargs = CallSpec(f"{identity.info.class_name}.__init__").begins(args, kwargs)
             self._instance = target(*args, **kwargs)
         except AsyncioActorExit:
             raise
@@ -95,6 +107,7 @@ class Host:
 
     def call(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> Any:
         method = self._method(spec)
+        args, kwargs = spec.begins(args, kwargs)
         try:
             return spec.checked(method(*args, **kwargs))
         except Exception as error:
@@ -102,6 +115,7 @@ class Host:
 
     def stream(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         method = self._method(spec)
+        args, kwargs = spec.begins(args, kwargs)
         try:
             for value in method(*args, **kwargs):  # noqa: UP028
                 yield value
@@ -114,6 +128,7 @@ class AsyncHost(Host):
 
     async def call(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> Any:
         method = self._method(spec)
+        args, kwargs = spec.begins(args, kwargs)
         try:
             value = method(*args, **kwargs)
             return spec.checked(await value if inspect.isawaitable(value) else value)
@@ -124,6 +139,7 @@ class AsyncHost(Host):
 
     async def stream(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
         method = self._method(spec)
+        args, kwargs = spec.begins(args, kwargs)
         try:
             values = method(*args, **kwargs)
             if hasattr(values, "__aiter__"):
