@@ -11,6 +11,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.rl.user_code import found_in_copy
 
 
 def load_class(path: str) -> Any:
@@ -40,11 +41,12 @@ def load_class(path: str) -> Any:
 
 def _module_from_file(path: Path) -> Any:
     """The module of a .py file, imported once per process."""
-    if not path.is_file():
+    file = found_in_copy(path.resolve())
+    if not file.is_file():
         raise ConfigError(f"there is no file {path} (looked from {os.getcwd()})")
     name = f"rlplat_file_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):x}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path.resolve())
+        spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module

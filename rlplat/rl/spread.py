@@ -44,7 +44,7 @@ def num_busy_actors(settings: Mapping[str, Any]) -> int:
     """Rollout workers, learners, replay shards and the evaluation of a run with these settings."""
     num_learners: int = settings.get("learner", {}).get("num_learners", 1)
     num_shards: int = settings.get("num_replay_shards", 0)
-    return max(1, int(settings["num_rollout_workers"])) + num_learners + num_shards + 1
+    return max(1, int(settings.get("num_rollout_workers", 1))) + num_learners + num_shards + 1
 
 
 def cpus_of_machines() -> list[float]:

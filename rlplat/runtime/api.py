@@ -57,6 +57,7 @@ def init(
     address: str | None = None,
     preload: Sequence[str] = (),
     runtime_env: dict[str, Any] | None = None,
+    user_code: str | None = None,
     hang_timeout_s: float = 10.0,
     memory_usage_threshold: float = 0.9,
     log_dir: str | None = None,
@@ -82,6 +83,8 @@ def init(
     spill_dir: where objects go that find no room there; None: the temp directory; "": nowhere.
     store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`.
     runtime_env: for every task and actor: `env_vars`, `working_dir`, `py_modules`, `pip` or `uv` (docs/runtime.md).
+    user_code: a folder that is sent to every machine of a cluster, where workers run in it; a `working_dir` in
+        `runtime_env` comes first. On one machine nothing is copied.
     hang_timeout_s: a worker in use that neither answers nor uses CPU time for so long is killed, and counts as dead.
     memory_usage_threshold: share of the machine's (or cgroup's) memory above which workers are killed, one at a time.
     log_dir: where folders with the output of workers are kept; None: $RLPLAT_LOG_DIR, or a temporary directory.
@@ -155,6 +158,7 @@ def init(
                 resources=resources,
                 namespace=namespace,
                 runtime_env=runtime_env,
+                user_code=user_code,
                 log_to_driver=log_to_driver,
                 object_store_memory=object_store_memory,
             )

@@ -11,6 +11,7 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ConfigError, UsageError
+from rlplat.rl.user_code import folder_of, named_in
 from rlplat.tune.core.experiment import Experiment
 from rlplat.tune.core.snapshot import View
 from rlplat.tune.results.analysis import Analysis
@@ -74,7 +75,8 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
     view = open_view(progress)
     if owns_runtime:
         with view.taking_output():
-            rlplat.init(preload=("torch",) if kind.is_algorithm else ())
+            names = [str(spec.trainable), *named_in(spec.config)]
+            rlplat.init(preload=("torch",) if kind.is_algorithm else (), user_code=folder_of(names))
     try:
         check_silence(spec, rlplat.get_runtime_context().is_one_process)
         check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)

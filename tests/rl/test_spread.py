@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def test_all_find_room_and_none_gets_less_than_it_must(cpus: list[int], num_acto
         return
     assert 0 < each <= 1
     assert sum(int(amount / each) for amount in cpus) >= num_actors
-    parts = round(1 / each)
+    parts = next(parts for parts in range(1, 400) if math.floor(10_000 / parts) == round(each * 10_000))
     assert parts == 1 or sum(amount * (parts - 1) for amount in cpus) < num_actors
 
 

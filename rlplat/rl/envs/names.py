@@ -28,6 +28,7 @@ from typing import Any, Literal
 from rlplat.config import closest
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra
 from rlplat.rl.env_objects import EnvObject, env_name, is_marker
+from rlplat.rl.user_code import found_in_copy
 
 ATARI_ROMS = (
     "adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist basic_math "
@@ -233,7 +234,8 @@ def _import_module(name: str, module_name: str) -> ModuleType:
 
 def _import_file(name: str, path_text: str) -> ModuleType:
     path = Path(path_text).expanduser().resolve()
-    if not path.is_file():
+    file = found_in_copy(path)
+    if not file.is_file():
         near = (
             closest(path.name, [other.name for other in path.parent.glob("*.py")])
             if path.parent.is_dir()
@@ -244,13 +246,13 @@ def _import_file(name: str, path_text: str) -> ModuleType:
     module_name = f"rlplat_env_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise EnvNotFound(f"{path} is not a Python file (environment '{name}'); its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # what lies beside it can be imported, as with `python file.py`
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # what lies beside it can be imported, as with `python file.py`
     try:
         spec.loader.exec_module(module)
     except Exception as error:

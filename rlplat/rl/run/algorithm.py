@@ -37,6 +37,7 @@ from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
+from rlplat.rl.user_code import folder_of, named_in
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -85,7 +86,8 @@ class Algorithm(Generic[Config]):
             # Before the pre-flight: the first processes start while it looks at the environment.
             needs_torch = config.framework == "torch" and "framework" not in config.unused
             backend = None if config.num_rollout_workers else "inproc"
-            rlplat.init(backend=backend, preload=("torch",) if needs_torch else ())
+            preload = ("torch",) if needs_torch else ()
+            rlplat.init(backend=backend, preload=preload, user_code=folder_of(named_in(config.model_dump())))
             self.ends.callback(rlplat.shutdown)
         self.ends.callback(self._evaluation.close)
         try:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
+from io import BytesIO
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +43,8 @@ class Evaluated(NamedTuple):
     episodes: list[Episode]
     no_video: str = ""
     """Why there is no video although there should be one."""
+    video: bytes = b""
+    """An mp4 file: the caller has the run's directory, the evaluation's machine may not."""
 
 
 def play_episodes(
@@ -118,9 +120,9 @@ class Evaluator:
                 os.environ[name] = "1"
 
     def run(
-        self, pinned: tuple[int, Weights], episodes: int, video: str = "", *, tells: bool = False
+        self, pinned: tuple[int, Weights], episodes: int, with_video: bool = False, *, tells: bool = False
     ) -> Evaluated:
-        """pinned: (version, weights); video: where to write a film of one episode, empty for none; tells: say on stderr
+        """pinned: (version, weights); with_video: record one episode more; tells: say on stderr
         how far it is, for who waits."""
         from rlplat.rl.multi_agent.evaluation import GamePlayer
         from rlplat.rl.multi_agent.policy_map import plan_multi_agent
@@ -130,7 +132,7 @@ class Evaluator:
         plan = plan_multi_agent(self._settings)
         if plan is not None:
             with GamePlayer(self._settings, plan, self._make_policy) as player:
-                no_video = "games of several agents are not recorded as video" if video else ""
+                no_video = "games of several agents are not recorded as video" if with_video else ""
                 return Evaluated(version, player.play(weights, episodes, tell), no_video)
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
@@ -138,14 +140,15 @@ class Evaluator:
                 self._settings["env"], num_envs, env_kwargs=raw_env_kwargs(self._settings)
             )
         played = self._play(self._envs[num_envs], weights, episodes, tell=tell)
-        if not video:
+        if not with_video:
             return Evaluated(version, played)
+        video = BytesIO()
         try:
-            with VideoWriter(Path(video)) as film:
+            with VideoWriter(video) as film:
                 self.film(pinned, 1, film, max_steps=MAX_FILM_STEPS)
         except Exception as error:  # rendering may fail in any way; what was evaluated is not lost for it
             return Evaluated(version, played, no_video=str(error) or type(error).__name__)
-        return Evaluated(version, played)
+        return Evaluated(version, played, video=video.getvalue())
 
     def film(
         self,
@@ -207,12 +210,14 @@ class Evaluation:
         self._make_policy = make_policy
         self._actor: ActorHandle | None = None
 
-    def start(self, weights: ObjectRef, episodes: int, video: str = "", *, tells: bool = False) -> ObjectRef:
+    def start(
+        self, weights: ObjectRef, episodes: int, with_video: bool = False, *, tells: bool = False
+    ) -> ObjectRef:
         """weights: the ref of a (version, weights), which are pinned by it. Several starts play one after another.
         tells: for who waits, see `Evaluator.run`."""
         if self._actor is None:
             self._actor = spread(Evaluator, self._settings).remote(self._settings, self._make_policy)
-        return self._actor.run.remote(weights, episodes, video, tells=tells)
+        return self._actor.run.remote(weights, episodes, with_video, tells=tells)
 
     def run(self, weights: ObjectRef, episodes: int) -> list[Episode]:
         """Starts anew, once, where the actor dies."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlplat
@@ -44,7 +45,8 @@ class _Running:
     weights: ObjectRef
     """Of (version, weights): pins them until the evaluation is through."""
     outcome: ObjectRef
-    video: str
+    video: Path | None
+    """Where the video is to be."""
     attempt: int = 1
 
 
@@ -112,11 +114,11 @@ class Evaluations:
         if self._evaluation is None:
             return self._finished(env_steps, self._algorithm.evaluate(self._episodes))
         weights = self._algorithm.weights()
-        video = ""
+        video = None
         if self._run and self._video_period and (is_final or self._started % self._video_period == 0):
-            video = str((self._run.path / "videos" / f"eval_{env_steps}.mp4").absolute())
+            video = self._run.path / "videos" / f"eval_{env_steps}.mp4"
         waits = self._waits or is_final
-        outcome = self._evaluation.start(weights, self._episodes, video, tells=waits)
+        outcome = self._evaluation.start(weights, self._episodes, video is not None, tells=waits)
         self._running = _Running(env_steps, weights, outcome, video)
         return self._collect(wait=True, may_fail=not is_final) if waits else {}
 
@@ -130,6 +132,11 @@ class Evaluations:
                 running = self._failed(running, error, may_fail=may_fail)
                 continue
             self._running = None
+            if running.video and evaluated.video:
+                running.video.parent.mkdir(exist_ok=True)
+                whole = running.video.with_name(f".{running.video.name}.new")
+                whole.write_bytes(evaluated.video)
+                whole.replace(running.video)
             if evaluated.no_video:
                 self._no_more_videos(evaluated.no_video)
             return self._finished(
@@ -156,7 +163,7 @@ class Evaluations:
         if running.video:
             self._no_more_videos("the evaluation failed while it recorded a video")
         outcome = self._evaluation.start(running.weights, self._episodes)
-        self._running = _Running(running.env_steps, running.weights, outcome, "", attempt=2)
+        self._running = _Running(running.env_steps, running.weights, outcome, None, attempt=2)
         return self._running
 
     def _finished(

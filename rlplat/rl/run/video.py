@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,7 +52,8 @@ class VideoWriter:
     Nothing is written where there was no frame, or where the `with` block raised.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | BytesIO) -> None:
+        """path: or a buffer, for a film that is to be stored elsewhere."""
         try:
             import av
         except ImportError:
@@ -59,10 +61,10 @@ class VideoWriter:
         self._open: Any = av.open
         self._frame_from: Any = av.VideoFrame.from_ndarray
         self._codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        self.path = path
+        self._target = path
         self.fps = DEFAULT_FPS
         self.num_frames = 0
-        self._temporary = path.with_name(f".{path.name}.new")
+        self._temporary: Any = path.with_name(f".{path.name}.new") if isinstance(path, Path) else None
         self._container: Any = None
         self._stream: Any = None
         self._shape: tuple[int, ...] = ()
@@ -85,10 +87,11 @@ class VideoWriter:
         self.num_frames += 1
 
     def _begin(self, shape: tuple[int, ...]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._shape = shape
         rate = Fraction(self.fps).limit_denominator(1000)
-        self._container = self._open(str(self._temporary), "w", format="mp4")
+        if self._temporary is not None:
+            self._temporary.parent.mkdir(parents=True, exist_ok=True)
+        self._container = self._open(self._temporary or self._target, "w", format="mp4")
         self._stream = self._container.add_stream(self._codec, rate=rate)
         context = self._stream.codec_context
         context.height, context.width = shape[0] + shape[0] % 2, shape[1] + shape[1] % 2
@@ -109,9 +112,9 @@ class VideoWriter:
                 self._container.mux(self._stream.encode(None))  # what the encoder still holds
         finally:
             self._container.close()
-            if kind is None:
-                os.replace(self._temporary, self.path)
-            else:
+            if isinstance(self._target, Path) and kind is None:
+                os.replace(self._temporary, self._target)
+            elif self._temporary is not None:
                 self._temporary.unlink(missing_ok=True)
 
 

@@ -49,6 +49,8 @@ _NAMESPACE = "rlplat"
 """Ray's name for our namespace "": its own anonymous ones are new for each program."""
 _NUM_RETURNS = {STREAMING: "streaming", DYNAMIC: "dynamic"}
 _CANCEL_GRACE_S = 5.0
+_NOT_CODE = (".git", ".venv", "venv", "__pycache__", "runs", "checkpoints", "*.mp4", "*.safetensors")
+"""What is not sent to other machines with the user's code."""
 
 
 class RayBackend:
@@ -69,6 +71,7 @@ class RayBackend:
         resources: dict[str, float] | None,
         namespace: str,
         runtime_env: dict[str, Any] | None,
+        user_code: str | None,
         log_to_driver: bool,
         object_store_memory: int | None,
     ) -> Self:
@@ -85,6 +88,8 @@ class RayBackend:
             )
         else:
             own = {"address": address}
+            if user_code is not None and "working_dir" not in env:
+                env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *_NOT_CODE]}
         env["worker_process_setup_hook"] = attach
         try:
             ray.init(**own, namespace=namespace or _NAMESPACE, runtime_env=env, log_to_driver=log_to_driver)

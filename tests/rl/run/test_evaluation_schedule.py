@@ -25,8 +25,8 @@ class Runtime:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.started: list[tuple[str, str, str]] = []
-        """(ref of the outcome, ref of the weights, name of the video)"""
+        self.started: list[tuple[str, str, bool]] = []
+        """(ref of the outcome, ref of the weights, whether it is to film)"""
         self.closed = 0
 
     def wait(self, refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
@@ -39,19 +39,20 @@ class Runtime:
             raise value
         return value
 
-    def start(self, weights: str, episodes: int, video: str = "", *, tells: bool = False) -> str:
+    def start(self, weights: str, episodes: int, with_video: bool = False, *, tells: bool = False) -> str:
         assert episodes == 2
         outcome = f"outcome {len(self.started)}"
-        self.started.append((outcome, weights, Path(video).name))
+        self.started.append((outcome, weights, with_video))
         return outcome
 
     def close(self) -> None:
         self.closed += 1
 
     def finish(self, index: int, mean: float, no_video: str = "") -> None:
-        outcome, weights, _ = self.started[index]
+        outcome, weights, films = self.started[index]
         episodes = [Episode(mean - 1, 5), Episode(mean + 1, 5)]
-        self.values[outcome] = Evaluated(self.values[weights][0], episodes, no_video)
+        video = b"a film" if films and not no_video else b""
+        self.values[outcome] = Evaluated(self.values[weights][0], episodes, no_video, video)
 
 
 @pytest.fixture
@@ -134,13 +135,13 @@ def test_the_training_goes_on_and_the_figures_come_with_a_later_line(runtime: Ru
     algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm)
     assert turn(algorithm, evaluations, 3) == {}  # 150 env steps; one began at 100, with the weights of then
-    assert runtime.started == [("outcome 0", "weights 100", "")]
+    assert runtime.started == [("outcome 0", "weights 100", False)]
     runtime.finish(0, 7.0)
     figures = turn(algorithm, evaluations)
     assert figures["eval/return_mean"] == 7.0 and figures["eval/return_std"] == 1.0
     assert (figures["eval/env_steps"], figures["eval/weights_version"]) == (100, 100)
     assert "eval/skipped" not in figures
-    assert runtime.started[1:] == [("outcome 1", "weights 200", "")]
+    assert runtime.started[1:] == [("outcome 1", "weights 200", False)]
     assert turn(algorithm, evaluations) == {}
 
 
@@ -218,7 +219,7 @@ def test_what_a_checkpoint_cut_off_begins_again(runtime: Runtime) -> None:
     resumed = Evaluations(algorithm)
     resumed.set_state(state)
     resumed.begin_again(150)
-    assert runtime.started[1:] == [("outcome 1", "weights 150", "")]
+    assert runtime.started[1:] == [("outcome 1", "weights 150", False)]
 
 
 def test_the_final_one_is_not_played_twice_and_an_older_one_is_given_up(
@@ -246,10 +247,10 @@ def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
     algorithm = Fake(runtime, evaluation={"video_period": 1})
     evaluations = Evaluations(algorithm, run=run)
     turn(algorithm, evaluations, 2)
-    assert runtime.started == [("outcome 0", "weights 100", "eval_100.mp4")]
+    assert runtime.started == [("outcome 0", "weights 100", True)]
     runtime.values["outcome 0"] = ActorDied("actor Evaluator died (SIGKILL)")
     assert turn(algorithm, evaluations) == {} and runtime.closed == 1
-    assert runtime.started[1] == ("outcome 1", "weights 100", "")
+    assert runtime.started[1] == ("outcome 1", "weights 100", False)
     runtime.values["outcome 1"] = EnvError("no such action")
     assert turn(algorithm, evaluations) == {}
     assert said(run) == [
@@ -257,7 +258,7 @@ def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
         "no videos: the evaluation failed while it recorded a video; training continues without",
         "warning: the evaluation of 100 env steps failed: no such action; given up, training continues",
     ]
-    assert runtime.started[2] == ("outcome 2", "weights 200", "")
+    assert runtime.started[2] == ("outcome 2", "weights 200", False)
     runtime.finish(2, 1.0)
     assert turn(algorithm, evaluations)["eval/failures"] == 2
 
@@ -281,9 +282,11 @@ def test_every_kth_is_filmed_the_last_always_and_what_cannot_be_is_said_once(
     turn(algorithm, evaluations)
     runtime.values["outcome 3"] = Evaluated(350, [Episode(1.0, 1)], "X cannot be recorded")
     evaluations.final(Result(7, 350, 0, None, None))
-    assert [video for _, _, video in runtime.started] == ["", "eval_200.mp4", "", "eval_350.mp4"]
+    assert [films for _, _, films in runtime.started] == [False, True, False, True]
+    films = run.path / "videos"
+    assert {path.name: path.read_bytes() for path in films.iterdir()} == {"eval_200.mp4": b"a film"}
     turn(algorithm, evaluations)
     runtime.finish(4, 1.0)
     turn(algorithm, evaluations, 2)
-    assert [video for _, _, video in runtime.started[4:]] == ["", ""]
+    assert [films for _, _, films in runtime.started[4:]] == [False, False]
     assert said(run) == ["no videos: X cannot be recorded; training continues without"]
