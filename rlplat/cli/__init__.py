@@ -27,9 +27,29 @@ COMMANDS = {
     "stack": "what every process of it is doing right now",
     "timeline": "its last calls as a trace for Perfetto",
     "memory": "its objects: who owns them and who holds them",
+    "up": "start a cluster on the machines of a file, CLUSTER.yaml",
+    "down": "end it, and what runs on it",
+    "exec": "run a command on its head",
+    "attach": "open a shell on its head",
+    "submit": "run a program on it that outlives this terminal",
+    "jobs": "the programs submitted to it: list, logs, stop",
+    "rsync-up": "copy files to its nodes",
+    "rsync-down": "copy files from its head",
+    "port-forward": "reach a port of its head from here",
 }
-_MODULES = {"list": "listing"}
-"""A module `list` would take the place of the builtin here."""
+_MODULES = {
+    "list": "listing",  # a module `list` would take the place of the builtin here
+    "up": "cluster.nodes:up",
+    "down": "cluster.nodes:down",
+    "exec": "cluster.programs:exec_",
+    "attach": "cluster.programs:attach",
+    "submit": "cluster.programs:submit",
+    "jobs": "cluster.programs:jobs",
+    "rsync-up": "cluster.files:rsync_up",
+    "rsync-down": "cluster.files:rsync_down",
+    "port-forward": "cluster.files:port_forward",
+}
+"""The modules of commands that are not called as they are, and the function where it is not `run`."""
 
 _HELP = """\
 usage: rlplat COMMAND [options]
@@ -68,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        lines = [f"  {name:<12}{line}" for name, line in COMMANDS.items()]
+        lines = [f"  {name:<14}{line}" for name, line in COMMANDS.items()]
         print(_HELP.format(commands="\n".join(lines)), end="")
         return 0 if arguments else 2
     if arguments[0] in ("--version", "version"):
@@ -85,6 +105,6 @@ def _main(arguments: list[str]) -> int:
         return 2
     from rlplat.cli.exit_codes import run_and_report
 
-    name = _MODULES.get(command, command.replace("-", "_"))
+    name, _, function = _MODULES.get(command, command.replace("-", "_")).partition(":")
     module = importlib.import_module(f"rlplat.cli.{name}")
-    return run_and_report(module.run, arguments[1:])
+    return run_and_report(getattr(module, function or "run"), arguments[1:])

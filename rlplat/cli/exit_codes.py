@@ -11,8 +11,10 @@ from rlplat.errors import RlplatError, TaskError, UsageError
 
 def run_and_report(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run `command(arguments)`; what it raises becomes a message on stderr and an exit code."""
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    program = arguments[len(own) :]  # `exec CLUSTER.yaml -- PROGRAM --debug`: its flags are its own
+    debug = "--debug" in own
+    arguments = [argument for argument in own if argument != "--debug"] + program
     try:
         return command(arguments)
     except KeyboardInterrupt as interrupt:

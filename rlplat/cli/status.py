@@ -21,8 +21,9 @@ examples:
   rlplat status
   rlplat status --pid 4711           when several clusters are running
   rlplat status --json
+  rlplat status lab.yaml             of the nodes that `rlplat up lab.yaml` has started
 
-Exit code 2: no cluster of this user is running here.
+Exit code 2: no cluster of this user is running here; 1: a node of CLUSTER.yaml is not as it should be.
 """
 _ORDER = ("running", "queued", "waiting-worker", "waiting-actor", "waiting-args", "ended", "failed")
 
@@ -35,12 +36,19 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "cluster", nargs="?", metavar="CLUSTER.yaml", help="a cluster of several machines, by its file"
+    )
     add_cluster_options(parser)
     return parser
 
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
+    if options.cluster is not None:
+        from rlplat.cli.cluster.nodes import status as status_of_nodes
+
+        return status_of_nodes(options.cluster)
     from rlplat.state import cluster_status
 
     status = cluster_status(cluster=chosen(options))

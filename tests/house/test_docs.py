@@ -33,6 +33,11 @@ from rlplat.cli import timeline as timeline_command
 from rlplat.cli import train as train_command
 from rlplat.cli import tune as tune_command
 from rlplat.cli import tune_show as tune_show_command
+from rlplat.cli.cluster import files as cluster_files
+from rlplat.cli.cluster import nodes as cluster_nodes
+from rlplat.cli.cluster import programs as cluster_programs
+from rlplat.cli.cluster.options import with_program
+from rlplat.cluster.settings import resolve_cluster
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.run.registry import algorithm_homes, load_algorithm, require_config
 
@@ -177,6 +182,15 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "stack": lambda arguments: stack_command.build_parser().parse_args(arguments),
     "timeline": lambda arguments: timeline_command.build_parser().parse_args(arguments),
     "memory": lambda arguments: memory_command.build_parser().parse_args(arguments),
+    "up": lambda arguments: cluster_nodes.up_parser().parse_args(arguments),
+    "down": lambda arguments: cluster_nodes.down_parser().parse_args(arguments),
+    "exec": lambda arguments: cluster_programs.exec_parser().parse_args(with_program(arguments)[0]),
+    "attach": lambda arguments: cluster_programs.attach_parser().parse_args(arguments),
+    "submit": lambda arguments: cluster_programs.submit_parser().parse_args(with_program(arguments)[0]),
+    "jobs": lambda arguments: cluster_programs.jobs_parser().parse_args(arguments),
+    "rsync-up": lambda arguments: cluster_files.rsync_up_parser().parse_args(arguments),
+    "rsync-down": lambda arguments: cluster_files.rsync_down_parser().parse_args(arguments),
+    "port-forward": lambda arguments: cluster_files.port_forward_parser().parse_args(arguments),
 }
 
 
@@ -215,6 +229,9 @@ def test_python_and_yaml_blocks_are_valid(page: Path) -> None:
         layer = parse_yaml(block, page_name(page))
         if page.stem == "tuning":
             continue  # experiments: test_tuning_page.py
+        if "provider" in layer.values:
+            resolve_cluster(layer, page.stem)
+            continue
         algo = layer.values.pop("algo", page.stem if page.stem in algorithm_homes() else "ppo")
         resolve(load_algorithm(algo).config_class, [Layer({"env": "CartPole-v1"}), layer])
 

@@ -1,0 +1,1 @@
+"""The commands that take a CLUSTER.yaml."""

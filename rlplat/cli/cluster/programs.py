@@ -1,0 +1,128 @@
+"""`rlplat exec`, `rlplat attach`, `rlplat submit`, `rlplat jobs`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rlplat.cli.cluster.options import cluster_parser, launcher_of, with_program
+from rlplat.durations import duration_text
+from rlplat.errors import UsageError
+
+
+def exec_parser() -> argparse.ArgumentParser:
+    parser = cluster_parser(
+        "exec",
+        "Run a command on the head and pass on its input, output and exit code.",
+        "example:\n  rlplat exec lab.yaml -- nvidia-smi",
+    )
+    parser.add_argument("--node", metavar="NAME", help="on this node instead")
+    parser.usage = "%(prog)s CLUSTER.yaml [--node NAME] -- COMMAND ..."
+    return parser
+
+
+def exec_(arguments: list[str]) -> int:
+    own, program = with_program(arguments)
+    options = exec_parser().parse_args(own)
+    if not program:
+        raise UsageError(f"no command: rlplat exec {options.cluster} -- COMMAND ...")
+    return _run(options.cluster, options.node, "run", program, False)
+
+
+def attach_parser() -> argparse.ArgumentParser:
+    parser = cluster_parser("attach", "Open a shell on the head, where programs find the cluster.")
+    parser.add_argument("--node", metavar="NAME", help="on this node instead")
+    return parser
+
+
+def attach(arguments: list[str]) -> int:
+    options = attach_parser().parse_args(arguments)
+    return _run(options.cluster, options.node, "shell", [], sys.stdin.isatty())
+
+
+def _run(path: str, node_name: str | None, verb: str, program: list[str], terminal: bool) -> int:
+    with launcher_of(path) as launcher:
+        node = launcher.node(node_name) if node_name else launcher.head
+        machine = launcher.connect(node)
+        request = json.dumps(launcher.program_request())
+        command = [machine.python, "-m", "rlplat.cluster.host", verb, request, *program]
+        code = subprocess.call(machine.argv(command, terminal))
+    return 128 - code if code < 0 else code
+
+
+def submit_parser() -> argparse.ArgumentParser:
+    parser = cluster_parser(
+        "submit",
+        "Run a program on the cluster. It goes on when this terminal is closed.",
+        "example:\n  rlplat submit lab.yaml -- rlplat train --algo ppo --env CartPole-v1 --out runs/a",
+    )
+    parser.usage = "%(prog)s CLUSTER.yaml [--wait] -- PROGRAM ..."
+    parser.add_argument("--wait", action="store_true", help="show its log, and end with its exit code")
+    return parser
+
+
+def submit(arguments: list[str]) -> int:
+    own, program = with_program(arguments)
+    options = submit_parser().parse_args(own)
+    if not program:
+        raise UsageError(f"no program: rlplat submit {options.cluster} -- PROGRAM ...")
+    with launcher_of(options.cluster) as launcher:
+        job = launcher.ask_head("submit", command=program)["job"]
+        print(f"job {job}: rlplat jobs {options.cluster} logs {job} -f", flush=True)
+        if not options.wait:
+            return 0
+        return _ended(launcher.ask_head("logs", job=job, follow=True))
+
+
+def jobs_parser() -> argparse.ArgumentParser:
+    parser = cluster_parser(
+        "jobs",
+        "The programs that were submitted to a cluster.",
+        "examples:\n  rlplat jobs lab.yaml\n  rlplat jobs lab.yaml logs 3 -f      ends with the exit code of the job\n"
+        "  rlplat jobs lab.yaml stop 3         SIGTERM, 30 s to save a checkpoint, SIGKILL",
+    )
+    parser.add_argument("action", nargs="?", choices=("list", "logs", "stop"), default="list")
+    parser.add_argument("job", nargs="?", metavar="ID")
+    parser.add_argument("-f", "--follow", action="store_true", help="logs: until the job ends")
+    parser.add_argument("--json", action="store_true", help="list: one JSON object per job")
+    return parser
+
+
+def jobs(arguments: list[str]) -> int:
+    options = jobs_parser().parse_args(arguments)
+    if options.action != "list" and options.job is None:
+        raise UsageError(f"which job? rlplat jobs {options.cluster} {options.action} ID")
+    with launcher_of(options.cluster) as launcher:
+        if options.action == "logs":
+            found = launcher.ask_head("logs", job=options.job, follow=options.follow)
+            return _ended(found) if options.follow else 0
+        if options.action == "stop":
+            found = launcher.ask_head("stop-job", job=options.job)
+            print(f"job {options.job}: {_state(found)}")
+            return 0
+        rows = launcher.ask_head("jobs")["jobs"]
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    print(
+        "\n".join(f"{row['id']:>4}  {_state(row):<22}{shlex.join(row['command'])}" for row in rows)
+        or "no jobs"
+    )
+    return 0
+
+
+def _state(job: dict[str, Any]) -> str:
+    took = duration_text(job.get("ended", time.time()) - job["submitted"])
+    code = f" ({job['exit_code']})" if job["exit_code"] else ""
+    return f"{job['state']}{code} {took}"
+
+
+def _ended(job: dict[str, Any]) -> int:
+    print(f"job {job['id']}: {_state(job)}")
+    return int(job["exit_code"]) if job["exit_code"] is not None else 1

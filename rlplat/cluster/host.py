@@ -1,0 +1,249 @@
+"""The half of the launcher that runs on each machine: `python -m rlplat.cluster.host VERB`.
+
+It reads one line of JSON, the request, and for `receive` the bytes of an archive after it; it prints what people may
+read, then one line that begins with RESULT and has the answer as JSON. Requests hold the cluster's key: they come by
+standard input, never on a command line. `run` and `shell` instead take arguments, so that input is the program's.
+What is slow to import is imported where it is used: each verb is a new process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import rlplat
+from rlplat.cluster.jobs import Jobs
+from rlplat.cluster.node_process import HostError, NodeProcess, NodeStart, private_folder
+
+RESULT = "@rlplat "
+
+
+def main(arguments: list[str]) -> int:
+    verb, *rest = arguments
+    try:
+        if verb in ("run", "shell"):
+            return _run(json.loads(rest[0]), rest[1:])
+        request = json.loads(sys.stdin.buffer.readline())
+        answer = _VERBS[verb](request)
+    except HostError as error:
+        answer = {"error": str(error)}
+    except OSError as error:
+        answer = {"error": f"{error.filename or verb}: {error.strerror or error}"}
+    print(RESULT + json.dumps(answer), flush=True)
+    return 1 if "error" in answer else 0
+
+
+def cluster_folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def files_folder(request: dict[str, Any]) -> Path:
+    """The copy of the user's files; the home folder where nothing was copied."""
+    folder = cluster_folder(request["folder"]) / "files"
+    return folder if folder.is_dir() else Path.home()
+
+
+def look(request: dict[str, Any]) -> dict[str, Any]:
+    folder = cluster_folder(request["folder"])
+    return {
+        "rlplat": rlplat.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "ray": _version("ray"),
+        "address": _own_address(),
+        "nodes": {name: NodeProcess(folder, name).look() for name in request["nodes"]},
+    }
+
+
+def receive(request: dict[str, Any]) -> dict[str, Any]:
+    """Unpack the archive on standard input into a folder; nothing in it can lead out of that folder."""
+    import tarfile
+
+    target = _target(request)
+    count = 0
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        for member in archive:
+            archive.extract(member, target, filter="data")
+            count += member.isfile()
+    return {"files": count, "folder": str(target)}
+
+
+def send(request: dict[str, Any]) -> dict[str, Any]:
+    """The archive of a file or folder goes to standard output, after a line with its name."""
+    import tarfile
+
+    source = Path(request["source"]).expanduser()
+    source = source if source.is_absolute() else files_folder(request) / source
+    if not source.exists():
+        raise HostError(f"{source} does not exist")
+    print(RESULT + json.dumps({"name": source.name}), flush=True)
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+        archive.add(source, arcname=source.name)
+    sys.stdout.buffer.flush()
+    os._exit(0)
+
+
+def setup(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the user's commands in order; the first that fails ends it."""
+    for command in request["commands"]:
+        print(f"$ {command}", flush=True)
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=files_folder(request), env={**os.environ, **request["env"]}, stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            raise HostError(f"setup command ended with exit code {done.returncode}: {command}")
+    return {}
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    folder = private_folder(cluster_folder(request["folder"]))
+    node = NodeProcess(folder, request["node"])
+    with _lock(folder, request["node"]):
+        was_running = node.look()["state"] == "running"
+        seen = node.start(
+            NodeStart.of(request["start"]),
+            request["token"],
+            request["env"],
+            sys.executable,
+            request["timeout_s"],
+        )
+    return {**seen, "was_running": was_running}
+
+
+def stop(request: dict[str, Any]) -> dict[str, Any]:
+    folder = cluster_folder(request["folder"])
+    if not folder.is_dir():
+        return {"stopped": []}
+    if request["jobs"]:
+        jobs = Jobs(folder)
+        for job in jobs.all():
+            if job["state"] == "running":
+                jobs.stop(job["id"])
+    names = request["nodes"]
+
+    def end(name: str) -> bool:
+        with _lock(folder, name):
+            return NodeProcess(folder, name).stop()
+
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        stopped = [name for name, was_there in zip(names, pool.map(end, names), strict=True) if was_there]
+    if request["jobs"]:
+        (folder / "token").unlink(missing_ok=True)
+    return {"stopped": stopped}
+
+
+def token(request: dict[str, Any]) -> dict[str, Any]:
+    """The key that the cluster has already, for a node that joins later."""
+    path = cluster_folder(request["folder"]) / "token"
+    return {"token": path.read_text() if path.exists() else None}
+
+
+def submit(request: dict[str, Any]) -> dict[str, Any]:
+    folder = cluster_folder(request["folder"])
+    env = _program_env(request)
+    return {"job": Jobs(folder).submit(request["command"], env, files_folder(request))}
+
+
+def jobs(request: dict[str, Any]) -> dict[str, Any]:
+    return {"jobs": Jobs(cluster_folder(request["folder"])).all()}
+
+
+def stop_job(request: dict[str, Any]) -> dict[str, Any]:
+    return Jobs(cluster_folder(request["folder"])).stop(request["job"])
+
+
+def logs(request: dict[str, Any]) -> dict[str, Any]:
+    last = b"\n"
+
+    def write(data: bytes) -> None:
+        nonlocal last
+        last = data
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    found = Jobs(cluster_folder(request["folder"])).logs(request["job"], request["follow"], write)
+    if not last.endswith(b"\n"):
+        write(b"\n")  # the answer begins a line
+    return found
+
+
+_VERBS = {
+    "look": look, "receive": receive, "send": send, "setup": setup, "start": start, "stop": stop, "token": token,
+    "submit": submit, "jobs": jobs, "stop-job": stop_job, "logs": logs,
+}  # fmt: skip
+
+
+def _run(request: dict[str, Any], command: list[str]) -> int:
+    """A program with the caller's input, output and terminal, in place of this one; without a command a shell."""
+    os.chdir(files_folder(request))
+    command = command or [pwd.getpwuid(os.getuid()).pw_shell or "sh"]
+    try:
+        os.execvpe(command[0], command, {**os.environ, **_program_env(request)})
+    except OSError as error:
+        print(f"rlplat: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+def _program_env(request: dict[str, Any]) -> dict[str, str]:
+    """What a program on this cluster needs: the user's variables, and how it finds the engine."""
+    folder = cluster_folder(request["folder"])
+    head = NodeProcess(folder, request["head"]).look()
+    if request["needs_engine"] and head["state"] != "running":
+        raise HostError(f"the head is {head['state']}: rlplat up first")
+    address = head.get("address") or ""
+    places = {"{token}": str(folder / "token"), "{address}": address}
+    env = dict(request["env"])
+    for name, text in request["engine_env"].items():
+        for place, value in places.items():
+            text = text.replace(place, value)
+        env[name] = text
+    path = os.path.dirname(sys.executable)
+    return {**env, "PATH": f"{path}:{os.environ.get('PATH', os.defpath)}"}
+
+
+def _target(request: dict[str, Any]) -> Path:
+    given = Path(request["target"]).expanduser()
+    if given.is_absolute():
+        given.mkdir(parents=True, exist_ok=True)
+        return given
+    folder = private_folder(cluster_folder(request["folder"]))
+    target = folder / "files" / given
+    target.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _version(package: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _own_address() -> str:
+    """Under which the launcher reached this machine."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, this machine, its port
+    return connection[2] if len(connection) == 4 else "127.0.0.1"
+
+
+@contextmanager
+def _lock(folder: Path, node: str) -> Iterator[None]:
+    """One start or stop of a node at a time, on this machine."""
+    with open(private_folder(folder) / f"lock-{node}", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""Jobs on the head: programs that go on when the terminal that submitted them is gone.
+
+<folder>/jobs/<id>/   job.json      command, when it was submitted, who looks after it
+                      log           what it prints
+                      result.json   exit code and end; written once, whole
+
+python -m rlplat.cluster.jobs FOLDER     the supervisor of one job: runs it, and writes its result
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlplat.cluster import marks
+from rlplat.cluster.node_process import HostError, private_folder, write_private
+
+STOP_GRACE_S = 30.0
+"""Seconds that a program has to save a checkpoint after SIGTERM."""
+
+
+class Jobs:
+    def __init__(self, cluster_folder: Path) -> None:
+        self._cluster_folder = cluster_folder
+        self._folder = cluster_folder / "jobs"
+
+    def submit(self, command: Sequence[str], env: Mapping[str, str], workdir: Path) -> str:
+        """Start the program under a supervisor of its own; the id of the job."""
+        private_folder(self._cluster_folder)
+        private_folder(self._folder)
+        job_id = self._new_id()
+        folder = self._folder / job_id
+        job = {"command": list(command), "workdir": str(workdir), "submitted": time.time()}
+        write_private(folder / "job.json", json.dumps(job))
+        with open(os.open(folder / "log", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as log:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "rlplat.cluster.jobs", str(folder)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **env, marks.JOB: str(folder)},
+            )  # fmt: skip
+        job |= {"pid": supervisor.pid, "began": marks.start_time(supervisor.pid)}
+        write_private(folder / "job.json", json.dumps(job))
+        supervisor.returncode = 0  # it outlives this process, which waits for it nowhere
+        return job_id
+
+    def _new_id(self) -> str:
+        number = 1 + max(
+            (int(path.name) for path in self._folder.iterdir() if path.name.isdigit()), default=0
+        )
+        while True:  # two that submit at once: the folder is whose `mkdir` made it
+            try:
+                (self._folder / str(number)).mkdir(mode=0o700)
+                return str(number)
+            except FileExistsError:
+                number += 1
+
+    def all(self) -> list[dict[str, Any]]:
+        try:
+            ids = sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+        except FileNotFoundError:
+            return []
+        return [self.look(str(job_id)) for job_id in ids]
+
+    def look(self, job_id: str) -> dict[str, Any]:
+        """state: `running`, `done`, `failed`, `stopped`, or `lost` (its supervisor is gone: killed, or a reboot)."""
+        folder = self._folder / job_id
+        try:
+            job = json.loads((folder / "job.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            known = ", ".join(each["id"] for each in self.all()) or "none"
+            raise HostError(f"there is no job {job_id!r} (jobs: {known})") from None
+        job |= {"id": job_id, "log": str(folder / "log")}
+        alive = "pid" not in job or marks.is_alive(job["pid"], job["began"])
+        try:
+            result = json.loads((folder / "result.json").read_text())
+        except FileNotFoundError:
+            return job | {"state": "running" if alive else "lost", "exit_code": None}
+        code = result["exit_code"]
+        state = "stopped" if result["stopped"] else "failed" if code else "done"
+        return job | result | {"state": state}
+
+    def stop(self, job_id: str) -> dict[str, Any]:
+        """SIGTERM, time to save a checkpoint, SIGKILL; what `look` returns then."""
+        job = self.look(job_id)
+        if job["state"] == "running":
+            try:
+                os.kill(job["pid"], signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+            deadline = time.monotonic() + STOP_GRACE_S + 5
+            while self.look(job_id)["state"] == "running" and time.monotonic() < deadline:
+                time.sleep(0.05)
+        marks.end_all(marks.JOB, str(self._folder / job_id), None, 0.0)
+        return self.look(job_id)
+
+    def logs(self, job_id: str, follow: bool, write: Callable[[bytes], None]) -> dict[str, Any]:
+        """Write what the job has printed, and with `follow` what it prints until it ends; what `look` returns."""
+        job = self.look(job_id)
+        with open(job["log"], "rb") as log:
+            while True:
+                job = self.look(
+                    job_id
+                )  # before reading: what it printed last is read before it counts as ended
+                while data := log.read(65536):
+                    write(data)
+                if not follow or job["state"] != "running":
+                    return job
+                time.sleep(0.1)
+
+
+def supervise(folder: Path) -> int:
+    """Run the job of this folder to its end and write its result."""
+    job = json.loads((folder / "job.json").read_text())
+    stopping = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+        try:
+            os.killpg(process.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        signal.alarm(int(STOP_GRACE_S))
+
+    def kill(number: int, frame: FrameType | None) -> None:
+        for pid in marks.marked(marks.JOB, str(folder)):
+            os.kill(pid, signal.SIGKILL)
+
+    blocked = {signal.SIGTERM, signal.SIGALRM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        process = subprocess.Popen(
+            job["command"], stdin=subprocess.DEVNULL, cwd=job["workdir"], start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
+        )  # fmt: skip
+    except OSError as error:
+        what = job["command"][0] if error.filename in (None, job["command"][0]) else error.filename
+        print(f"rlplat: {what}: {error.strerror}", file=sys.stderr, flush=True)
+        code = 127
+    else:
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGALRM, kill)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        code = process.wait()
+        signal.alarm(0)
+    code = 128 - code if code < 0 else code
+    result = {"exit_code": code, "ended": time.time(), "stopped": stopping}
+    write_private(folder / "result.json", json.dumps(result))
+    return code
+
+
+if __name__ == "__main__":
+    supervise(Path(sys.argv[1]))

@@ -1,0 +1,70 @@
+"""Processes of a cluster, found by a mark in their environment, which children inherit: a fork or `setsid` hides none.
+
+MARK=<folder>        every process of a node carries its folder, every process of a job its own
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+NODE, JOB = "RLPLAT_CLUSTER_NODE", "RLPLAT_CLUSTER_JOB"
+
+
+def marked(name: str, folder: str) -> list[int]:
+    """The process ids of this user whose environment has `name=folder`."""
+    wanted = os.fsencode(f"{name}={folder}")
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as file:
+                    if wanted in file.read().split(b"\0"):
+                        found.append(int(entry))
+            except OSError:  # it ended, or is another user's
+                pass
+    return found
+
+
+def start_time(pid: int) -> str | None:
+    """When the process began, in the kernel's ticks: with the pid it names one process for ever. None: it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def is_alive(pid: int, began: str | None) -> bool:
+    return began is not None and start_time(pid) == began
+
+
+def end_all(name: str, folder: str, first: int | None, grace_s: float) -> bool:
+    """SIGTERM to `first` and its process group, SIGKILL to all that carry the mark after `grace_s`; whether any did."""
+    found = marked(name, folder)
+    if first is not None and first in found:
+        _signal_group(first, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while marked(name, folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    while left := marked(name, folder):  # those that were being forked meanwhile are in the next round
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return bool(found)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        _signal(pid, number)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

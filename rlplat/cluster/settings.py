@@ -1,0 +1,171 @@
+"""CLUSTER.yaml: what a cluster is made of. Pure: reading it starts nothing and runs nothing.
+
+cluster = read_cluster("lab.yaml")      # or one ConfigError with every complaint
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from rlplat.config import Layer, load_yaml, resolve
+from rlplat.errors import ConfigError
+from rlplat.section import Count, CountOrZero, Seconds, Section
+from rlplat.setting_types import Words
+
+PROVIDERS = ("local", "ssh", "slurm", "kubernetes", "sky")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[0-9]{1,5})?\Z")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@+=-]*\Z")
+_PATH = re.compile(r"[A-Za-z0-9_~./@+][A-Za-z0-9_./@+=,: -]*\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
+)
+
+
+def _matching(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not pattern.match(text):
+            raise ValueError(allowed)
+        return text
+
+    return AfterValidator(check)
+
+
+Name = Annotated[
+    str, _matching(_NAME, "must be lower-case letters, digits and dashes, at most 31, a letter first")
+]
+Host = Annotated[str, _matching(_HOST, "must be HOST, USER@HOST or HOST:PORT")]
+Word = Annotated[str, _matching(_WORD, "must be one word of letters, digits and _.,:/@+=-, no dash first")]
+File = Annotated[
+    str, _matching(_PATH, "must be a path of letters, digits, spaces and _./@+=,:-, no dash first")
+]
+
+
+class LocalSettings(Section):
+    """Several nodes on this machine."""
+
+    nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many."""
+
+
+class SshSettings(Section):
+    """Machines that this one reaches by ssh, the head first."""
+
+    hosts: Annotated[
+        list[Host], Field(min_length=1, max_length=256), Words("a list of HOST, USER@HOST or HOST:PORT")
+    ]
+    """As ssh knows them: names, addresses, or aliases of ~/.ssh/config. The first is the head."""
+    addresses: dict[str, Word] = {}
+    """HOST: the address under which the other nodes reach it, where that is not the one this machine uses."""
+    identity_file: File | None = None
+    """A private key, as ssh's -i."""
+    config_file: File | None = None
+    """A file for ssh instead of ~/.ssh/config, as ssh's -F."""
+    connect_timeout_s: Annotated[int, Field(ge=1, le=600)] = 10
+    """Seconds until a host that does not answer counts as unreachable."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        twice = sorted({host for host in self.hosts if self.hosts.count(host) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is in ssh.hosts= more than once")
+        unknown = sorted(set(self.addresses) - set(self.hosts))
+        if unknown:
+            raise ValueError(f"ssh.addresses= names {', '.join(unknown)}, which ssh.hosts= does not list")
+        return self
+
+
+class ClusterSettings(Section):
+    """A cluster: where its nodes are, and what runs on them."""
+
+    name: Name | None = None
+    """What it is called, and the name of its folder on each machine; null: the name of the file."""
+    provider: Literal["local", "ssh"] | None = None
+    """Where nodes come from."""
+    engine: Literal["ray", "rlplat"] = "ray"
+    """What hosts tasks and actors: `ray` on any number of nodes; `rlplat` on one: each program starts its own."""
+    local: LocalSettings | None = None
+    ssh: SshSettings | None = None
+    python: File | None = None
+    """The Python of each node, with rlplat and the engine installed; null: this one (local), python3 (elsewhere)."""
+    folder: File | None = None
+    """Of the cluster on each node; null: ~/.rlplat/clusters/NAME."""
+    num_cpus: Count | None = None
+    """CPUs that each node offers; null: those it has."""
+    num_gpus: CountOrZero | None = None
+    """GPUs that each node offers; null: those it has."""
+    workdir: File | None = None
+    """A folder of this machine that is copied to each node; commands run in the copy. null: none."""
+    exclude: list[str] = [".git", ".venv", "__pycache__", "runs"]
+    """Names of files and folders within it that are not copied."""
+    setup: list[str] = []
+    """Shell commands that prepare a node, run in order by `rlplat up` before it starts."""
+    env: dict[str, str] = {}
+    """Environment of setup commands, nodes and programs. Not for secrets: other users may read it."""
+    start_timeout_s: Seconds = 60.0
+    """Seconds that a node may take to start."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.provider is None:
+            raise ValueError(f"'provider' is not set: one of {', '.join(self.sections())}")
+        others = [
+            name for name in self.sections() if name != self.provider and getattr(self, name) is not None
+        ]
+        if others:
+            raise ValueError(
+                f"{others[0]}= is for provider: {others[0]}, and provider={self.provider}: remove one"
+            )
+        if self.provider == "ssh" and self.ssh is None:
+            raise ValueError("provider=ssh needs a section ssh: with hosts: [HOST, ...]")
+        if self.engine == "rlplat" and self.num_nodes > 1:
+            raise ValueError(
+                f"engine=rlplat has one node, and this cluster has {self.num_nodes}: several nodes need engine: ray"
+            )
+        for variable in self.env:
+            if not _VARIABLE.match(variable):
+                raise ValueError(f"env= has {variable!r}: the name of a variable is letters, digits and _")
+            if _SECRET.search(variable):
+                raise ValueError(
+                    f"env= has {variable}, which looks like a secret: put it into a file of mode 0600 on the nodes, "
+                    "and let the program read that"
+                )
+        return self
+
+    @classmethod
+    def sections(cls) -> list[str]:
+        return [name for name in PROVIDERS if name in cls.model_fields]
+
+    @property
+    def num_nodes(self) -> int:
+        if self.provider == "ssh":
+            return len(self.ssh.hosts) if self.ssh else 0
+        return (self.local or LocalSettings()).nodes
+
+    @property
+    def title(self) -> str:
+        assert self.name is not None, "set by read_cluster"
+        return self.name
+
+
+def read_cluster(path: str | os.PathLike[str]) -> ClusterSettings:
+    """The cluster that a file describes; every complaint names the file, the line and the key."""
+    layer = load_yaml(path)
+    return resolve_cluster(layer, Path(path).stem)
+
+
+def resolve_cluster(layer: Layer, default_name: str) -> ClusterSettings:
+    cluster = resolve(ClusterSettings, [layer])
+    if cluster.name is not None:
+        return cluster
+    if not _NAME.match(default_name):
+        raise ConfigError(
+            f"'{default_name}' is no name for a cluster: set name: (lower-case letters, digits, dashes)"
+        )
+    return cluster.model_copy(update={"name": default_name})

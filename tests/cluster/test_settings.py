@@ -1,0 +1,79 @@
+"""CLUSTER.yaml: what is refused, and in which words. Nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlplat.cluster.settings import ClusterSettings, read_cluster
+from rlplat.errors import ConfigError
+
+
+def read(tmp_path: Path, text: str, name: str = "lab.yaml") -> ClusterSettings:
+    path = tmp_path / name
+    path.write_text(text)
+    return read_cluster(path)
+
+
+def complaint(tmp_path: Path, text: str, name: str = "lab.yaml") -> str:
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path, text, name)
+    return str(raised.value).replace(str(tmp_path) + "/", "")
+
+
+def test_the_smallest_file_is_one_node_on_this_machine_named_after_the_file(tmp_path: Path) -> None:
+    cluster = read(tmp_path, "provider: local")
+    assert (cluster.title, cluster.num_nodes, cluster.engine) == ("lab", 1, "ray")
+
+
+def test_hosts_are_counted(tmp_path: Path) -> None:
+    cluster = read(tmp_path, "provider: ssh\nssh: {hosts: [gpu1, me@gpu2, 'gpu3:2222']}")
+    assert cluster.num_nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x", "'provider' is not set: one of local, ssh"),
+        ("provider: aws", "bad value for 'provider' in lab.yaml:1: 'aws' (must be local or ssh"),
+        ("provider: local\nengin: ray", "unknown key 'engin' in lab.yaml:2; did you mean 'engine'?"),
+        ("provider: local\nlocal: {node: 2}", "did you mean 'local.nodes'?"),
+        ("provider: local\nlocal: {nodes: 0}", "'local.nodes' in lab.yaml:2: 0 (must be a whole number from 1"),
+        ("provider: ssh", "provider=ssh needs a section ssh: with hosts: [HOST, ...]"),
+        ("provider: local\nssh: {hosts: [a]}", "ssh= is for provider: ssh, and provider=local: remove one"),
+        ("provider: ssh\nssh: {hosts: [a, a]}", "a is in ssh.hosts= more than once"),
+        ("provider: ssh\nssh: {hosts: [a], addresses: {b: 10.0.0.1}}", "names b, which ssh.hosts= does not list"),
+        ("provider: local\nengine: rlplat\nlocal: {nodes: 2}", "several nodes need engine: ray"),
+        ("provider: local\nenv: {HF_TOKEN: abc}", "HF_TOKEN, which looks like a secret: put it into a file"),
+        ("provider: local\nenv: {'A;B': abc}", "the name of a variable is letters, digits and _"),
+        ("provider: local\nsetup: !!python/name:os.system ls", "the tag 'tag:yaml.org,2002:python/name:os.system'"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_the_key_and_the_fix(tmp_path: Path, text: str, said: str) -> None:
+    assert said in complaint(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "host", ["a;reboot", "$(id)", "a b", "-oProxyCommand=id", "a`id`", "a|b", "../a", "a\nb", ""]
+)
+def test_a_host_is_no_option_and_no_shell_text(tmp_path: Path, host: str) -> None:
+    text = f"provider: ssh\nssh:\n  hosts: [{host!r}]".replace("'a\\nb'", '"a\\nb"')
+    assert "must be HOST, USER@HOST or HOST:PORT" in complaint(tmp_path, text)
+
+
+@pytest.mark.parametrize("key", ["name", "folder", "python"])
+@pytest.mark.parametrize("value", ["a;b", "$(id)", "-x", "a\\`b"])
+def test_names_and_paths_hold_no_shell_text(tmp_path: Path, key: str, value: str) -> None:
+    assert f"bad value for '{key}'" in complaint(
+        tmp_path, f'provider: local\n{key}: "{value}"'.replace("\\`", "`")
+    )
+
+
+def test_a_file_whose_name_is_no_name_needs_a_name(tmp_path: Path) -> None:
+    assert "set name:" in complaint(tmp_path, "provider: local", "My Cluster.yaml")
+
+
+def test_all_complaints_come_at_once(tmp_path: Path) -> None:
+    said = complaint(tmp_path, "provider: aws\nengine: spark\nfoo: 1")
+    assert [line.split(" in lab.yaml:")[1][0] for line in said.splitlines()] == ["1", "2", "3"]
