@@ -16,7 +16,7 @@ COMMANDS = {
     "evaluate": "play episodes with a trained agent and report its returns",
     "export": "a trained policy as one .onnx file, for programs without rlplat",
     "play": "watch a trained agent, in a video or in a window",
-    "serve": "put a trained agent behind a port: HTTP, WebSocket",
+    "serve": "put a trained agent, or any Python, behind a port",
     "check-env": "look for mistakes in an environment before training on it",
     "configs": "list the configs that come with rlplat",
     "settings": "all settings of an algorithm: type, default, meaning",

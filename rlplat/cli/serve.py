@@ -17,6 +17,7 @@ examples:
   rlplat serve runs/demo --checkpoint best --replicas 2 --port 8000
   rlplat serve runs/demo --follow                     newer weights of a run that trains, as they come
   rlplat serve runs/experiment                        the best trial of `rlplat tune`
+  rlplat serve app.py:app                             an application of your own (docs/serving.md)
   rlplat serve runs/demo --host 0.0.0.0 --token-file token.txt
 then, in another terminal:
   curl -d '{"obs": [0.01, 0, 0.02, 0]}' http://127.0.0.1:8000/v1/act
@@ -35,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         "run",
         metavar="RUN",
         type=Path,
-        help="a run directory, one of its checkpoints, or an experiment of `rlplat tune`",
+        help="a run directory, one of its checkpoints, an experiment of `rlplat tune`, or FILE.py:NAME",
     )
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
@@ -74,6 +75,8 @@ def run(arguments: list[str]) -> int:
     token = _token(options.token_file)
     from rlplat.serve.policies.serving import serve_policy
 
+    if ":" in str(options.run):
+        return _serve_application(str(options.run), options, token)
     path = _best_trial(options.run)
     running = serve_policy(
         path,
@@ -89,6 +92,17 @@ def run(arguments: list[str]) -> int:
     )
     with running:
         print(f"serving {path} at {running.url}  (Ctrl-C ends it)", flush=True)
+        return wait_for_signal()
+
+
+def _serve_application(where: str, options: argparse.Namespace, token: str) -> int:
+    """`app.py:app`, `package.module:app`: what `bind()` returned, or a function that returns such."""
+    from rlplat.serve.application_file import load_application
+    from rlplat.serve.controller import run
+
+    app = load_application(where)
+    with run(app, host=options.host, port=options.port, token=token) as running:
+        print(f"serving {where} at {running.url}  (Ctrl-C ends it)", flush=True)
         return wait_for_signal()
 
 

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlplat.serve.autoscale import Autoscale
     from rlplat.serve.batching import batch
+    from rlplat.serve.client import Client
     from rlplat.serve.controller import Running, run
-    from rlplat.serve.deployment import Application, Deployment, deployment
+    from rlplat.serve.deployments import Application, Deployment, deployment
     from rlplat.serve.handle import Handle, Response
     from rlplat.serve.refusals import Refused
 
 _HOMES = {
     "autoscale": "Autoscale",
     "batching": "batch",
+    "client": "Client",
     "controller": "Running run",
-    "deployment": "Application Deployment deployment",
+    "deployments": "Application Deployment deployment",
     "handle": "Handle Response",
     "refusals": "Refused",
 }
@@ -35,6 +37,7 @@ _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.
 __all__ = [
     "Application",
     "Autoscale",
+    "Client",
     "Deployment",
     "Handle",
     "Refused",

@@ -18,10 +18,11 @@ from functools import partial
 from typing import Any
 
 import rlplat
-from rlplat.errors import RlplatError
+from rlplat.config import closest
+from rlplat.errors import ConfigError, RlplatError
 from rlplat.serve.autoscale import Autoscaler
-from rlplat.serve.deployment import Application, Part, parts_of
-from rlplat.serve.handle import Handle, forget_routes, set_routes
+from rlplat.serve.deployments import Application, Part, parts_of
+from rlplat.serve.handle import Handle, all_routes, forget_routes, set_routes
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.plan import (
     Action,
@@ -98,10 +99,14 @@ class Controller:
 
     def reconfigure(self, deployment: str, user_config: Any) -> None:
         """To every replica, those that start later too."""
+        self._require(deployment)
         self._ask(partial(self._reconfigure, deployment, user_config))
 
     def scale(self, deployment: str, num_replicas: int) -> None:
-        self._ask(partial(self._handle, Scaled(deployment, num_replicas)), wait=True)
+        if num_replicas < 1:
+            raise ConfigError(f"num_replicas is 1 or more, not {num_replicas}")
+        self._require(deployment)
+        self._ask(partial(self._scale, deployment, num_replicas), wait=True)
 
     def wait_until_settled(self, timeout_s: float | None) -> None:
         """RlplatError where a deployment cannot start, or an update was given up; TimeoutError."""
@@ -151,6 +156,13 @@ class Controller:
         forget_routes(list(self._live))
         if self.listening is not None:
             self.listening.close()
+
+    def _require(self, deployment: str) -> None:
+        if deployment not in self._live:
+            near = closest(deployment, self._live)
+            raise ConfigError(
+                f"there is no deployment '{deployment}'{near}; there are {', '.join(self._live)}"
+            )
 
     def _ask(self, do: Callable[[], None], *, wait: bool = False) -> None:
         """Have the controller's thread do it; wait: until it has."""
@@ -203,6 +215,10 @@ class Controller:
             live.scaler = Autoscaler(options.autoscale) if options.autoscale else None
             num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
             self._handle(Deployed(part.name, self._numbers, num_replicas))
+
+    def _scale(self, deployment: str, num_replicas: int) -> None:
+        self._live[deployment].failure = None
+        self._handle(Scaled(deployment, num_replicas))
 
     def _remove_all(self) -> None:
         for name in self._live:
@@ -392,7 +408,12 @@ def run(
     say: told of deaths and of failed updates (default: a line on stderr). A cluster is started where there is none, and
     ends with the application. UsageError where the address cannot be had; RlplatError where a deployment cannot start.
     """
-    parts_of(app)  # what is wrong with it is said before anything starts
+    for part in parts_of(app):  # what is wrong with it is said before anything starts
+        if part.name in all_routes():
+            raise ConfigError(
+                f"a deployment named {part.name} runs in this process already: stop it, update it "
+                f"(running.update), or name this one: .options(name=...)"
+            )
     listening = None if port is None else ListeningSocket(host, port, token)
     owns_cluster = not rlplat.is_initialized()
     try:

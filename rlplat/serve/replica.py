@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import ConfigError
-from rlplat.serve.deployment import Deployment, PartName
+from rlplat.serve.deployments import Deployment, PartName
 from rlplat.serve.handle import Handle, all_routes, routes_of, set_routes
 from rlplat.serve.metrics import Metrics, exposition
 from rlplat.serve.refusals import Gate, Refused

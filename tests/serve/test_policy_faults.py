@@ -39,16 +39,16 @@ def test_sessions_outlive_a_drained_replica_and_of_a_killed_one_are_said_to_be_l
         sessions = [request(running.url, "POST", "/v1/sessions")[1]["session"] for _ in range(8)]
         for session in sessions:
             act(running, {"obs": OBS, "session": session})
-        running.scale("policy", 1)
+        running.scale("lstm", 1)
         for session in sessions:
             _, answer = act(running, {"obs": OBS, "session": session, "outputs": ["value"]})
             assert answer["value"] == pytest.approx(float(output.values[0]), abs=1e-5)
-        running.scale("policy", 2)
+        running.scale("lstm", 2)
         sessions = [request(running.url, "POST", "/v1/sessions")[1]["session"] for _ in range(12)]
         victim = sessions[0].rpartition(".")[0]
-        os.kill(running.status()["deployments"]["policy"]["replicas"][victim]["pid"], signal.SIGKILL)
+        os.kill(running.status()["deployments"]["lstm"]["replicas"][victim]["pid"], signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while victim in running.status()["deployments"]["policy"]["replicas"]:
+        while victim in running.status()["deployments"]["lstm"]["replicas"]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         for session in sessions:
@@ -65,7 +65,7 @@ def test_weights_are_followed_and_what_cannot_be_used_changes_nothing(runs: Path
     with serve_policy(runs / "demo", port=0) as running:
         agent = rlplat.load(runs / "demo")
         before = agent.checkpoint.info.env_steps
-        follower = Follower(running, agent, "latest", "", said.append)
+        follower = Follower(running, "demo", agent, "latest", "", said.append)
         broken = runs / "demo" / "checkpoints" / "step_9999"
         broken.mkdir()
         (broken / "manifest.json").write_text("{}")

@@ -161,7 +161,7 @@ def test_health_metrics_and_description(served: Running, runs: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     requests = families["rlplat_serve_requests"].samples
-    assert {sample.labels["replica"] for sample in requests} <= {"policy-0", "policy-1"}
+    assert {sample.labels["replica"] for sample in requests} <= {"demo-0", "demo-1"}
     assert sum(sample.value for sample in requests if sample.labels["status"] == "200") >= 20
     assert families["rlplat_serve_rows"].type == "counter"
     _, page, _ = request(served.url, "GET", "/openapi.json")

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rlplat.serve.refusals import Refused
@@ -61,9 +61,12 @@ def application(served: Any, executor: Executor) -> Any:
         listener = _Listener(receive)
         request = Request(scope, listener.receive)
         task = asyncio.ensure_future(invoke(request))
+        listening = asyncio.ensure_future(listener.listen(task))
         try:
-            answer = await listener.until(task)
-        except ClientDisconnect:
+            answer = await task
+        except asyncio.CancelledError:
+            if not listener.is_alone:
+                raise
             return
         except HTTPException as error:
             answer = Response(error.detail, error.status_code, headers=dict(error.headers or {}))
@@ -76,42 +79,33 @@ def application(served: Any, executor: Executor) -> Any:
             raise Refused(
                 500, "failed", f"{type(error).__name__} in the deployment; its log says more"
             ) from None
+        finally:
+            listening.cancel()
         await response_of(answer, executor)(scope, receive, send)
 
     return app
 
 
 class _Listener:
-    """Passes the body on, and notices a client that leaves: the call that runs for it is then cancelled."""
+    """Reads for the call that runs, one message ahead, and so notices a client that leaves: the call is cancelled."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive
-        self._has_body = False
+        self._messages: asyncio.Queue[Any] = asyncio.Queue(1)
+        self.is_alone = False
+        """The client has left."""
 
     async def receive(self) -> Any:
-        message = await self._receive()
-        self._has_body = not message.get("more_body", False)
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        return message
+        return await self._messages.get()
 
-    async def until(self, task: asyncio.Future[Any]) -> Any:
-        """The task's result; ClientDisconnect, with the task cancelled, where the client leaves."""
-        try:
-            while not task.done():
-                if not self._has_body:  # it may still read; who reads the body hears of a disconnect itself
-                    await asyncio.wait([task], timeout=0.05)
-                    continue
-                leaving = asyncio.ensure_future(self._receive())
-                try:
-                    await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    leaving.cancel()
-                if not task.done():
-                    raise ClientDisconnect
-            return await task
-        finally:
-            task.cancel()
+    async def listen(self, task: asyncio.Future[Any]) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_alone = True
+                task.cancel()
+                return
+            await self._messages.put(message)
 
 
 def response_of(answer: Any, executor: Executor) -> Response:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rlplat.errors import MissingExtra, RlplatError
-from rlplat.serve.deployment import DeploymentOptions
+from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.listening import fetch_listening_socket
 from rlplat.serve.metrics import Metrics
 from rlplat.serve.refusals import Gate, Refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 from rlplat.errors import CheckpointError, RlplatError
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.controller import Running, run
-from rlplat.serve.deployment import deployment
+from rlplat.serve.deployments import deployment
 from rlplat.serve.policies.server import PolicyServer
 
 FOLLOW_PERIOD_S = 0.25
@@ -40,25 +41,39 @@ def serve_policy(
     for line in agent.warnings:
         say(f"warning: {line}")
     _ = agent.spaces  # the environment is made here, once, and in no replica
+    name = name or agent.directory.absolute().name
+    deployment_name = deployment_of(name)
     target = deployment(
         num_replicas=num_replicas,
         max_concurrency=100_000,  # the policy's queue is the bound: it counts rows
-        name="policy",
+        name=deployment_name,
         user_config=agent,
     )(PolicyServer)
-    app = target.bind(name or agent.directory.absolute().name, max_rows=max_rows)
+    app = target.bind(name, max_rows=max_rows)
     running = run(app, host=host, port=port, token=token, say=say)
     if follow:
-        Follower(running, agent, checkpoint or "latest", policy, say).start()
+        Follower(running, deployment_name, agent, checkpoint or "latest", policy, say).start()
     return running
+
+
+def deployment_of(model: str) -> str:
+    """The name of its deployment, which begins the ids of sessions: letters, digits, - and _."""
+    return re.sub(r"[^\w-]", "-", model)
 
 
 class Follower:
     """Looks for newer weights of a run, in a daemon thread, and gives them to the replicas."""
 
     def __init__(
-        self, running: Running, agent: Any, checkpoint: str, policy: str, say: Callable[[str], None]
+        self,
+        running: Running,
+        deployment_name: str,
+        agent: Any,
+        checkpoint: str,
+        policy: str,
+        say: Callable[[str], None],
     ) -> None:
+        self._deployment_name = deployment_name
         self._running, self._agent, self._which, self._say = running, agent, checkpoint, say
         self._policy = policy
         self._seen = _signs(agent.directory, checkpoint)
@@ -88,7 +103,7 @@ class Follower:
                     f"{self._agent.checkpoint.info.spaces}"
                 )
             agent.spaces = self._agent.spaces
-            self._running.reconfigure("policy", agent)
+            self._running.reconfigure(self._deployment_name, agent)
         except (RlplatError, OSError) as error:
             if str(error) != self._warned:
                 self._warned = str(error)

@@ -1,0 +1,83 @@
+"""Applications for the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from rlplat import serve
+
+
+@serve.deployment(num_replicas=2)
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    async def __call__(self, x: float) -> float:
+        return x * self.factor
+
+    def blocking(self, x: float) -> float:
+        return x + self.factor
+
+    async def words(self, count: int) -> Any:
+        for number in range(count):
+            yield f"{number} "
+
+    async def fail(self) -> None:
+        raise KeyError("missing")
+
+
+@serve.deployment
+class Gateway:
+    """A pipeline, an ensemble and a fan-out over two models; over HTTP as well."""
+
+    def __init__(self, models: list[Any]) -> None:
+        self.models = models
+
+    async def __call__(self, request: Any) -> Any:
+        match request.url.path:
+            case "/pipeline":
+                return await self.pipeline(await request.json())
+            case "/words":
+                return self.models[0].words.stream(3)
+            case "/fail":
+                await self.models[0].fail.remote()
+            case "/refuse":
+                raise serve.Refused(409, "stale", "too old")
+            case "/pid":
+                return os.getpid()
+            case "/slow":
+                await asyncio.sleep(30)
+        return None
+
+    async def pipeline(self, x: float) -> float:
+        answer = x
+        for model in self.models:
+            answer = await model.remote(answer)
+        return answer
+
+    async def chained(self, x: float) -> float:
+        first, second = self.models
+        return await second.remote(first.remote(x))
+
+    async def ensemble(self, x: float) -> float:
+        return sum(await asyncio.gather(*(model.remote(x) for model in self.models)))
+
+
+def gateway(*factors: float) -> Any:
+    return Gateway.bind([Scale.options(name=f"scale{n}").bind(factor) for n, factor in enumerate(factors)])
+
+
+@serve.deployment(num_replicas=2)
+class Version:
+    """Says which version it is; one that cannot start; one that dies when it is told to."""
+
+    def __init__(self, version: int) -> None:
+        if version < 0:
+            raise ValueError("no such version")
+        self.version = version
+
+    async def __call__(self, request: Any) -> int:
+        await asyncio.sleep(0.002)
+        return self.version

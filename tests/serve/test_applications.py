@@ -1,0 +1,107 @@
+"""Applications: composition by handles, HTTP, streams, FastAPI; updates and deaths under traffic."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import rlplat
+from rlplat import serve
+from rlplat.errors import ConfigError
+from rlplat.serve.listening import ListeningSocket
+from tests.serve import apps
+from tests.serve.calling import request
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[serve.Running]:
+    rlplat.init(num_cpus=2, num_gpus=0)
+    with serve.run(apps.gateway(2.0, 10.0), port=0) as running:
+        yield running
+    rlplat.shutdown()
+
+
+def test_deployments_call_each_other(running: serve.Running) -> None:
+    handle = running.handle
+    assert handle.pipeline.remote(3.0).result(30) == 60.0
+    assert handle.chained.remote(3.0).result(30) == 60.0
+    assert handle.ensemble.remote(3.0).result(30) == 36.0
+    assert serve.Handle("scale1").blocking.remote(1.0).result(30) == 11.0
+
+
+def test_http_answers_are_made_of_what_is_returned(running: serve.Running) -> None:
+    assert request(running.url, "POST", "/pipeline", 3.0)[:2] == (200, 60.0)
+    assert request(running.url, "GET", "/words")[:2] == (200, b"0 1 2 ")
+    assert request(running.url, "GET", "/none")[:2] == (204, b"")
+    status, answer, _ = request(running.url, "GET", "/fail")
+    assert status == 500 and answer["error"]["code"] == "failed"
+    status, answer, _ = request(running.url, "GET", "/refuse")
+    assert (status, answer) == (409, {"error": {"code": "stale", "message": "too old"}})
+
+
+def test_errors_of_a_call_arrive_as_what_they_are(running: serve.Running) -> None:
+    with pytest.raises(KeyError, match="missing"):
+        serve.Handle("scale0").fail.remote().result(30)
+    with pytest.raises(AttributeError, match="no method 'nothing'"):
+        serve.Handle("scale0").nothing.remote().result(30)
+
+
+def test_a_client_that_leaves_frees_its_slot(running: serve.Running) -> None:
+    parts = urlsplit(running.url)
+    for _ in range(5):
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+        connection.request("GET", "/slow")
+        connection.close()
+    deadline = time.monotonic() + 30
+    while (
+        'rlplat_serve_running{replica="Gateway-0"} 0'
+        not in request(running.url, "GET", "/metrics")[1].decode()
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_name_that_runs_is_not_taken_twice(running: serve.Running) -> None:
+    with pytest.raises(ConfigError, match="a deployment named scale0 runs in this process already"):
+        serve.run(apps.gateway(1.0), port=None)
+
+
+def test_wrong_names_and_numbers_are_refused(running: serve.Running) -> None:
+    with pytest.raises(ConfigError, match="no deployment 'scale'; did you mean"):
+        running.scale("scale", 2)
+    with pytest.raises(ConfigError, match="1 or more"):
+        running.scale("scale0", 0)
+    with pytest.raises(ConfigError, match="did you mean 'num_replicas'"):
+        serve.deployment(num_replica=2)(apps.Version)
+
+
+def test_fastapi_is_mounted_with_its_web_sockets(running: serve.Running) -> None:
+    pytest.importorskip("fastapi")
+    from tests.serve.fastapi_app import Api
+
+    sync_client = pytest.importorskip("websockets.sync.client")
+    with serve.run(Api.bind(apps.Scale.bind(3.0)), port=0) as api:
+        assert request(api.url, "GET", "/scaled/2")[:2] == (200, {"scaled": 6.0})
+        assert request(api.url, "GET", "/scaled/x")[0] == 422
+        assert request(api.url, "GET", "/openapi.json")[0] == 200
+        with sync_client.connect(api.url.replace("http", "ws") + "/echo") as socket:
+            socket.send("hello")
+            assert socket.recv() == "hello"
+        assert set(api.status()["deployments"]) == {"Api", "Scale"}
+
+
+def test_the_door_is_closed_and_its_folder_removed() -> None:
+    listening = ListeningSocket("127.0.0.1", 0)
+    folder = os.path.dirname(listening.door)
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    listening.close()
+    assert not os.path.exists(folder)

@@ -1,0 +1,91 @@
+"""Updates, scaling and deaths of replicas under traffic."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from rlplat import serve
+from rlplat.errors import RlplatError
+from tests.serve import apps
+from tests.serve.calling import request
+
+pytestmark = pytest.mark.process
+
+
+class Traffic:
+    """Keep-alive clients that ask all the time and count; a connection that was closed by an answer is opened again."""
+
+    def __init__(self, url: str, num_clients: int = 8) -> None:
+        self.failed: list[str] = []
+        self.answers: dict[int, int] = {}
+        self._parts = urlsplit(url)
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(num_clients)]
+
+    def _ask(self) -> None:
+        connection = http.client.HTTPConnection(self._parts.hostname or "", self._parts.port, timeout=60)
+        try:
+            while not self._is_over.is_set():
+                connection.request("GET", "/")
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status != 200:
+                    self.failed.append(f"{answer.status} {body!r}")
+                else:
+                    self.answers[int(body)] = self.answers.get(int(body), 0) + 1
+        except Exception as error:
+            self.failed.append(repr(error))
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_updates_and_scaling_fail_no_request_and_a_bad_version_is_given_up() -> None:
+    with serve.run(apps.Version.bind(1), port=0) as running:
+        with Traffic(running.url) as traffic:
+            running.update(apps.Version.bind(2))
+            with pytest.raises(RlplatError, match="ValueError: no such version"):
+                running.update(apps.Version.bind(-1))
+            assert "no such version" in running.status()["deployments"]["Version"]["update_failed"]
+            running.scale("Version", 1)
+            running.scale("Version", 2)
+            running.update(apps.Version.bind(3))
+        assert traffic.failed == [] and set(traffic.answers) == {1, 2, 3}
+        assert request(running.url, "GET", "/")[:2] == (200, 3)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_replica_is_replaced_and_clients_that_repeat_notice_nothing() -> None:
+    said: list[str] = []
+    with serve.run(apps.Version.bind(1), port=0, say=said.append) as running:
+        client = serve.Client(running.url)
+        for _ in range(3):
+            replicas = running.status()["deployments"]["Version"]["replicas"]
+            os.kill(next(each["pid"] for each in replicas.values() if each["pid"]), signal.SIGKILL)
+            for _ in range(40):
+                assert client.request("GET", "/") == 1
+        client.close()
+        deadline = time.monotonic() + 60
+        while len(said) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert "died and is replaced" in said[0] and "SIGKILL" in said[0]
