@@ -21,6 +21,7 @@ COMMANDS = {
     "configs": "list the configs that come with rlplat",
     "settings": "all settings of an algorithm: type, default, meaning",
     "runs": "list the runs with their latest metrics",
+    "dashboard": "runs, curves, trials and the cluster in a browser",
     "status": "what a running cluster has, does and waits for",
     "list": "its tasks, actors, objects, nodes, workers, placement groups",
     "logs": "what its workers printed",
@@ -71,6 +72,7 @@ examples:
   rlplat export runs/demo --out policy.onnx
   rlplat serve runs/demo --port 8000               ask it for actions over HTTP
   rlplat runs
+  rlplat dashboard                                 the same in a browser, with curves and videos
   rlplat status                                    of the cluster that runs on this machine, from another terminal
 
 `rlplat COMMAND --help` says more. After any command: --debug shows the traceback of an error.

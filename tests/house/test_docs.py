@@ -19,6 +19,7 @@ from benchmarks import a3c_scaling, curves, runtime, simulation, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import configs as configs_command
+from rlplat.cli import dashboard as dashboard_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import listing as list_command
 from rlplat.cli import logs as logs_command
@@ -172,6 +173,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "check-env": check_check_env,
     "tune": check_tune,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
+    "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "configs": lambda arguments: configs_command.build_parser().parse_args(arguments),
     "settings": lambda arguments: settings_command.build_parser().parse_args(arguments),

@@ -1,0 +1,110 @@
+"""`rlplat dashboard`: runs, curves, trials and the running cluster in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import sys
+from pathlib import Path
+
+from rlplat.errors import ConfigError, MissingExtra, UsageError
+
+_EPILOG = """\
+examples:
+  rlplat dashboard                                   the runs in ./runs
+  rlplat dashboard /data/runs --port 9000
+  rlplat dashboard --export page.html --runs ppo-1 ppo-2     one file to send to a colleague
+  rlplat dashboard --host 0.0.0.0 --token-file token.txt     from other machines
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat dashboard",
+        description="Show runs, experiments and the running cluster in a browser. It only reads, and nothing on the "
+        "page comes from another machine.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default=Path("runs"), metavar="DIR", help="default: runs"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8265, help="0: any free one (8265)")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a secret that callers must know; needed beyond loopback",
+    )
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write one HTML file instead, and end")
+    parser.add_argument(
+        "--runs", nargs="+", default=[], metavar="RUN", help="of --export: which runs (all of them)"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    if not options.directory.is_dir():
+        raise ConfigError(
+            f"there is no directory {options.directory}: where are the runs? rlplat dashboard DIR"
+        )
+    token = _token(options.token_file)
+    is_loopback = _is_loopback(options.host)
+    if not is_loopback and not token:
+        raise UsageError(
+            f"--host {options.host} can be reached from other machines: give a secret by --token-file FILE"
+        )
+    try:
+        from rlplat.dashboard import server
+        from rlplat.dashboard.pages import Pages
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "dashboard", "rlplat dashboard") from None
+    pages = Pages(options.directory)
+    if options.export is not None:
+        from rlplat.dashboard.export import export
+
+        runs = options.runs or [row["run"] for row in pages.runs()["runs"] if row["kind"] == "run"]
+        options.export.write_text(export(pages, runs), encoding="utf-8")
+        print(f"{len(runs)} runs are in {options.export}")
+        return 0
+    try:
+        listener = server.listen(options.host, options.port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port"
+        ) from None
+    port = listener.getsockname()[1]
+    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host.lower()}) if is_loopback else None
+    secret = "/?token=..." if token else ""
+    print(
+        f"the dashboard of {options.directory} is at http://{options.host}:{port}{secret}; Ctrl-C ends it",
+        file=sys.stderr,
+    )
+    try:
+        server.serve(server.make_app(pages, token=token, hosts=hosts), listener)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token in {file}: {getattr(error, 'strerror', error)}") from None
+    if not token:
+        raise UsageError(f"the token file {file} is empty")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

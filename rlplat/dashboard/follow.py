@@ -1,0 +1,103 @@
+"""A metrics file, read from a cursor: of a file that grows only the new lines are read again.
+
+    first = read_since(path)                      # everything that is there
+    later = read_since(path, first.cursor)        # what came since; `reset` if the file is another one or was cut
+
+A resume cuts the lines behind its checkpoint, so a file may shrink, and a line may be half written: a half line is left
+for the next time, one that is not a JSON object is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is not a record: it is skipped."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where reading stopped: `inode:offset` as text. An offset is always the beginning of a line."""
+
+    inode: int = 0
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.inode}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Of what `str` gave; the beginning for anything else."""
+        inode, _, offset = text.partition(":")
+        return cls(int(inode), int(offset)) if inode.isdecimal() and offset.isdecimal() else cls()
+
+
+@dataclass
+class Records:
+    cursor: Cursor
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    reset: bool = False
+    """Whether these are all rows of the file, not those after the cursor that was given."""
+    skipped: int = 0
+    """Lines that are not a JSON object, or too long."""
+
+
+def read_since(path: Path, since: Cursor | None = None) -> Records:
+    """The records after a cursor; all of them where there is none, or where the file is no longer what it was."""
+    since = since or Cursor()
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            reset = since.offset == 0 or since.inode != status.st_ino or since.offset > status.st_size
+            start = 0 if reset else since.offset
+            if start:
+                file.seek(start - 1)
+                if file.read(1) != b"\n":  # cut and grown again: the lines are others
+                    reset, start = True, 0
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return Records(Cursor(), reset=True)
+    whole = data[: data.rfind(b"\n") + 1]
+    records = Records(Cursor(status.st_ino, start + len(whole)), reset=reset)
+    for line in whole.splitlines():
+        row = _decode(line)
+        if row is None:
+            records.skipped += 1
+        else:
+            records.rows.append(row)
+    return records
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def columns(rows: list[dict[str, Any]], names: list[str] | None = None) -> dict[str, list[float | None]]:
+    """name -> one number a row, None where a row has none. names: only these; None: all that any row has."""
+    wanted = list(dict.fromkeys(name for row in rows for name in row)) if names is None else names
+    return {name: [_number(row.get(name)) for row in rows] for name in wanted}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def thinned(rows: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """At most `limit` rows in even steps, the last one always among them; rows with an evaluation stay all."""
+    if limit < 1 or len(rows) <= limit:
+        return rows
+    step = (len(rows) - 1) / max(1, limit - 1)
+    kept = {round(index * step) for index in range(limit)}
+    return [row for index, row in enumerate(rows) if index in kept or "eval/return_mean" in row]

@@ -1,0 +1,268 @@
+"""`Pages(root)`: the data of each page, as plain JSON values. Reads files, keeps what it has read in bounded memory.
+
+A run is named by its path below `root`; a name that leads elsewhere, or to no run, is `NoSuchRun`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlplat.catalog import describe_experiment, describe_run, find
+from rlplat.config import load_yaml
+from rlplat.dashboard.bands import band
+from rlplat.dashboard.follow import Cursor, columns, read_since, thinned
+from rlplat.dashboard.hints import hints
+from rlplat.errors import ConfigError, UsageError
+
+MAX_POINTS = 2_000
+"""Rows of a curve that are sent at first; new ones are all sent."""
+MAX_LOG_BYTES = 64 * 1024
+NOT_COMPARED = ("seed", "out", "expect", "stop", "evaluation")
+"""Settings in which runs of one group may differ, besides the seed: when they end and how they are looked at."""
+_MAX_ROWS_KEPT = 20_000
+
+
+class NoSuchRun(UsageError):
+    """No run, experiment or file of this name is below the directory that is shown."""
+
+
+class Pages:
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._described: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._rows: OrderedDict[Path, tuple[Cursor, list[dict[str, Any]]]] = OrderedDict()
+        self._num_rows = 0
+
+    def runs(self) -> dict[str, Any]:
+        """Every run and experiment below the root, the most recent one first."""
+        found, seen = [], set()
+        for kind, path in find(self.root):
+            seen.add(path)
+            try:
+                found.append(self._described_once(kind, path))
+            except OSError:  # removed or renamed while we looked
+                continue
+        self._described = {path: row for path, row in self._described.items() if path in seen}
+        found.sort(key=lambda row: (row["updated"], row["run"]), reverse=True)
+        return {"root": str(self.root), "runs": found}
+
+    def _described_once(self, kind: str, path: Path) -> dict[str, Any]:
+        """As `rlplat runs --json` has it, with `group`; read again only when a file of it has changed."""
+        names = ("config.yaml", "metrics.jsonl") if kind == "run" else ("experiment.yaml", "results.csv")
+        state = tuple(number for name in names for number in _state_of(path / name))
+        before = self._described.get(path)
+        if before is not None and before[0] == state and not before[1]["is_running"]:
+            return before[1]
+        row = describe_run(path) if kind == "run" else describe_experiment(path)
+        row["run"] = str(path.relative_to(self.root))
+        row["group"] = group_of(self._settings(path)) if kind == "run" else None
+        self._described[path] = (state, row)
+        return row
+
+    def run(self, name: str) -> dict[str, Any]:
+        path = self._directory(name, "config.yaml")
+        settings, rows = self._settings(path), self._all_rows(path)
+        row = describe_run(path)
+        return {
+            **row,
+            "run": name,
+            "config": _text(path / "config.yaml"),
+            "names": list(columns(rows[-50:])),
+            "checkpoints": sorted(p.name for p in (path / "checkpoints").glob("*") if not p.is_symlink()),
+            "videos": videos_of(path),
+            "hints": [asdict(hint) for hint in hints(rows, settings)],
+        }
+
+    def metrics(self, name: str, cursor: str = "", names: list[str] | None = None) -> dict[str, Any]:
+        """The columns of a run's metrics after a cursor of an earlier answer; all of them, thinned, without."""
+        path = self._directory(name, "config.yaml")
+        records = read_since(path / "metrics.jsonl", Cursor.parse(cursor))
+        rows = thinned(records.rows, MAX_POINTS) if records.reset else records.rows
+        return {
+            "cursor": str(records.cursor),
+            "reset": records.reset,
+            "skipped": records.skipped,
+            "columns": columns(rows, names),
+        }
+
+    def log(self, name: str, offset: int = 0) -> dict[str, Any]:
+        """What log.txt has from an offset in bytes, its last 64 KiB at most, in whole lines."""
+        path = self._directory(name, "config.yaml") / "log.txt"
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = offset if 0 <= offset <= size else 0
+                cut = size - start > MAX_LOG_BYTES
+                start = max(start, size - MAX_LOG_BYTES)
+                file.seek(start)
+                data = file.read(MAX_LOG_BYTES)
+        except FileNotFoundError:
+            return {"offset": 0, "text": ""}
+        if cut:
+            skipped = data.find(b"\n") + 1
+            start, data = start + skipped, data[skipped:]
+        whole = data[: data.rfind(b"\n") + 1]
+        return {"offset": start + len(whole), "text": whole.decode("utf-8", "replace")}
+
+    def compare(self, names: Iterable[str], metric: str, x: str) -> dict[str, Any]:
+        """Runs in one plot: of each group of seeds one band of `metric` over `x`, and the settings that differ."""
+        groups: dict[str, list[str]] = {}
+        settings: dict[str, dict[str, Any]] = {}
+        known: set[str] = set()
+        for name in names:
+            path = self._directory(name, "config.yaml")
+            settings[name] = flat(self._settings(path))
+            known.update(columns(self._all_rows(path)[-50:]))
+            groups.setdefault(group_of(self._settings(path)), []).append(name)
+        curves = []
+        for members in groups.values():
+            points = [self._curve(self._directory(name, "config.yaml"), metric, x) for name in members]
+            found = band(points)
+            curves.append(
+                {
+                    "runs": members,
+                    "label": _label(members, settings),
+                    "x": found.x.tolist(),
+                    "middle": found.middle.tolist(),
+                    "low": found.low.tolist(),
+                    "high": found.high.tolist(),
+                    "num_runs": found.num_runs.tolist(),
+                }
+            )
+        return {"curves": curves, "names": sorted(known), "differences": differences(settings)}
+
+    def experiment(self, name: str) -> dict[str, Any]:
+        """An experiment's trials: number, state, parameters, metrics, and the run of each where it is one."""
+        path = self._directory(name, "experiment.yaml")
+        import csv
+
+        table = path / "results.csv"
+        rows: list[dict[str, str]] = []
+        if table.exists():
+            with open(table, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+        for row in rows:
+            trial = path / "trials" / row["trial"].zfill(5)
+            row["run"] = f"{name}/trials/{trial.name}" if (trial / "config.yaml").exists() else ""
+        return {
+            **describe_experiment(path),
+            "run": name,
+            "settings": _text(path / "experiment.yaml"),
+            "trials_ended": len(rows),
+            "rows": rows,
+        }
+
+    def video(self, name: str, file: str) -> Path:
+        path = self._directory(name, "config.yaml")
+        if file not in {video["file"] for video in videos_of(path)}:
+            raise NoSuchRun(f"{name} has no video {file}")
+        return path / "videos" / file
+
+    # ---------------------------------------------------------------- files
+
+    def _directory(self, name: str, marker: str) -> Path:
+        path = (self.root / name).resolve()
+        if not path.is_relative_to(self.root) or not (path / marker).is_file():
+            what = "run" if marker == "config.yaml" else "experiment"
+            raise NoSuchRun(f"there is no {what} {name!r} in {self.root}")
+        return path
+
+    def _settings(self, path: Path) -> dict[str, Any]:
+        try:
+            return dict(load_yaml(path / "config.yaml").values)
+        except ConfigError:
+            return {}
+
+    def _all_rows(self, path: Path) -> list[dict[str, Any]]:
+        """All records of a run; those of the runs looked at last stay in memory."""
+        cursor, rows = self._rows.pop(path, (Cursor(), []))
+        self._num_rows -= len(rows)
+        records = read_since(path / "metrics.jsonl", cursor)
+        rows = records.rows if records.reset else rows + records.rows
+        self._rows[path] = (records.cursor, rows)
+        self._num_rows += len(rows)
+        while self._num_rows > _MAX_ROWS_KEPT and len(self._rows) > 1:
+            _, (_, oldest) = self._rows.popitem(last=False)
+            self._num_rows -= len(oldest)
+        return rows
+
+    def _curve(self, path: Path, metric: str, x: str) -> tuple[np.ndarray, np.ndarray]:
+        """float64[M] each: the rows that have both, x ascending."""
+        chosen = columns(thinned(self._all_rows(path), MAX_POINTS), [x, metric])
+        points = [
+            (at, value)
+            for at, value in zip(chosen[x], chosen[metric], strict=True)
+            if at is not None and value is not None
+        ]
+        points.sort(key=lambda point: point[0])
+        xs, ys = (np.array(values, float) for values in zip(*points, strict=True)) if points else ([], [])
+        return np.asarray(xs, float), np.asarray(ys, float)
+
+
+def group_of(settings: Mapping[str, Any]) -> str:
+    """The same for runs that differ only by their seed (and by `NOT_COMPARED`)."""
+    kept = {key: value for key, value in settings.items() if key not in NOT_COMPARED}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """setting -> run -> value, of the settings that are not the same in all runs; None where a run has none."""
+    keys = dict.fromkeys(key for values in settings.values() for key in values)
+    found = {key: {run: values.get(key) for run, values in settings.items()} for key in keys}
+    return {
+        key: values
+        for key, values in found.items()
+        if len({json.dumps(v, default=str) for v in values.values()}) > 1
+    }
+
+
+def videos_of(path: Path) -> list[dict[str, Any]]:
+    """[{file, env_steps}] of the videos of evaluations, in the order of their steps; of others env_steps is None."""
+    found = []
+    for video in (path / "videos").glob("*.mp4"):
+        match = re.fullmatch(r"eval_(\d+)\.mp4", video.name)
+        found.append({"file": video.name, "env_steps": int(match.group(1)) if match else None})
+    return sorted(found, key=lambda row: (row["env_steps"] is None, row["env_steps"] or 0, row["file"]))
+
+
+def _label(members: list[str], settings: Mapping[str, Mapping[str, Any]]) -> str:
+    if len(members) == 1:
+        return members[0]
+    first = settings[members[0]]
+    return f"{first.get('algo')} {first.get('env')}, {len(members)} runs: {members[0]}, ..."
+
+
+def _state_of(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,181 @@
+"""The dashboard over HTTP: only GET, only files of the package, runs below one directory, and what `rlplat.state` says.
+
+A request with a foreign Host (DNS rebinding) or Origin is refused; beyond loopback a token is needed: the first request
+brings it (`/?token=...`), a cookie keeps it. Nothing on the page comes from elsewhere (Content-Security-Policy).
+"""
+
+from __future__ import annotations
+
+import hmac
+import importlib.resources
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from rlplat.dashboard.pages import NoSuchRun, Pages
+from rlplat.errors import RlplatError
+
+STATIC = Path(str(importlib.resources.files("rlplat.dashboard") / "static"))
+POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+COOKIE = "rlplat_token"
+Call = Callable[[Request], Any]
+
+
+def make_app(pages: Pages, *, token: str = "", hosts: frozenset[str] | None = None) -> Starlette:
+    """The ASGI app. token: "" for none; hosts: names by which the server may be called, None for any."""
+
+    def query(call: Call) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                return JSONResponse(await run_in_threadpool(call, request))
+            except NoSuchRun as error:
+                return JSONResponse({"error": str(error)}, status_code=404)
+            except (ValueError, RlplatError) as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
+
+        return answer
+
+    def run_of(request: Request) -> str:
+        return request.query_params.get("run", "")
+
+    def names_of(request: Request) -> list[str] | None:
+        text = request.query_params.get("names")
+        return text.split(",") if text else None
+
+    def compared(request: Request) -> dict[str, Any]:
+        parameters = request.query_params
+        runs = [name for name in parameters.getlist("run") if name]
+        return pages.compare(
+            runs, parameters.get("metric", "episode_return_mean"), parameters.get("x", "env_steps")
+        )
+
+    async def page(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", headers={"Content-Security-Policy": POLICY})
+
+    async def video(request: Request) -> Response:
+        try:
+            return FileResponse(pages.video(run_of(request), request.query_params.get("file", "")))
+        except NoSuchRun as error:
+            return PlainTextResponse(str(error), status_code=404)
+
+    calls: dict[str, Call] = {
+        "runs": lambda request: pages.runs(),
+        "run": lambda request: pages.run(run_of(request)),
+        "metrics": lambda request: pages.metrics(
+            run_of(request), request.query_params.get("cursor", ""), names_of(request)
+        ),
+        "log": lambda request: pages.log(run_of(request), int(request.query_params.get("offset", "0"))),
+        "compare": compared,
+        "experiment": lambda request: pages.experiment(run_of(request)),
+        "cluster": lambda request: clusters(),
+    }
+    routes = [
+        Route("/", page),
+        Route("/video", video),
+        *(Route(f"/api/{name}", query(call)) for name, call in calls.items()),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    app = Starlette(routes=routes)
+    app.add_middleware(Doorkeeper, token=token, hosts=hosts)
+    return app
+
+
+class Doorkeeper:
+    """Refuses what does not come from this server's own pages."""
+
+    def __init__(self, app: Any, *, token: str, hosts: frozenset[str] | None) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        response = self._refusal(request)
+        await (self._app if response is None else response)(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("the dashboard only reads: use GET", status_code=405)
+        if self._hosts is not None and _name_of(host) not in self._hosts:
+            return PlainTextResponse(f"this server is not called {host!r}", status_code=421)
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return PlainTextResponse(f"requests of {origin} are refused", status_code=403)
+        if not self._token:
+            return None
+        given = request.query_params.get("token", "")
+        if given and hmac.compare_digest(given.encode(), self._token.encode()):
+            answer = RedirectResponse(request.url.path or "/")
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            return answer
+        if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
+            return None
+        return PlainTextResponse("a token is needed: open /?token=... once", status_code=401)
+
+
+def _name_of(host: str) -> str:
+    """Without the port: `[::1]:8000` -> `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def clusters() -> dict[str, Any]:
+    """The clusters of this user on this machine, with what each has and does; `error` where one does not answer."""
+    from rlplat import state
+
+    found = []
+    for cluster in state.list_clusters():
+        session = str(_plain(cluster).get("session", ""))
+        row: dict[str, Any] = {"cluster": _plain(cluster)}
+        try:
+            row["status"] = _plain(state.cluster_status(cluster=session))
+            row["actors"] = _plain(state.list_actors(cluster=session, limit=200))
+            row["tasks"] = _plain(state.summarize_tasks(cluster=session))
+        except RlplatError as error:
+            row["error"] = str(error)
+        found.append(row)
+    return {"clusters": found}
+
+
+def _plain(value: Any) -> Any:
+    """JSON values of what `rlplat.state` gives."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return json.loads(json.dumps(value, default=str))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; OSError says why not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(128)
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def serve(app: Starlette, listener: socket.socket) -> None:
+    """Until SIGINT or SIGTERM, which end it within two seconds."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="off"
+    )
+    uvicorn.Server(config).run(sockets=[listener])
