@@ -21,6 +21,7 @@ from rlplat.cli import check_env as check_env_command
 from rlplat.cli import configs as configs_command
 from rlplat.cli import dashboard as dashboard_command
 from rlplat.cli import evaluate as evaluate_command
+from rlplat.cli import export as export_command
 from rlplat.cli import listing as list_command
 from rlplat.cli import logs as logs_command
 from rlplat.cli import memory as memory_command
@@ -173,6 +174,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "check-env": check_check_env,
     "tune": check_tune,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
+    "export": lambda arguments: export_command.build_parser().parse_args(arguments),
     "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "configs": lambda arguments: configs_command.build_parser().parse_args(arguments),
