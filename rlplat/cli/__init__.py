@@ -37,6 +37,7 @@ COMMANDS = {
     "rsync-up": "copy files to its nodes",
     "rsync-down": "copy files from its head",
     "port-forward": "reach a port of its head from here",
+    "join": "one task of a job that submit sent to SLURM",
 }
 _MODULES = {
     "list": "listing",  # a module `list` would take the place of the builtin here
@@ -46,6 +47,7 @@ _MODULES = {
     "attach": "cluster.programs:attach",
     "submit": "cluster.programs:submit",
     "jobs": "cluster.programs:jobs",
+    "join": "cluster.programs:join",
     "rsync-up": "cluster.files:rsync_up",
     "rsync-down": "cluster.files:rsync_down",
     "port-forward": "cluster.files:port_forward",

@@ -17,12 +17,13 @@ from rlplat.errors import ConfigError
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 
-PROVIDERS = ("local", "ssh", "slurm", "kubernetes", "sky")
+PROVIDERS = ("local", "ssh", "slurm")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[0-9]{1,5})?\Z")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@+=-]*\Z")
 _PATH = re.compile(r"[A-Za-z0-9_~./@+][A-Za-z0-9_./@+=,: -]*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_TIME = re.compile(r"(?:[0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]\Z")
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
 )
@@ -81,17 +82,40 @@ class SshSettings(Section):
         return self
 
 
+class SlurmSettings(Section):
+    """Jobs of SLURM: each program is one, with nodes of its own."""
+
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Nodes of a job."""
+    cpus_per_node: Count = 1
+    gpus_per_node: CountOrZero = 0
+    memory: Word | None = None
+    """Of each node, as sbatch's --mem: 16G."""
+    time_limit: Annotated[str, _matching(_TIME, "must be [DAYS-]HOURS:MINUTES:SECONDS")] = "01:00:00"
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    grace_s: Annotated[int, Field(ge=10, le=3600)] = 120
+    """Seconds before the time limit at which the program is told to save a checkpoint and end."""
+    requeue: bool = True
+    """Queue the job again when its time is over or it is preempted; a training then resumes."""
+    seeds: list[CountOrZero] = []
+    """A job for each: `{seed}` in the program's arguments is its seed."""
+
+
 class ClusterSettings(Section):
     """A cluster: where its nodes are, and what runs on them."""
 
     name: Name | None = None
     """What it is called, and the name of its folder on each machine; null: the name of the file."""
-    provider: Literal["local", "ssh"] | None = None
+    provider: Literal["local", "ssh", "slurm"] | None = None
     """Where nodes come from."""
     engine: Literal["ray", "rlplat"] = "ray"
     """What hosts tasks and actors: `ray` on any number of nodes; `rlplat` on one: each program starts its own."""
     local: LocalSettings | None = None
     ssh: SshSettings | None = None
+    slurm: SlurmSettings | None = None
     python: File | None = None
     """The Python of each node, with rlplat and the engine installed; null: this one (local), python3 (elsewhere)."""
     folder: File | None = None
@@ -140,12 +164,14 @@ class ClusterSettings(Section):
 
     @classmethod
     def sections(cls) -> list[str]:
-        return [name for name in PROVIDERS if name in cls.model_fields]
+        return list(PROVIDERS)
 
     @property
     def num_nodes(self) -> int:
         if self.provider == "ssh":
             return len(self.ssh.hosts) if self.ssh else 0
+        if self.provider == "slurm":
+            return (self.slurm or SlurmSettings()).nodes
         return (self.local or LocalSettings()).nodes
 
     @property

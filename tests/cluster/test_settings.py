@@ -35,11 +35,14 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: x", "'provider' is not set: one of local, ssh"),
-        ("provider: aws", "bad value for 'provider' in lab.yaml:1: 'aws' (must be local or ssh"),
+        ("name: x", "'provider' is not set: one of local, ssh, slurm"),
+        ("provider: aws", "bad value for 'provider' in lab.yaml:1: 'aws' (must be local, ssh or slurm"),
         ("provider: local\nengin: ray", "unknown key 'engin' in lab.yaml:2; did you mean 'engine'?"),
         ("provider: local\nlocal: {node: 2}", "did you mean 'local.nodes'?"),
         ("provider: local\nlocal: {nodes: 0}", "'local.nodes' in lab.yaml:2: 0 (must be a whole number from 1"),
+        ("provider: slurm\nslurm: {partition: 'a b'}", "must be one word of letters, digits"),
+        ("provider: slurm\nslurm: {account: --uid=0}", "bad value for 'slurm.account'"),
+        ("provider: slurm\nslurm: {time_limit: forever}", "must be [DAYS-]HOURS:MINUTES:SECONDS"),
         ("provider: ssh", "provider=ssh needs a section ssh: with hosts: [HOST, ...]"),
         ("provider: local\nssh: {hosts: [a]}", "ssh= is for provider: ssh, and provider=local: remove one"),
         ("provider: ssh\nssh: {hosts: [a, a]}", "a is in ssh.hosts= more than once"),

@@ -58,7 +58,18 @@ def asked(token: str, address: str) -> str:
         return talk.readline().strip()
 
 
-def main(role: str, token_file: str, place: str) -> None:
+def join(folder: str) -> None:
+    """One task of a SLURM job on this engine."""
+    import os
+
+    from rlplat.cluster.join import Task
+
+    sys.exit(Task(Path(folder), os.environ, ToyEngine()).run())
+
+
+def main(role: str, token_file: str, place: str = "") -> None:
+    if role == "join":
+        join(token_file)
     token = Path(token_file).read_text()
     if role == "broken":
         sys.exit("no room for a node here")

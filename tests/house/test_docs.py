@@ -192,6 +192,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "attach": lambda arguments: cluster_programs.attach_parser().parse_args(arguments),
     "submit": lambda arguments: cluster_programs.submit_parser().parse_args(with_program(arguments)[0]),
     "jobs": lambda arguments: cluster_programs.jobs_parser().parse_args(arguments),
+    "join": lambda arguments: cluster_programs.join_parser().parse_args(arguments),
     "rsync-up": lambda arguments: cluster_files.rsync_up_parser().parse_args(arguments),
     "rsync-down": lambda arguments: cluster_files.rsync_down_parser().parse_args(arguments),
     "port-forward": lambda arguments: cluster_files.port_forward_parser().parse_args(arguments),

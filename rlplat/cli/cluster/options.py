@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlplat.errors import UsageError
+
 if TYPE_CHECKING:
     from rlplat.cluster.launcher import Launcher
 
@@ -35,4 +37,9 @@ def launcher_of(path: str) -> Launcher:
     from rlplat.cluster.launcher import Launcher
     from rlplat.cluster.settings import read_cluster
 
-    return Launcher(read_cluster(path), lambda line: print(line, flush=True))
+    cluster = read_cluster(path)
+    if cluster.provider == "slurm":
+        raise UsageError(
+            f"with provider: slurm the nodes live as long as a job: rlplat submit {path} -- PROGRAM, squeue, scancel"
+        )
+    return Launcher(cluster, lambda line: print(line, flush=True))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.cluster.options import cluster_parser, launcher_of, with_program
 from rlplat.durations import duration_text
 from rlplat.errors import UsageError
+
+if TYPE_CHECKING:
+    from rlplat.cluster.settings import ClusterSettings
 
 
 def exec_parser() -> argparse.ArgumentParser:
@@ -71,12 +76,46 @@ def submit(arguments: list[str]) -> int:
     options = submit_parser().parse_args(own)
     if not program:
         raise UsageError(f"no program: rlplat submit {options.cluster} -- PROGRAM ...")
+    from rlplat.cluster.settings import read_cluster
+
+    cluster = read_cluster(options.cluster)
+    if cluster.provider == "slurm":
+        return _submit_to_slurm(cluster, program, options.wait)
     with launcher_of(options.cluster) as launcher:
         job = launcher.ask_head("submit", command=program)["job"]
         print(f"job {job}: rlplat jobs {options.cluster} logs {job} -f", flush=True)
         if not options.wait:
             return 0
         return _ended(launcher.ask_head("logs", job=job, follow=True))
+
+
+def _submit_to_slurm(cluster: ClusterSettings, program: list[str], wait: bool) -> int:
+    from rlplat.cluster.slurm import submit as send
+
+    if wait:
+        raise UsageError(
+            "--wait is not for provider: slurm: the job is in a queue; its log is in the folder that is shown"
+        )
+    job, folder = send(cluster, program)
+    print(f"job {job}: squeue -j {job}; its files and log: {folder}")
+    return 0
+
+
+def join_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat join",
+        description="One task of a job that `rlplat submit` sent to SLURM: rank 0 is the head, the others join it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="of the job's files")
+    return parser
+
+
+def join(arguments: list[str]) -> int:
+    options = join_parser().parse_args(arguments)
+    from rlplat.cluster.join import Task
+
+    return Task(Path(options.folder), os.environ).run()
 
 
 def jobs_parser() -> argparse.ArgumentParser:
