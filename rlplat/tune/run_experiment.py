@@ -24,6 +24,7 @@ from rlplat.tune.settings.spec import ExperimentSpec, check_demand, check_silenc
 from rlplat.tune.space.space import Space
 from rlplat.tune.storage.address import shown
 from rlplat.tune.storage.study import Study
+from rlplat.tune.trials.shared_folder import require_shared
 from rlplat.tune.trials.trainables import TrainableKind, check_trainable
 from rlplat.tune.tuner import Tuner
 from rlplat.tune.view.table import open_view
@@ -97,6 +98,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
     scheduler.open(spec.seed, space)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(ExperimentDirectory.open(spec.out, spec, resume=resume, say=view.say))
+        require_shared(directory.trials)
         study = _open_study(spec, directory, resume, view)
         stack.callback(study.close)
         in_optunas_terms = distributions(space)

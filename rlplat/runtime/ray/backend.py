@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any, Self
 
 import msgspec
@@ -25,30 +29,21 @@ from rlplat.runtime.options import Options
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.ray import cluster, host
 from rlplat.runtime.ray.host import CallSpec
-from rlplat.runtime.ray.values import (
-    FailedForNow,
-    RayStream,
-    ours,
-    ours_of,
-    ref_of,
-    text_of,
-    theirs_of,
-)
+from rlplat.runtime.ray.values import FailedForNow, RayStream, ours, ours_of, ref_of, text_of, theirs_of
+from rlplat.runtime.ray.watch import HeadWatch
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
 from rlplat.runtime.wire.codec import RemoteCode, _culprit, dump_code
 from rlplat.runtime.wire.messages import Cluster
-from rlplat.runtime.wire.values import (
-    DYNAMIC,
-    STREAMING,
-    ActorInfo,
-    CallOptions,
-)
+from rlplat.runtime.wire.values import DYNAMIC, STREAMING, ActorInfo, CallOptions, Place
 
 _NAMESPACE = "rlplat"
 """Ray's name for our namespace "": its own anonymous ones are new for each program."""
 _NUM_RETURNS = {STREAMING: "streaming", DYNAMIC: "dynamic"}
 _CANCEL_GRACE_S = 5.0
+_SLICE_S = 5.0
+_VERSION = str(sys.modules["rlplat"].__version__)
+_DRIVERS_VERSION = "RLPLAT_VERSION_OF_DRIVER"
 _NOT_CODE = (".git", ".venv", "venv", "__pycache__", "runs", "checkpoints", "*.mp4", "*.safetensors")
 """What is not sent to other machines with the user's code."""
 
@@ -56,7 +51,9 @@ _NOT_CODE = (".git", ".venv", "venv", "__pycache__", "runs", "checkpoints", "*.m
 class RayBackend:
     outer: Backend | None = None
 
-    def __init__(self, namespace: str, can_nest: bool) -> None:
+    def __init__(self, namespace: str, can_nest: bool, watch: HeadWatch | None = None) -> None:
+        """watch: of a driver."""
+        self._watch = watch
         self.namespace, self.can_nest = namespace, can_nest
         self.client_id = ray.get_runtime_context().get_worker_id() if can_nest else "driver"
         self._late: deque[bytes] = deque(maxlen=1000)
@@ -66,19 +63,14 @@ class RayBackend:
     def start(
         cls,
         address: str | None,
-        num_cpus: float | None,
-        num_gpus: int | None,
-        resources: dict[str, float] | None,
         namespace: str,
         runtime_env: dict[str, Any] | None,
         user_code: str | None,
         log_to_driver: bool,
-        object_store_memory: int | None,
+        **machine: Any,
     ) -> Self:
-        """Connect to the cluster at `address`, or start one on this machine."""
+        """Connect to the cluster at `address`, or start one on this machine, with what `machine` says."""
         env = {name: value for name, value in checked(runtime_env or {}).items() if value}
-        machine: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
-        machine["object_store_memory"] = object_store_memory
         if address is None:
             own: dict[str, Any] = machine | {"include_dashboard": False}
         elif any(value is not None for value in machine.values()):
@@ -90,12 +82,13 @@ class RayBackend:
             own = {"address": address}
             if user_code is not None and "working_dir" not in env:
                 env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *_NOT_CODE]}
+        env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach
         try:
             ray.init(**own, namespace=namespace or _NAMESPACE, runtime_env=env, log_to_driver=log_to_driver)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except Exception as error:
             raise OptionError(f"rlplat.init(backend='ray', address={address!r}): {text_of(error)}") from error
-        return cls(namespace, can_nest=False)
+        return cls(namespace, can_nest=False, watch=HeadWatch(ray.get_runtime_context().gcs_address))
 
     @classmethod
     def of_worker(cls) -> Self:
@@ -112,8 +105,9 @@ class RayBackend:
             return ref_of(ray.put(value))
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+        theirs = [theirs_of(ref) for ref in refs]
         try:
-            return [ours_of(value) for value in ray.get([theirs_of(ref) for ref in refs], timeout=timeout)]
+            return [ours_of(value) for value in self._values(theirs, timeout)]
         except Exception as error:
             found = self._error(error, refs, timeout)
         raise found from found.__cause__
@@ -133,15 +127,34 @@ class RayBackend:
     ) -> tuple[list[Any], list[Any]]:
         """Values stay where they were made: `get` brings them."""
         theirs = [ref.ray for ref in refs]
-        found, _ = ray.wait(theirs, num_returns=num_returns, timeout=timeout, fetch_local=False)
-        if (
-            0 < len(found) < len(refs)
-        ):  # the first of those that are there, not those that Ray looked at first
+        found = self._wait(theirs, num_returns, timeout)
+        if 0 < len(found) < len(refs):  # the first that are there, not those that Ray looked at first
             found, _ = ray.wait(theirs, num_returns=len(refs), timeout=0, fetch_local=False)
         there = set(found)
         ready = [ref for ref in refs if ref.ray in there][:num_returns]
         taken = {id(ref) for ref in ready}
         return ready, [ref for ref in refs if id(ref) not in taken]
+
+    def _wait(self, theirs: list[Any], num_returns: int, timeout: float | None) -> list[Any]:
+        """Those that are there. In slices: NodeLost when the head is gone, of which Ray itself says nothing."""
+        end = math.inf if timeout is None else monotonic() + timeout
+        while True:
+            rest = max(0.0, min(_SLICE_S, end - monotonic()))
+            found, _ = ray.wait(theirs, num_returns=num_returns, timeout=rest, fetch_local=False)
+            if len(found) >= num_returns or monotonic() >= end:
+                return found
+            if self._watch is not None and self._watch.lost:
+                raise errors.NodeLost(self._watch.lost)
+
+    def _values(self, theirs: list[Any], timeout: float | None) -> Any:
+        if self._watch is None or (timeout is not None and timeout <= _SLICE_S):
+            return ray.get(theirs, timeout=timeout)
+        end = math.inf if timeout is None else monotonic() + timeout
+        try:
+            return ray.get(theirs, timeout=_SLICE_S)
+        except GetTimeoutError:
+            self._wait(theirs, len(theirs), None if timeout is None else end - monotonic())
+        return ray.get(theirs, timeout=None if timeout is None else max(0.0, end - monotonic()))
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()
@@ -334,23 +347,16 @@ class RayBackend:
 
     # -- the cluster
 
-    def resources(self, available: bool) -> dict[str, float]:
-        return cluster.resources(available)
-
-    def create_group(
-        self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
-    ) -> PlacementGroup:
-        return cluster.create_group(bundles, strategy, name, is_detached)
+    resources = staticmethod(cluster.resources)
+    create_group = staticmethod(cluster.create_group)
+    remove_group = staticmethod(cluster.remove_group)
 
     def group_ready(self, group: PlacementGroup) -> ObjectRef:
         cluster.require_possible(group)
         return ref_of(_second.remote(cluster.ray_group(group).ready(), group))
 
-    def remove_group(self, group: PlacementGroup) -> None:
-        cluster.remove_group(group)
-
     def cluster(self) -> Cluster:
-        here = cluster.place(host.here) if self.can_nest else cluster.place_of_driver()
+        here = cluster.place(host.here) if self.can_nest else Place(ray.get_runtime_context().get_node_id())
         return Cluster(0, cluster.nodes(), cluster.groups(), here)
 
     @property
@@ -374,11 +380,20 @@ class RayBackend:
             raise errors.UsageError(
                 "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
             )
+        if self._watch is not None:
+            self._watch.close()
         ray.shutdown()
 
 
 def attach() -> None:
     """Each worker of Ray begins with this: the verbs work in it."""
+    drivers = os.environ.get(_DRIVERS_VERSION, _VERSION)
+    if drivers != _VERSION:
+        raise RuntimeError(
+            f"{os.uname().nodename} has rlplat {_VERSION}, the driver {drivers}: install the same everywhere"
+        )
+    # Ray would set 1 for every actor that asks for no CPUs; how many threads there are is said where they are used.
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     connection.set_backend(RayBackend.of_worker())
 
 

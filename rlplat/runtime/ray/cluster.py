@@ -89,10 +89,6 @@ def place(here: Identity | None) -> Place:
     )
 
 
-def place_of_driver() -> Place:
-    return Place(ray.get_runtime_context().get_node_id())
-
-
 # ---------------------------------------------------------------- placement groups
 
 

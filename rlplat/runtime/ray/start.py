@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import MissingExtra, OptionError
+from rlplat.runtime.ray.watch import why_silent
 
 if TYPE_CHECKING:
     from rlplat.runtime.ray.backend import RayBackend
 
 
-def start_on_ray(kept_promises: dict[str, bool], **options: Any) -> RayBackend:
+def start_on_ray(kept_promises: dict[str, bool], address: str | None, **options: Any) -> RayBackend:
     """kept_promises: arguments of `init` that mean nothing to Ray, and whether each has its default."""
     asked = [name for name, is_default in kept_promises.items() if not is_default]
     if asked:
@@ -24,4 +25,9 @@ def start_on_ray(kept_promises: dict[str, bool], **options: Any) -> RayBackend:
         if error.name != "ray":
             raise
         raise MissingExtra("ray", "ray", "rlplat.init(backend='ray')") from None
-    return RayBackend.start(**options)
+    if address not in (None, "auto", "local") and (why := why_silent(str(address))):
+        raise OptionError(
+            f"rlplat.init(backend='ray', address={address!r}): no Ray cluster answers there ({why}): give HOST:PORT as "
+            "`ray start --head` prints it, or address='auto' on a machine of the cluster"
+        )
+    return RayBackend.start(address, **options)
