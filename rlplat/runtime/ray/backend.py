@@ -72,7 +72,7 @@ class RayBackend:
         """Connect to the cluster at `address`, or start one on this machine, with what `machine` says."""
         env = {name: value for name, value in checked(runtime_env or {}).items() if value}
         if address is None:
-            own: dict[str, Any] = machine | {"include_dashboard": False}
+            own: dict[str, Any] = machine | {"address": "local", "include_dashboard": False}
         elif any(value is not None for value in machine.values()):
             raise OptionError(
                 f"rlplat.init(backend='ray', address={address!r}): the cluster has its {', '.join(machine)}: leave "
