@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +44,7 @@ from rlplat.errors import (
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning import backend
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
 from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.non_finite import non_finite_error
@@ -51,7 +52,7 @@ from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_b
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
-from rlplat.rl.policies.framework_check import in_framework, require_framework
+from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -168,19 +169,9 @@ class TorchA3C:
         self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
     ) -> None:
         """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
-        from rlplat.rl.torch.network_check import check_network
-        from rlplat.rl.torch.networks import make_network
-        from rlplat.rl.torch.trainee import Trainee
+        from rlplat.rl.torch.trainee import actor_critic_trainee
 
-        self.trainee = Trainee(
-            config,
-            spec,
-            seed,
-            lambda precision: make_network(spec, precision),
-            device="cpu",
-            num_threads=num_threads,
-        )
-        check_network(self.trainee.network, spec, self.trainee.device)
+        self.trainee = actor_critic_trainee(config, spec, seed, device="cpu", num_threads=num_threads)
 
     def gradients(
         self,
@@ -217,11 +208,7 @@ class TorchA3C:
             value_coef=value_coef,
             entropy_coef=entropy_coef,
         )
-        names, parameters = zip(*self.trainee.network.named_parameters(), strict=True)
-        gradients = torch.autograd.grad(loss, parameters)
-        # A convolution's gradient may lie in another order of memory than C's.
-        arrays = {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
-        return arrays, dict(zip(LOSS_STATS, stats.tolist(), strict=True))
+        return self.trainee.gradients(loss), dict(zip(LOSS_STATS, stats.tolist(), strict=True))
 
 
 class A3CWorker:
@@ -240,9 +227,10 @@ class A3CWorker:
         if not num_threads and spec.has_images:
             num_threads = cpu_share(self.config.num_rollout_workers)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
-        self._network: TorchA3C = in_framework("rlplat.algorithms.a3c:A3C", self.config.framework)(
-            self.config, spec, network_seed, num_threads
+        computes = backend.in_framework(
+            "rlplat.algorithms.a3c:A3C", backend.learner_backend(self.config, spec)
         )
+        self._network: TorchA3C = computes(self.config, spec, network_seed, num_threads)
         self._rollout = RolloutWorker(config, worker_index, incarnation)
         weights = self._network.trainee.weights()
         self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
@@ -375,10 +363,18 @@ class A3C(Algorithm[A3CConfig]):
     name = "a3c"
     config_class = A3CConfig
 
+    @cached_property
+    def looked_at(self) -> tuple[PolicySpec, SpaceSpec]:
+        return preflight(self.config)
+
+    def preload(self) -> tuple[str, ...]:
+        return backend.preload(self.config, lambda: [self.looked_at[0]])
+
     def setup(self) -> None:
         """Parameter servers, then workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        spec, self.spaces = preflight(config)
+        spec, self.spaces = self.looked_at
+        self.notes = (backend.note(config, [spec]),)
         self.in_flight = self.add(InFlight())
         self._learning: set[int] = set()  # slots of the workers that have a call
         servers = self._servers = [
@@ -504,10 +500,11 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
 
 def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    require_framework(config.framework)
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)
+    if (framework := backend.learner_backend(config, spec)) != "numpy":
+        require_framework(framework)
     is_vector = isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
     if config.normalize_observations and not is_vector:
         raise ConfigError(

@@ -47,9 +47,10 @@ from rlplat.errors import (
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.backend import in_framework
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.in_flight import InFlight
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.learner_group import GroupMember, LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
@@ -58,7 +59,7 @@ from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
-from rlplat.rl.policies.framework_check import in_framework, require_framework
+from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
@@ -106,11 +107,13 @@ class DQNConfig(AlgorithmConfig):
     """DQN's settings. The defaults are plain DQN for small environments; for Atari: configs/dqn/_atari.yaml."""
 
     unused = {
+        "learner.backend": Unused("dqn has no numpy learner", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("dqn has one learner", is_error=True),
         "policy.share_encoder": Unused("a Q-network has one encoder"),
-        "policy.squash_actions": Unused("actions are discrete"),
-        "policy.rescale_actions": Unused("actions are discrete"),
-        "policy.initial_log_std": Unused("actions are discrete"),
+        **dict.fromkeys(
+            (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),
+            Unused("actions are discrete"),
+        ),
     }
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
@@ -439,7 +442,7 @@ class TorchDQN:
         return tensors
 
 
-class DQNLearner:
+class DQNLearner(GroupMember):
     """An actor: trains on minibatches, publishes the weights. In the synchronous ring it holds the replay too.
 
     Knows no framework; `_net` does the arithmetic (`TorchDQN` or `TfDQN`).
@@ -453,6 +456,7 @@ class DQNLearner:
         replay: ReplayShape | None,
     ) -> None:
         """replay: None where shards hold it."""
+        super().__init__()
         self.config = DQNConfig.model_validate(config)
         self._parameter_server = parameter_server
         network_seed, replay_seed = seed_sequences(self.config.seed, "learner")
@@ -592,10 +596,6 @@ class DQNLearner:
     def _publish(self) -> None:
         weights = self._net.trainee.weights() | self._exploration()
         rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
-
-    def ready(self) -> int:
-        """The version published last; an answer says that the constructor is through."""
-        return self._version
 
     def get_state(self) -> dict[str, Any]:
         keeps_replay = self._replay is not None and self.config.save_replay

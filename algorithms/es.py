@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 _MLPS = "es has MLPs only; use ppo, a3c or dqn for other networks"
-_OF_LEARNER = ("learner.num_gpus", "learner.device", "learner.precision", "learner.num_threads")
+_OF_LEARNER = tuple("learner." + key for key in ("backend", "num_gpus", "device", "precision", "num_threads"))
 
 
 class ESConfig(AlgorithmConfig):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,9 @@ import rlplat
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning import backend
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.learner_group import GroupMember, LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
@@ -45,7 +47,7 @@ from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import ObsStatistics
-from rlplat.rl.policies.framework_check import in_framework, require_framework
+from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -167,16 +169,13 @@ def ppo_loss(
 
 
 class TorchPPO:
-    """Network, optimizer and loss on torch; `TfPPO` is the same on TensorFlow."""
+    """Network, optimizer and loss on torch; `TfPPO` is the same on TensorFlow, `NumpyPPO` for MLPs in plain numpy."""
 
     def __init__(self, config: PPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        from rlplat.rl.torch.network_check import check_network
-        from rlplat.rl.torch.networks import make_network
-        from rlplat.rl.torch.trainee import Trainee
+        from rlplat.rl.torch.trainee import actor_critic_trainee
 
-        self.trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
+        self.trainee = actor_critic_trainee(config, spec, seed)
         self._spec, self.device, self.network = spec, self.trainee.device, self.trainee.network
-        check_network(self.network, spec, self.device)
 
     def load_round(
         self,
@@ -225,23 +224,24 @@ class TorchPPO:
         return stats.tolist(), norm
 
 
-class PPOLearner:
+class PPOLearner(GroupMember):
     """An actor: prepares each round (advantages, minibatches, statistics), trains, then publishes the weights.
 
-    Knows no framework; `_net` does the arithmetic (`TorchPPO` or `TfPPO`).
+    Knows no framework; `_net` does the arithmetic (`TorchPPO`, `TfPPO` or `NumpyPPO`).
     """
 
     def __init__(
         self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0
     ) -> None:
-        """rank: the number of this learner in its group; learner 0 publishes."""
+        super().__init__(rank)
         self.config = PPOConfig.model_validate(config)
-        self._spec = spec
         self._parameter_server = parameter_server
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
-        self._net: TorchPPO = in_framework("rlplat.algorithms.ppo:PPO", self.config.framework)(
-            self.config, spec, network_seed
+        computes = backend.in_framework(
+            "rlplat.algorithms.ppo:PPO", backend.learner_backend(self.config, spec)
         )
+        self._net: TorchPPO = computes(self.config, spec, network_seed)
+        self.trainee = self._net.trainee
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
         normalizes = self.config.normalize_observations
         shape = spec.obs.shape if normalizes and isinstance(spec.obs, ObsSpec) else None
@@ -249,28 +249,7 @@ class PPOLearner:
         self._learning_rewards = LearningRewards(self.config)
         self._env_steps = 0
         self._version = 0
-        self._rank, self._num_learners = rank, 1
-        self._staged: tuple[SampleBatch, ...] = ()
         self._publish()
-
-    def group_address(self) -> tuple[str, int]:
-        """Where the learners of the group meet."""
-        from rlplat.data_parallel.torch.process_group import open_store
-
-        return open_store(rlplat.get_runtime_context().node_address)
-
-    def join_group(self, address: tuple[str, int], rank: int, num_learners: int) -> None:
-        """Share every minibatch with the other learners from now on."""
-        self._net.trainee.join_group(address, rank, num_learners)
-        self._rank, self._num_learners = rank, num_learners
-
-    def stage(self, *batches: SampleBatch) -> None:
-        """Keep the batches of a round for `update_staged`."""
-        self._staged = batches
-
-    def update_staged(self) -> UpdateReport:
-        batches, self._staged = self._staged, ()
-        return self.update(*batches)
 
     def update(self, *batches: SampleBatch) -> UpdateReport:
         """One round: scale rewards, estimate advantages, `num_epochs` passes of minibatches, publish version + 1."""
@@ -344,7 +323,7 @@ class PPOLearner:
             for indices in self._minibatches(batch):
                 if config.normalize_advantages:
                     loss_arguments |= _advantage_moments(columns["advantages"], indices, valid)
-                part, share = self._share_of(indices, valid)
+                part, share = self.share_of(indices, valid)
                 minibatch_stats, norm = self._net.train_minibatch(part, share, learning_rate, loss_arguments)
                 if not math.isfinite(norm):
                     if config.non_finite == "stop":
@@ -367,15 +346,6 @@ class PPOLearner:
     def _value(self, schedule: Schedule) -> float:
         return schedule_value(schedule, self._env_steps, self.config.stop.env_steps)
 
-    def _share_of(self, indices: Array, valid: Array) -> tuple[Array, float]:
-        """This learner's part of a minibatch, and what its gradient counts."""
-        if self._num_learners == 1:
-            return indices, 1.0
-        if indices.shape[-1] < self._num_learners:
-            return indices, 1.0 / self._num_learners  # too small to be cut: all of them compute all of it
-        part = np.array_split(indices, self._num_learners, axis=-1)[self._rank]
-        return part, float(valid[part].sum() / valid[indices].sum())
-
     def _minibatches(self, batch: SampleBatch) -> list[Array]:
         """One pass in random order: int64[M] rows, or with a core int64[T, M], the rows of M whole fragments."""
         num_steps, num_envs = batch.shape
@@ -390,32 +360,28 @@ class PPOLearner:
             return []
         num_minibatches = round(num_steps * len(envs) / self.config.minibatch_size)
         # Every learner needs a fragment of each.
-        num_minibatches = max(1, min(num_minibatches, len(envs) // self._num_learners))
+        num_minibatches = max(1, min(num_minibatches, len(envs) // self.num_learners))
         rows = np.arange(num_steps)[:, None] * num_envs
         return [rows + part for part in np.array_split(self._rng.permutation(envs), num_minibatches)]
 
     def _publish(self) -> None:
         """Weights and, with them, the statistics that observations are to be normalised with."""
-        weights = self._net.trainee.weights() | self._obs_statistics.weights()
-        if self._rank == 0:
+        weights = self.trainee.weights() | self._obs_statistics.weights()
+        if self.rank == 0:
             rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
 
     def _non_finite(self, stats: list[float], columns: Mapping[str, Array]) -> NonFiniteError:
         return non_finite_error(
             columns=columns,
             losses=dict(zip(LOSS_STATS, stats, strict=True)),
-            gradients=self._net.trainee.non_finite_gradients,
+            gradients=self.trainee.non_finite_gradients,
             place=f"at {self._env_steps} env steps",
             version=self._version,
             scaling="scale rewards (normalize_rewards)",
         )
 
-    def ready(self) -> int:
-        """The version published last; an answer says that the constructor is through."""
-        return self._version
-
     def get_state(self) -> dict[str, Any]:
-        return self._net.trainee.get_state() | {
+        return self.trainee.get_state() | {
             "version": self._version,
             "env_steps": self._env_steps,
             "obs_weights": self._obs_statistics.weights(),
@@ -426,7 +392,7 @@ class PPOLearner:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called; the weights are published under their version."""
-        self._net.trainee.set_state(state)
+        self.trainee.set_state(state)
         self._rng.bit_generator.state = state["rng"]
         self._obs_statistics.set_state(state["obs_statistics"])
         self._learning_rewards.set_state(state["reward_normalizer"])
@@ -458,10 +424,18 @@ class PPO(Algorithm[PPOConfig]):
     name = "ppo"
     config_class = PPOConfig
 
+    @cached_property
+    def looked_at(self) -> SpaceSpec | MultiAgentPlan:
+        return preflight(self.config)
+
+    def preload(self) -> tuple[str, ...]:
+        return backend.preload(self.config, lambda: policy_specs(self.config.model_dump(), self.looked_at))
+
     def setup(self) -> None:
         """Parameter server, learners, rollout workers; returns when the first weights are published."""
         settings = self.config.model_dump()
-        spaces = self.spaces = preflight(self.config)
+        spaces = self.spaces = self.looked_at
+        self.notes = (backend.note(self.config, policy_specs(settings, spaces)),)
         self.learners: LearnerGroup | PolicyRings
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
             rings = PolicyRings(spaces, settings, lambda _name, *its: start_learners(*its))
@@ -529,10 +503,11 @@ def start_learners(settings: dict[str, Any], spec: PolicySpec, parameter_server:
 
 def preflight(config: PPOConfig) -> SpaceSpec | MultiAgentPlan:
     """In the driver, before any actor starts: the environment is sound, and policies for its spaces can be built."""
-    require_framework(config.framework, config.learner.num_learners)
     settings = config.model_dump()
     spaces = look_at_env(settings)
     for spec in policy_specs(settings, spaces):
+        if (framework := backend.learner_backend(config, spec)) != "numpy":
+            require_framework(framework, config.learner.num_learners)
         if config.normalize_observations and not (
             isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
         ):

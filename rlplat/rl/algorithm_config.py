@@ -62,6 +62,9 @@ class PolicyConfig(Section):
 class LearnerConfig(Section):
     """Where and how the update computes."""
 
+    backend: Literal["auto", "torch", "numpy"] = "auto"
+    """PPO and A3C on framework torch: what computes the update. numpy is for plain MLPs on the CPU, two to three times
+    faster there, and never imports torch; auto: numpy where it can, else torch. The first lines of a run say which."""
     num_gpus: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1024.0)] = "auto"
     """GPUs that the learner is given; auto: one for an image encoder if the cluster has one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -236,7 +236,7 @@ def test_normalised_advantages_make_the_policys_gradient_blind_to_the_scale_of_r
 def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, env: str) -> None:
     """So the critic's values of the rollout are those of the network, and log-probabilities have ratio 1."""
     torch = pytest.importorskip("torch")
-    _, (worker,) = make_workers(1, env=env, normalize_observations=True)
+    _, (worker,) = make_workers(1, env=env, normalize_observations=True, learner={"backend": "torch"})
     worker.learn(30, 0.0)  # statistics come with the first 1,000 observations
     batch = worker._rollout.roll_out()
     obs = worker._normalize_obs(batch.flat_obs())

@@ -50,9 +50,10 @@ def assert_equal_weights(one: PPO, other: PPO) -> None:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
-def test_learns_cartpole() -> None:
+@pytest.mark.parametrize("backend, seed", [("torch", 3), ("numpy", 1)])
+def test_learns_cartpole(backend: str, seed: int) -> None:
     """A random policy reaches 22; 150 within 60,000 steps needs advantages, loss and update to be right."""
-    settings = QUICK | {"num_envs_per_worker": 32}
+    settings = QUICK | {"num_envs_per_worker": 32, "seed": seed, "learner": {"backend": backend}}
     with PPO(PPOConfig(**settings)) as ppo:
         results = [ppo.step() for _ in range(60)]
         assert 25 < results[4].episode_return_mean < 100

@@ -46,7 +46,7 @@ def make_learner(parameter_server: Any, spec: PolicySpec = VECTOR, **settings: A
         "num_epochs": 2,
         "learning_rate": 1e-3,
         "entropy_coef": 0.01,
-        "learner": {"precision": "float32", "device": "cpu", "num_threads": 1},
+        "learner": {"backend": "torch", "precision": "float32", "device": "cpu", "num_threads": 1},
         "stop": {"env_steps": 1000},
     }
     return PPOLearner(PPOConfig(**(defaults | settings)).model_dump(), spec, parameter_server)
@@ -295,7 +295,7 @@ def test_every_decision_is_in_one_minibatch_and_one_learners_share_of_it(paramet
         if case % 2:
             batch.core_state = np.zeros((B, 3), np.float32)
         learner.config = learner.config.model_copy(update={"minibatch_size": size})
-        learner._num_learners = num_learners
+        learner.num_learners = num_learners
         minibatches = learner._minibatches(batch)
         flat = [minibatch.reshape(-1) for minibatch in minibatches]
         valid = batch.valid.reshape(-1)
@@ -305,8 +305,8 @@ def test_every_decision_is_in_one_minibatch_and_one_learners_share_of_it(paramet
         for minibatch in minibatches:
             parts, shares = [], []
             for rank in range(num_learners):
-                learner._rank = rank
-                part, share = learner._share_of(minibatch, valid)
+                learner.rank = rank
+                part, share = learner.share_of(minibatch, valid)
                 assert valid[part].any()
                 parts.append(part)
                 shares.append(share)

@@ -245,7 +245,7 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     code = (
         "import sys, hashlib, numpy as np\n"
         "from rlplat.algorithms.ppo import PPOConfig\n"
-        "from rlplat.rl.policies.framework_check import in_framework\n"
+        "from rlplat.rl.learning.backend import in_framework\n"
         "from rlplat.rl.policies.make import make_policy\n"
         "from tests.rl.tf.twins import SPECS, random_batch\n"
         "spec = SPECS['nature']()\n"

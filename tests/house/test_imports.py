@@ -95,3 +95,13 @@ def test_dir_shows_what_users_call_and_nothing_else() -> None:
         "assert all(getattr(rlplat, name) is not None for name in names)"
     )
     assert loaded_by(code) & FRAMEWORKS == set()
+
+
+def test_a_plain_mlp_learns_without_a_framework() -> None:
+    code = (
+        "from rlplat.algorithms.ppo import PPO, PPOConfig\n"
+        "with PPO(PPOConfig(env='CartPole-v1', num_rollout_workers=0, num_envs_per_worker=2)) as ppo:\n"
+        "    ppo.step()\n"
+        "    ppo.evaluate(1)"
+    )
+    assert loaded_by(code) & FRAMEWORKS == set()

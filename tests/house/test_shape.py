@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES, MOST_FILES = 500, 14
 LONGER = {
-    "algorithms/a3c.py": 517,  # a learner that is also the worker, with its state and reports
-    "algorithms/dqn.py": 957,  # all of Rainbow, Ape-X and R2D2 in one file
+    "algorithms/a3c.py": 514,  # a learner that is also the worker, with its state and reports
+    "algorithms/dqn.py": 952,  # all of Rainbow, Ape-X and R2D2 in one file
     "algorithms/es.py": 595,  # workers, learner and two ways to add up
-    "algorithms/ppo.py": 556,  # the learner alone and in a group
+    "algorithms/ppo.py": 530,  # the learner alone and in a group
 }
 """Files that are longer still, and with what. Their present length is their limit: it may only go down."""
 FULLER = {

@@ -71,6 +71,8 @@ class Algorithm(Generic[Config]):
     spaces: object
     """Of the environment, set by `setup`: a `SpaceSpec` where there is one agent. A checkpoint is for the spaces that
     have the same `str`."""
+    notes: tuple[str, ...] = ()
+    """What the log of a run is to say about how it was set up."""
 
     def __init__(self, config: Config) -> None:
         """Starts the runtime, where there is none, and the actors: ConfigError and others where that cannot be."""
@@ -84,10 +86,9 @@ class Algorithm(Generic[Config]):
         self._is_open = True
         if not rlplat.is_initialized():
             # Before the pre-flight: the first processes start while it looks at the environment.
-            needs_torch = config.framework == "torch" and "framework" not in config.unused
             backend = None if config.num_rollout_workers else "inproc"
-            preload = ("torch",) if needs_torch else ()
-            rlplat.init(backend=backend, preload=preload, user_code=folder_of(named_in(config.model_dump())))
+            user_code = folder_of(named_in(config.model_dump()))
+            rlplat.init(backend=backend, preload=self.preload(), user_code=user_code)
             self.ends.callback(rlplat.shutdown)
         self.ends.callback(self._evaluation.close)
         try:
@@ -102,6 +103,11 @@ class Algorithm(Generic[Config]):
         """Pre-flight in the driver (environment, spaces, resources), then start the actors; returns when the first
         weights are published."""
         raise NotImplementedError
+
+    def preload(self) -> tuple[str, ...]:
+        """Modules that processes have from their start; asked before the runtime starts, if this object starts it."""
+        uses_torch = self.config.framework == "torch" and "framework" not in self.config.unused
+        return ("torch",) if uses_torch else ()
 
     def step(self) -> Result:
         """One turn of the ring, e.g. sample, update, publish."""

@@ -309,7 +309,7 @@ def open_run(
             last=Result(**saved["last"]) if saved["last"] else None,
         )
         try:
-            for line in (told, "" if checkpoint else _about_actions(algorithm)):
+            for line in (told, "" if checkpoint else _about_actions(algorithm), *algorithm.notes):
                 if line:
                     run.say(line)
             with Evaluations(algorithm, run=run) as evaluations:

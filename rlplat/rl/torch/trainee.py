@@ -16,6 +16,8 @@ from rlplat.rl.interfaces import Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.adam import Adam
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
+from rlplat.rl.torch.network_check import check_network
+from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 
@@ -77,6 +79,13 @@ class Trainee:
             stats = self._group.sum_gradients(self.network, stats * share)
         return stats, self._adam.step(learning_rate, self._max_norm)
 
+    def gradients(self, loss: Tensor) -> Weights:
+        """By name; the network keeps none."""
+        names, parameters = zip(*self.network.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(loss, parameters)
+        # A convolution's gradient may lie in another order of memory than C's.
+        return {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
+
     def non_finite_gradients(self) -> list[str]:
         """Names of the parameters whose gradients hold NaN or infinity."""
         return [
@@ -99,6 +108,15 @@ class Trainee:
         assert self._adam is not None
         self.set_weights(state["weights"])
         self._adam.set_state(state["optimizer"])
+
+
+def actor_critic_trainee(
+    config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any
+) -> Trainee:
+    """Of an actor-critic network, which was tried; where: `device`, `num_threads` of `Trainee`."""
+    trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision), **where)
+    check_network(trainee.network, spec, trainee.device)
+    return trainee
 
 
 class GradientGroup:

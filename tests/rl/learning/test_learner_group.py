@@ -43,7 +43,7 @@ def make_group(
         "num_epochs": 2,
         "learning_rate": 1e-3,
         "entropy_coef": 0.01,
-        "learner": TWO_LEARNERS | {"num_learners": num_learners},
+        "learner": TWO_LEARNERS | {"num_learners": num_learners, "backend": "torch"},
     }
     config = PPOConfig(**(defaults | settings)).model_dump()
     server = rlplat.remote(ParameterServer).remote()
@@ -118,9 +118,9 @@ class Mortal(PPOLearner):
     """Learner 1 of a group ends in the middle of an update, in the way that its batch's first reward says."""
 
     def _train(self, batch: Any, *arguments: Any) -> Any:
-        if self._rank == 1 and batch.rewards[0, 0] == 1.0:
+        if self.rank == 1 and batch.rewards[0, 0] == 1.0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._rank == 1 and batch.rewards[0, 0] == 2.0:
+        if self.rank == 1 and batch.rewards[0, 0] == 2.0:
             raise ArithmeticError("learner 1 cannot count")
         return super()._train(batch, *arguments)
 
