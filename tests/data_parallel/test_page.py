@@ -28,21 +28,24 @@ def run(program: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_one_function(tmp_path: Path) -> None:
-    assert run(BLOCKS[0], tmp_path) == "5 reports, 4 tensors in runs/sum/checkpoints/step_5\n"
-
-
-def test_the_creators_the_operator_and_tuning(tmp_path: Path) -> None:
-    creators, operator, tuning = BLOCKS[1:4]
+def test_the_programs_of_the_page(tmp_path: Path) -> None:
+    """In one process, on one cluster."""
+    function, creators, operator, tuning = BLOCKS
     operator += """
 x = torch.randn(64, 8)
 config = {"lr": 0.1, "data": TensorDataset(x, x[:, :1])}
 with TorchTrainer(training_operator_cls=Smooth, config=config) as trainer:
     print(trainer.train()["num_samples"])
 """
+    (start,) = [line for line in tuning.splitlines() if line.startswith("rlplat.init(")]
     smaller = tuning.replace('"num_samples": 30', '"num_samples": 3').replace('"step": 10', '"step": 2')
     assert smaller.count('"num_samples": 3,') == smaller.count('"step": 2}') == 1
-    said = run(f"{creators}\n{operator}\n{smaller}", tmp_path).splitlines()
-    assert said[0] == "['batch_count', 'epoch', 'last_train_loss', 'num_samples', 'train_loss']"
-    assert said[1:3] == ["64", "64"]
+    smaller = smaller.replace(start, "")
+    said = run(
+        f"import rlplat\n{start}\n{function}\n{creators}\n{operator}\n{smaller}", tmp_path
+    ).splitlines()
+    assert said[0] == "5 reports, 4 tensors in runs/sum/checkpoints/step_5"
+    assert said[1] == "['batch_count', 'epoch', 'last_train_loss', 'num_samples', 'train_loss']"
+    assert said[2:4] == ["64", "64"]
+    assert said[-1].startswith("{'lr': ")
     assert (tmp_path / "checkpoint.pt").exists()
