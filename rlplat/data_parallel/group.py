@@ -99,7 +99,7 @@ class RankGroup:
         """Options of each rank that place it: in a group of its own, or in that of the trial in which this runs."""
         outer = rlplat.get_current_placement_group()
         if outer is not None:
-            return [{"placement_group": outer} for _ in range(self._most)]
+            return [{"placement_group": outer} for _ in range(self._fitting(demand, outer.bundle_specs))]
         total = rlplat.cluster_resources()
         for name, amount in demand.items():
             if amount * self._least > total.get(name, 0.0):
@@ -128,6 +128,25 @@ class RankGroup:
             fitting = min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in demand.items())
             most = max(self._least, min(most - 1, fitting))
             deadline = time.monotonic() + patience_s
+
+    def _fitting(self, demand: dict[str, float], bundles: list[dict[str, float]]) -> int:
+        """How many ranks find room in what the trial of an experiment holds."""
+        if "GPU" in demand:
+            raise ConfigError(
+                "ranks in a trial of tune cannot have GPUs: the trial's own process holds those of its resources; "
+                "train on CPUs there, or outside of tune"
+            )
+        fitting = min(
+            sum(int(bundle.get(name, 0.0) / amount + 1e-9) for bundle in bundles)
+            for name, amount in demand.items()
+        )
+        if fitting < self._least:
+            needed = ", ".join(f"{amount * self._least:g} {name}" for name, amount in demand.items())
+            raise InfeasibleResources(
+                f"{self._least} ranks take {needed}, and the trial holds {bundles[0]}: "
+                f"tune.run(..., resources={{'cpu': {demand.get('CPU', 0.0) * self._least:g}}})"
+            )
+        return min(fitting, self._most)
 
     def _meet(self) -> None:
         homes = self.call("home")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from rlplat import tune
 from rlplat.data_parallel import TorchTrainer
+from rlplat.errors import ConfigError
 from tests.data_parallel import creators, loops
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("ranks_cluster")]
@@ -31,6 +33,18 @@ def test_trials_of_two_ranks_are_stopped_early(tmp_path: Path) -> None:
     assert analysis.best_config["lr"] == 0.1
     steps = [trial.step for trial in analysis.trials]
     assert max(steps) == 4 and min(steps) < 4
+
+
+def test_ranks_that_find_no_room_in_their_trial_are_named(tmp_path: Path) -> None:
+    text = "2 ranks take 2 CPU, and the trial holds {'CPU': 1.0}: tune.run(..., resources={'cpu': 2})"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        tune.run(
+            TorchTrainer.as_trainable(loops.regression, num_workers=2),
+            {"batch_size": 4, "epochs": 1},
+            metric="loss",
+            out=tmp_path / "tuned",
+            progress=False,
+        )
 
 
 def test_a_trial_continues_from_the_state_of_another(tmp_path: Path) -> None:
