@@ -79,6 +79,11 @@ def fault(ctx: Any, config: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hang":
         time.sleep(1000)
+    if what == "kill the driver":
+        while not Path(config["checkpoint_of_driver"]).exists():
+            time.sleep(0.01)
+        os.kill(config["driver"], signal.SIGKILL)
+        time.sleep(1000)
     if what == "raise":
         raise ValueError("a bad sample")
 

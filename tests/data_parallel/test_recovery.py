@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rlplat
+from rlplat import checkpoints
 from rlplat.data_parallel import TorchTrainer
 from rlplat.data_parallel.failures import RanksLost
 from tests.data_parallel import loops
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("ranks_cluster")]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def config_of(tmp_path: Path, what: str, **more: Any) -> dict[str, Any]:
@@ -37,6 +43,26 @@ def test_a_lost_rank_costs_nothing_but_time(
     assert result.num_restarts == 1
     assert [one["loss"] for one in result.history] == [one["loss"] for one in undisturbed]
     assert "training continues from report 1, the last checkpoint" in capfd.readouterr().err
+
+
+def test_after_a_kill_of_the_driver_the_run_continues_as_if_nothing_had_been(
+    tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    """The kill comes in the second epoch; the checkpoint is that of the first."""
+    out = tmp_path / "run"
+    config = config_of(tmp_path, "kill the driver", checkpoint_of_driver=str(out / "checkpoints" / "step_1"))
+    program = (
+        "import os\nfrom rlplat.data_parallel import TorchTrainer\nfrom tests.data_parallel import loops\n"
+        f"config = {config!r} | {{'driver': os.getpid()}}\n"
+        f"TorchTrainer(loops.regression, config, num_workers=2, out={str(out)!r}).fit()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = checkpoints.latest_valid(out)[0]
+    assert before is not None and len(before.state["history"]) == 1
+    resumed = TorchTrainer(loops.regression, config, num_workers=2, out=out, resume=True).fit()
+    assert [one["loss"] for one in resumed.history] == [one["loss"] for one in undisturbed]
 
 
 def test_with_fewer_ranks_the_epoch_goes_on_where_it_was(tmp_path: Path) -> None:
