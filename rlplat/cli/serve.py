@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> int:
 
     if ":" in str(options.run):
         return _serve_application(str(options.run), options, token)
-    path = _best_trial(options.run)
+    path = best_trial(options.run)
     running = serve_policy(
         path,
         options.checkpoint,
@@ -130,7 +130,7 @@ def _token(file: Path | None) -> str:
     return token
 
 
-def _best_trial(path: Path) -> Path:
+def best_trial(path: Path) -> Path:
     """The run to serve: of an experiment that of its best trial."""
     if not (path / "experiment.yaml").exists():
         return path

@@ -21,7 +21,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
+import rlplat
+from rlplat import tune
 from rlplat.cli import main
+from rlplat.cli import serve as serve_command
 from tests.house.test_docs import ROOT, blocks
 from tests.serve.calling import train
 
@@ -117,3 +120,18 @@ def test_a_token_is_asked_for(runs: Path, tmp_path: Path) -> None:
         assert status() == "401"
         assert status("-H", "Authorization: Bearer open sesamf") == "401"
         assert status("-H", "Authorization: Bearer open sesame") == "200"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_best_trial_of_an_experiment_is_served(tmp_path: Path, capsys: Any) -> None:
+    small = ["num_rollout_workers=0", "rollout_length=32", "num_envs_per_worker=2", "stop.env_steps=64"]
+    flags = ["--set", "learning_rate={grid: [1e-4, 1e-3]}", *small, "--out", str(tmp_path / "exp")]
+    assert main(["tune", "--algo", "ppo", "--env", "CartPole-v1", "--num-samples", "1", *flags]) == 0
+    capsys.readouterr()
+    path = serve_command.best_trial(tmp_path / "exp")
+    analysis = tune.load(tmp_path / "exp")
+    assert path == tmp_path / "exp" / "trials" / analysis.best_trial.directory_name
+    assert f"the best trial of {tmp_path / 'exp'} is {analysis.best_trial.number}" in capsys.readouterr().err
+    assert rlplat.load(path).act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    assert serve_command.best_trial(path) == path  # a run is itself

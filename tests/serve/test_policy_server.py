@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,44 @@ def test_a_recurrent_policy_keeps_its_state_by_session(recurrent: Running, runs:
     assert answer["value"] == pytest.approx(expected[0], rel=1e-4, abs=1e-5)
     assert request(recurrent.url, "DELETE", f"/v1/sessions/{session}")[0] == 204
     assert refusal(recurrent, {"obs": OBS, "session": session})[:2] == (410, "session-lost")
+
+
+def test_a_web_socket_is_a_session_that_can_be_continued(recurrent: Running, runs: Path) -> None:
+    connect = pytest.importorskip("websockets.sync.client").connect
+    agent = rlplat.load(runs / "lstm")
+    steps = np.random.default_rng(4).normal(size=(6, 4)).astype(np.float32)
+    state, values = agent.initial_state(1), []
+    for obs in steps:
+        output, state = agent.act_on_rows(obs[None], state=state)
+        values.append(float(output.values[0]))
+    url = recurrent.url.replace("http", "ws") + "/v1/session"
+
+    def ask(socket: Any, message: Any) -> Any:
+        socket.send(json.dumps(message))
+        return json.loads(socket.recv())
+
+    with connect(url) as socket:
+        hello = json.loads(socket.recv())
+        assert hello["env"] == "CartPole-v1" and hello["state_size"] == agent.state_size
+        for seq, obs in enumerate(steps[:2].tolist(), 1):
+            answer = ask(socket, {"obs": obs, "seq": seq, "outputs": ["value"]})
+            assert answer["value"] == pytest.approx(values[seq - 1], abs=1e-5)
+        for wrong, code in (
+            ({"obs": [1]}, "bad-observation"),
+            ({"obs": OBS, "session": "other"}, "bad-request"),
+            ({"obs": OBS, "state": "initial"}, "bad-request"),
+            ({"obs": OBS, "seq": 9}, "out-of-order"),
+            ([], "bad-request"),
+        ):
+            assert ask(socket, wrong)["error"]["code"] == code
+        socket.send(b"123")
+        assert json.loads(socket.recv())["error"]["code"] == "bad-length"
+        socket.send(steps[2].tobytes())
+        assert len(socket.recv()) == 8
+    with connect(f"{url}?session={hello['session']}") as socket:  # whichever replica accepts it
+        socket.recv()
+        answer = ask(socket, {"obs": steps[3].tolist(), "seq": 4, "outputs": ["value"]})
+        assert answer["value"] == pytest.approx(values[3], abs=1e-5)
 
 
 def test_a_recurrent_policy_without_a_session_wants_the_state(recurrent: Running, runs: Path) -> None:

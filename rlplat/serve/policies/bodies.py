@@ -58,7 +58,10 @@ def bad(code: str, message: str, status: int = 400) -> Refused:
     return Refused(status, code, message)
 
 
-def read_json(body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int) -> Rows:
+def read_json(
+    body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int, session: str | None = None
+) -> Rows:
+    """session: that of the connection by which the body came."""
     try:
         request = _DECODER.decode(body)
     except msgspec.ValidationError as error:
@@ -67,6 +70,10 @@ def read_json(body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int) 
         raise bad("bad-json", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise bad("bad-json", "the body is nested too deeply") from None
+    if session is not None:
+        if request.session not in (None, session):
+            raise bad("bad-request", "this connection is a session already: omit session")
+        request.session = session
     return read_request(request, spaces, state_size, max_rows)
 
 

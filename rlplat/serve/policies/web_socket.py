@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from rlplat.serve.policies.acting import ServedPolicy
-from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, read_json
+from rlplat.serve.policies.bodies import action_bytes, answer_of, read_json
 from rlplat.serve.refusals import Refused
 
 RESTARTING = 1012
@@ -44,36 +44,17 @@ async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send:
         await send({"type": "websocket.close", "code": 1013, "reason": refusal.message[:120]})
         return
     await _say(send, {"session": id, "seq": seq, **server.describe()})
-    leaving = asyncio.ensure_future(server.is_leaving.wait())
+    leaving = asyncio.ensure_future(_close_when_leaving(server, send))
     try:
-        while True:
-            message = await _next(receive, leaving)
-            if message is None:
-                await send(
-                    {
-                        "type": "websocket.close",
-                        "code": RESTARTING,
-                        "reason": "this replica ends; connect again",
-                    }
-                )
-                return
-            if message["type"] == "websocket.disconnect":
-                return
+        while (message := await receive())["type"] != "websocket.disconnect":
             await _answer(server, id, greedy, message, send)
     finally:
         leaving.cancel()
 
 
-async def _next(receive: Any, leaving: asyncio.Future[Any]) -> Any:
-    """The next message, or None when the replica is about to end."""
-    if leaving.done():
-        return None
-    waiting = asyncio.ensure_future(receive())
-    try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return waiting.result() if waiting.done() else None
-    finally:
-        waiting.cancel()
+async def _close_when_leaving(server: ServedPolicy, send: Any) -> None:
+    await server.is_leaving.wait()
+    await send({"type": "websocket.close", "code": RESTARTING, "reason": "this replica ends; connect again"})
 
 
 async def _answer(server: ServedPolicy, id: str, greedy: bool, message: Any, send: Any) -> None:
@@ -85,12 +66,8 @@ async def _answer(server: ServedPolicy, id: str, greedy: bool, message: Any, sen
             acted = await _act(server, request)
             await send({"type": "websocket.send", "bytes": action_bytes(acted, [], agent.spaces)[0]})
             return
-        request = read_json(message["text"].encode(), agent.spaces, agent.state_size, 1)
-        if request.session not in (None, id):
-            raise bad("bad-request", "this connection is a session already: leave session out")
-        if request.gives_state:
-            raise bad("bad-request", "the state of a session is in the server: leave state out")
-        request.session = id
+        body = message["text"].encode()
+        request = read_json(body, agent.spaces, agent.state_size, 1, session=id)
         await _say(send, answer_of(request, await _act(server, request), agent.spaces))
     except Refused as refusal:
         await _say(send, refusal.body())

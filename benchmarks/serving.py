@@ -1,0 +1,256 @@
+"""What a request to a served policy costs, beside an empty Starlette application on uvicorn, and peers.
+
+    python -m benchmarks.serving runs/demo --seconds 5 --json rows.json
+    python -m benchmarks.serving runs/demo --peer litserve
+
+The load generator is this process: asyncio and raw sockets, requests written out beforehand. Each server has one
+process. Where the machine has few cores, generator and server share them, for every system alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+OBS = b'{"obs": [0.01, -0.02, 0.03, 0.04]}'
+
+STARLETTE = """
+import json, sys, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+async def act(request):
+    return JSONResponse({"action": 0, "obs": (await request.json())["obs"]})
+app = Starlette(routes=[Route("/v1/act", act, methods=["POST"])])
+uvicorn.run(app, port=int(sys.argv[1]), http="httptools", log_level="error", access_log=False)
+"""
+LITSERVE = """
+import sys, rlplat, litserve as ls
+class Api(ls.LitAPI):
+    def setup(self, device):
+        self.agent = rlplat.load(sys.argv[2])
+    def decode_request(self, request):
+        return request["obs"]
+    def predict(self, obs):
+        return int(self.agent.act(obs))
+    def encode_response(self, action):
+        return {"action": action}
+if __name__ == "__main__":
+    server = ls.LitServer(Api(api_path="/v1/act"), accelerator="cpu", workers_per_device=1)
+    server.run(port=int(sys.argv[1]), log_level="error", generate_client_file=False)
+"""
+
+
+def post(path: str, body: bytes, content_type: str = "application/json") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Connection:
+    """Blocking, kept alive."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer = b""
+
+    def ask(self, request: bytes) -> bytes:
+        self.socket.sendall(request)
+        while (end := self.buffer.find(b"\r\n\r\n")) < 0:
+            self.buffer += self.socket.recv(65536)
+        head = self.buffer[:end].lower()
+        assert head.startswith(b"http/1.1 200"), self.buffer[:300]
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        while len(self.buffer) < end + 4 + length:
+            self.buffer += self.socket.recv(262144)
+        body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+        return body
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def one_client(port: int, request: bytes, seconds: float) -> list[float]:
+    """Seconds of each request."""
+    connection = Connection(port)
+    for _ in range(50):
+        connection.ask(request)
+    took = []
+    end = time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        connection.ask(request)
+        took.append(time.perf_counter() - begin)
+    connection.close()
+    return took
+
+
+class _Asker(asyncio.Protocol):
+    """Sends the next request when an answer has come. Answers have the length of the first one."""
+
+    def __init__(self, request: bytes, count: list[int]) -> None:
+        self._request, self._count = request, count
+        self._received = self._length = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        transport.write(self._request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        if not self._length:
+            assert data.startswith(b"HTTP/1.1 200"), data[:300]
+            head, _, _ = data.lower().partition(b"\r\n\r\n")
+            self._length = len(head) + 4 + int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        self._received += len(data)
+        if self._received >= self._length:
+            self._received = self._length = 0
+            self._count[0] += 1
+            self._transport.write(self._request)  # type: ignore[attr-defined]
+
+
+async def many_clients(port: int, request: bytes, connections: int, seconds: float) -> float:
+    """Requests a second."""
+    count = [0]
+    loop = asyncio.get_running_loop()
+    transports = [
+        (await loop.create_connection(lambda: _Asker(request, count), "127.0.0.1", port))[0]
+        for _ in range(connections)
+    ]
+    await asyncio.sleep(0.5)
+    before, begin = count[0], time.perf_counter()
+    await asyncio.sleep(seconds)
+    rate = (count[0] - before) / (time.perf_counter() - begin)
+    for transport in transports:
+        transport.abort()
+    return rate
+
+
+def web_socket(port: int, seconds: float) -> list[float]:
+    """Seconds of each step: a raw row in a frame, the raw action back."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    key = base64.b64encode(os.urandom(16)).decode()
+    connection.sendall(
+        f"GET /v1/session HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    time.sleep(0.3)
+    assert connection.recv(65536).startswith(b"HTTP/1.1 101")
+    row = np.array([0.01, -0.02, 0.03, 0.04], "<f4").tobytes()
+    frame = struct.pack("!BB", 0x82, 0x80 | len(row)) + b"\0\0\0\0" + row
+    took = []
+    end = time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        connection.sendall(frame)
+        answer = connection.recv(4096)
+        while len(answer) < 10:
+            answer += connection.recv(4096)
+        took.append(time.perf_counter() - begin)
+    assert answer[:2] == b"\x82\x08", answer
+    connection.close()
+    return took
+
+
+def free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        port: int = each.getsockname()[1]
+        return port
+
+
+@contextmanager
+def server(command: Callable[[int], list[str]]) -> Iterator[int]:
+    port = free_port()
+    process = subprocess.Popen(command(port), stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                connection = Connection(port)
+                connection.ask(post("/v1/act", OBS))
+                connection.close()
+                break
+            except (OSError, AssertionError):
+                time.sleep(0.1)
+        else:
+            raise RuntimeError(f"{command(port)[:4]} did not start")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def measure(peer: str, port: int, seconds: float) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+
+    def row(name: str, value: float, unit: str) -> None:
+        rows.append({"peer": peer, "row": name, "value": value, "unit": unit})
+        print(f"{peer:<12}{name:<42}{value:>12,.4g} {unit}", flush=True)
+
+    def latencies(name: str, took: list[float]) -> None:
+        cuts = statistics.quantiles(took, n=100)
+        row(f"{name}, p50", cuts[49] * 1e3, "ms")
+        row(f"{name}, p99", cuts[98] * 1e3, "ms")
+        row(f"{name}, rate", len(took) / sum(took), "1/s")
+
+    latencies("one client, JSON", one_client(port, post("/v1/act", OBS), seconds))
+    row("64 connections, JSON", asyncio.run(many_clients(port, post("/v1/act", OBS), 64, seconds)), "1/s")
+    if peer != "rlplat":
+        return rows
+    batch = np.random.default_rng(0).normal(size=(256, 4)).astype("<f4")
+    binary = post("/v1/act", batch.tobytes(), "application/octet-stream")
+    latencies("256 rows, binary", one_client(port, binary, seconds))
+    many = post("/v1/act", json.dumps({"obs": batch.round(3).tolist()}).encode())
+    latencies("256 rows, JSON", one_client(port, many, seconds))
+    latencies("WebSocket step, raw", web_socket(port, seconds))
+    return rows
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="a run of CartPole-v1")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    parser.add_argument("--peer", action="append", default=[], choices=["litserve"])
+    parser.add_argument("--json", type=Path, help="one object per row")
+    return parser
+
+
+def main() -> None:
+    options = build_parser().parse_args()
+    run = str(options.run)
+    commands: dict[str, Callable[[int], list[str]]] = {
+        "rlplat": lambda port: [sys.executable, "-m", "rlplat.cli", "serve", run, "--port", str(port)],
+        "starlette": lambda port: [sys.executable, "-c", STARLETTE, str(port)],
+    }
+    scripts = Path(os.environ.get("TMPDIR", "/tmp")) / f"serving-peer-{os.getpid()}.py"
+    if "litserve" in options.peer:
+        scripts.write_text(LITSERVE)
+        commands["litserve"] = lambda port: [sys.executable, str(scripts), str(port), run]
+    rows: list[dict[str, object]] = []
+    try:
+        for peer, command in commands.items():
+            with server(command) as port:
+                rows += measure(peer, port, options.seconds)
+    finally:
+        scripts.unlink(missing_ok=True)
+    if options.json:
+        options.json.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+if __name__ == "__main__":
+    main()
