@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -122,7 +123,7 @@ def _program() -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A cluster's folder on each node; no process of its nodes and jobs is left."""
+    """A cluster's folder on each node. A test that leaves a process of its nodes or jobs fails, and it ends."""
     folder = tmp_path / "there"
     yield folder
     left = [
@@ -131,6 +132,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
         for name in (marks.NODE, marks.JOB)
         for pid in marks.marked(name, str(place))
     ]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
     assert left == []
 
 
