@@ -61,6 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="CLASS",
         help="a network of your own: pkg.module:Class, ./file.py:Class (sets policy.custom)",
     )
+    parser.add_argument(
+        "--spaces",
+        metavar="FILE",
+        help="of --env external: the spaces of the simulators (sets env_kwargs.spaces)",
+    )
+    parser.add_argument(
+        "--listen", metavar="[HOST]:PORT", help="of --env external: where simulators connect (default: :9900)"
+    )
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
     parser.add_argument(
         "--resume", metavar="DIR", help="resume the run in this directory, from its newest checkpoint"
@@ -95,7 +103,7 @@ def run(arguments: list[str]) -> int:
     named = layer_from_flags([*((name, text) for name, text in given if text is not None), *flags])
     if options.policy is not None:
         put(named, ("policy", "custom"), options.policy, "--policy")
-    layers = [named, settings_layer(options.set)]
+    layers = [*external_layers(options), named, settings_layer(options.set)]
     try:
         trained = train(
             options.algo,
@@ -133,6 +141,28 @@ def run(arguments: list[str]) -> int:
     print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
     print(f"the run is in {trained.directory}; look at it again: rlplat evaluate {trained.directory}")
     return 0
+
+
+def external_layers(options: argparse.Namespace) -> list[Layer]:
+    """What goes with `--env external`: spaces and address; one process that listens, and no evaluation, which would
+    need simulators of its own."""
+    if options.env != "external":
+        if options.spaces or options.listen:
+            raise ConfigError(
+                "--spaces and --listen go with --env external: simulators that connect by themselves"
+            )
+        return []
+    if not options.spaces:
+        raise ConfigError(
+            "--env external needs --spaces FILE: what simulators observe and which actions they take"
+        )
+    from rlplat.rl.envs.external.spaces_file import read_spaces
+
+    layer = layer_from_flags([("num-rollout-workers", "0"), ("evaluation.episodes", "0")])
+    put(layer, ("env_kwargs", "spaces"), read_spaces(options.spaces), "--spaces")
+    if options.listen:
+        put(layer, ("env_kwargs", "listen"), options.listen, "--listen")
+    return [layer]
 
 
 def settings_layer(items: Sequence[str]) -> Layer:

@@ -72,6 +72,19 @@ def make_vector_env(
             fire=_fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
             keeps_state=keep_state,
         )
+    if source.kind == "external":
+        from rlplat.rl.envs.external.vector_env import ExternalVectorEnv
+
+        if vectorization != "auto":
+            raise UsageError(
+                f"simulators step by themselves: leave vectorization at 'auto', not '{vectorization}'"
+            )
+        external = ExternalVectorEnv(num_envs, **kwargs)
+        facts["vectorization"] = "external"
+        # A simulator may be away for longer than any limit: who is waited for is said every few seconds.
+        return VectorEnv(
+            external, source.name, seed=seed, step_timeout_s=math.inf, facts=facts, keeps_state=keep_state
+        )
     if source.kind == "registered":
         import gymnasium
 

@@ -1,6 +1,7 @@
 """From an environment's name to the thing that makes it.
 
     Pong  pong  Pong-v5  ALE/Pong-v5  PongNoFrameskip-v4    one and the same Atari game, with rlplat's preprocessing
+    external                                                simulators that connect (docs/external-simulators.md)
     CartPole-v1                                             an id that gymnasium has registered
     pkg.mod:MakeEnv                                         a class or function that returns an environment
     ./my_env.py:MakeEnv                                     the same, from a file
@@ -44,6 +45,8 @@ ATARI_ROMS = (
 ).split()
 """Single-player games of ale-py, by ROM name. Kept here so that `Pong` can ask for the missing extra by name."""
 
+EXTERNAL = "external"
+"""The environment whose simulators connect from elsewhere."""
 _ROM_BY_KEY = {rom.replace("_", ""): rom for rom in ATARI_ROMS}
 _ATARI_NAME = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9_]+?)(?:NoFrameskip|Deterministic)?(?:-v[045])?")
 _REGISTERED_ID = re.compile(r"[\w/.-]+-v\d+")
@@ -65,11 +68,12 @@ _EXTRA_BY_ENTRY_POINT = {
 
 @dataclass(frozen=True)
 class EnvSource:
-    """Where an environment comes from; exactly one of `rom`, `env_id`, `factory` is set, as `kind` says."""
+    """Where an environment comes from; exactly one of `rom`, `env_id`, `factory` is set, as `kind` says (`external`: a
+    factory of what stands in for the simulators)."""
 
     name: str
     """Canonical: two names of the same environment resolve to equal ones."""
-    kind: Literal["atari", "registered", "factory"]
+    kind: Literal["atari", "registered", "factory", "external"]
     rom: str = ""
     env_id: str = ""
     factory: Callable[..., Any] | None = None
@@ -87,6 +91,10 @@ def resolve_env(env: Any) -> EnvSource:
             f"the environment {name} was a Python object of the program that trained, which has no name to find it by: "
             "pass env=... again, in Python: rlplat.load(RUN, env=MyEnv), rlplat.train(resume=RUN, env=MyEnv)"
         )
+    if name == EXTERNAL:
+        from rlplat.rl.envs.external.spaces_file import StandIn
+
+        return EnvSource(name, "external", factory=StandIn)
     if ":" in name:
         return _resolve_import(name)
     import gymnasium

@@ -1,0 +1,112 @@
+"""`ExternalVectorEnv`: simulators that step by themselves as one vector environment; `step` waits for their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlplat.errors import ConfigError
+from rlplat.rl.envs.external.server import SimulatorServer
+from rlplat.rl.envs.external.spaces_file import make_space, read_spaces
+from rlplat.rl.envs.gym_spaces import obs_parts
+
+DEFAULT_LISTEN = ":9900"
+
+
+class ExternalVectorEnv:
+    """Gymnasium's vector API in the mode SAME_STEP; it listens from the first `reset` on.
+
+    Where a simulator is lost, or says `reset` in the middle of an episode, that episode is truncated at its last
+    observation, with a reward of 0 for the action whose outcome is not known.
+    """
+
+    metadata = {"autoreset_mode": "SAME_STEP"}
+    seed_form = "list"
+
+    def __init__(
+        self, num_envs: int, *, spaces: Any = None, listen: str = DEFAULT_LISTEN, **others: Any
+    ) -> None:
+        """spaces: a file, or what is in it (spaces_file.py); listen: `:9900`, or `host:9900`."""
+        if others:
+            raise ConfigError(
+                f"an external environment has no env_kwargs.{next(iter(others))}; it has spaces and listen"
+            )
+        self.num_envs = num_envs
+        self._spaces, self._listen = read_spaces(spaces), listen
+        self.single_observation_space = make_space(self._spaces["observation"], "observation")
+        self.single_action_space = make_space(self._spaces["action"], "action")
+        self._leaves = {
+            part.path: (np.dtype(part.space.dtype).name, tuple(map(int, part.space.shape)))
+            for part in obs_parts(self.single_observation_space)
+        }
+        self._obs: dict[str, np.ndarray] = {}
+        self._server: SimulatorServer | None = None
+
+    def reset(self, *, seed: list[int] | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Waits until simulators for all environments are there. A second time nothing begins anew: when is theirs to
+        say."""
+        if self._server is None:
+            seeds = [0] * self.num_envs if seed is None else seed
+            self._server = SimulatorServer(self._listen, self._spaces, self._leaves, seeds)
+            self._take()
+        return _nested(self.single_observation_space, self._obs), {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        assert self._server is not None, "reset() comes first"
+        self._server.give(_flat(self.single_action_space, actions))
+        rewards, terminated, truncated, final_obs = self._take()
+        info = {}
+        if (terminated | truncated).any():
+            info["final_obs"] = _nested(self.single_observation_space, final_obs)
+        return _nested(self.single_observation_space, self._obs), rewards, terminated, truncated, info
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _take(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """(rewards, terminated, truncated, last observations) of all environments; `_obs` is what they observe."""
+        assert self._server is not None
+        before, size = self._obs, self.num_envs
+        obs, final_obs = (
+            {path: np.zeros((size, *s), d) for path, (d, s) in self._leaves.items()} for _ in range(2)
+        )
+        rewards = np.zeros(size, np.float32)
+        terminated, truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        for lanes, rows in self._server.take():
+            rewards[lanes], terminated[lanes], truncated[lanes] = (
+                rows.rewards,
+                rows.terminated,
+                rows.truncated,
+            )
+            for path in self._leaves:
+                obs[path][lanes] = rows.obs[path]
+                final_obs[path][lanes] = (
+                    before[path][lanes] if rows.is_reset and before else rows.final_obs[path]
+                )
+        self._obs = obs
+        return rewards, terminated, truncated, final_obs
+
+
+def _nested(space: Any, leaves: dict[str, np.ndarray], path: str = "") -> Any:
+    """Arrays by path in the structure of a space."""
+    parts = getattr(space, "spaces", None)
+    if parts is None:
+        return leaves[path]
+    if isinstance(parts, dict):
+        return {
+            key: _nested(part, leaves, f"{path}/{key}" if path else str(key)) for key, part in parts.items()
+        }
+    return tuple(_nested(part, leaves, f"{path}/{i}" if path else str(i)) for i, part in enumerate(parts))
+
+
+def _flat(space: Any, actions: Any, path: str = "") -> dict[str, np.ndarray]:
+    """The other way round."""
+    parts = getattr(space, "spaces", None)
+    if parts is None:
+        return {path: np.asarray(actions)}
+    found: dict[str, np.ndarray] = {}
+    for key, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+        found |= _flat(part, actions[key], f"{path}/{key}" if path else str(key))
+    return found
