@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train_peers")
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
-    rate.add_argument("peer", choices=["rlplat", "inproc", "sb3"])
+    rate.add_argument("peer", choices=["rlplat", "torch", "inproc", "sb3"])
     rate.add_argument("task", choices=["cartpole", "pong", "dqn", "a3c", "es"])
     rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
@@ -40,18 +40,23 @@ def main() -> None:
     elif options.peer == "sb3":
         print(sb3_rate(options.task, options.warm_up, options.env_steps))
     else:
-        print(rlplat_rate(options.task, options.peer == "inproc", options.warm_up, options.env_steps))
+        backend = "torch" if options.peer == "torch" else "auto"
+        print(
+            rlplat_rate(options.task, options.peer == "inproc", options.warm_up, options.env_steps, backend)
+        )
 
 
 # ---------------------------------------------------------------- rlplat
 
 
-def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int) -> float:
-    """Env steps/s of `step()`: rollouts, updates and publishing, as in a run."""
+def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int, backend: str) -> float:
+    """Env steps/s of `step()`: rollouts, updates and publishing, as in a run. backend: `learner.backend`."""
     from rlplat.rl.run.registry import load_algorithm
 
     algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task)
-    with algorithm_class(rlplat_config(task, in_one_process)) as algorithm:
+    config = rlplat_config(task, in_one_process)
+    learner = config.learner.model_copy(update={"backend": backend})
+    with algorithm_class(config.model_copy(update={"learner": learner})) as algorithm:
         before = 0
         while before < warm_up:
             before = algorithm.step().env_steps
