@@ -278,6 +278,9 @@ class IoLoop:
         return None if seconds == NEVER else seconds
 
     def _lead(self, timeout_s: float | None) -> None:
+        if self.transport.has_input():  # whose signal a send has swallowed: nothing would end the sleep
+            self.drain()
+            return
         self._has_leader = True
         self.lock.release()
         try:

@@ -118,3 +118,19 @@ def test_a_sleeper_that_is_woken_looks_at_the_clock_again(loop: IoLoop) -> None:
         loop.wake()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_the_background_thread_looks_before_it_sleeps_alone(loop: IoLoop) -> None:
+    """What it has sent itself, with nobody else there, may have swallowed the signal."""
+    arrived, was_heard = threading.Event(), threading.Event()
+    loop._handlers[News] = lambda sender, _: was_heard.set()  # type: ignore[index]
+
+    def tick() -> None:
+        if not arrived.is_set():
+            arrived.set()
+            loop.transport.frames.append(("w1", [News()]))  # type: ignore[attr-defined]
+
+    loop._chores.add(tick, lambda: NEVER, ["something to do whenever a thread is awake"])
+    loop.start()
+    loop.wake()
+    assert was_heard.wait(10)
