@@ -9,12 +9,12 @@ from rlplat.runtime import refs
 
 def connected() -> Any:
     """The backend; starts a private cluster on first use, as Ray does."""
-    current = refs._backend
+    current = refs.connection()
     if current is None:
-        if refs._forked_from:
+        if refs.is_forked():
             return refs.backend()  # raises, and says why
         from rlplat.runtime.api import init
 
         init()
-        current = refs._backend
+        current = refs.connection()
     return current

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -165,6 +166,20 @@ def check_groups(class_name: str, methods: dict[str, CallOptions], groups: dict[
                 f"{class_name}.{method} is of the concurrency group {options.concurrency_group!r}, and the actor has "
                 f"these: {known}; name it in concurrency_groups={{{options.concurrency_group!r}: 2}}"
             )
+
+
+def check_group(what: str, group: str, groups: Collection[str]) -> None:
+    """The concurrency group that a call names must be one of the actor's."""
+    if group and group not in groups:
+        known = ", ".join(map(repr, groups)) or "none"
+        raise OptionError(
+            f"{what}: there is no concurrency group {group!r} in this actor (its groups: {known})"
+        )
+
+
+def check_name(options: Options) -> None:
+    if options.get_if_exists and not options.name:
+        raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
 
 
 def check_exactly_once(code: RemoteCode, options: Options) -> None:

@@ -114,8 +114,18 @@ def set_backend(new: Backend | None) -> None:
     _backend, _forked_from = new, 0
 
 
+def connection() -> Backend | None:
+    """As `backend`, and None when there is none."""
+    return _backend
+
+
 def is_connected() -> bool:
     return _backend is not None
+
+
+def is_forked() -> bool:
+    """Whether user code forked this process from one that was connected."""
+    return _forked_from != 0
 
 
 def _after_fork_in_child() -> None:

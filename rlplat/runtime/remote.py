@@ -225,6 +225,10 @@ TERMINATE = "__rlplat_terminate__"
 """`handle.__rlplat_terminate__.remote()` (or `__ray_terminate__`): the actor ends after the calls made before it."""
 
 
+class ActorExit(BaseException):
+    """Raised in the user's code by `rlplat.exit_actor()`: no `except Exception` there catches it."""
+
+
 def methods_of(actor_class: Any) -> dict[str, CallOptions]:
     """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
     members = inspect.getmembers(actor_class, callable)

@@ -30,10 +30,8 @@ ANYONES = {
     "_option_string_actions", "_reader", "_writer",  # of argparse and multiprocessing: there is no other way to ask
 }  # fmt: skip
 KNOWN = {
-    "rlplat/runtime/connect.py": {"_backend", "_forked_from"},
     "rlplat/runtime/core/scheduler/validity.py": {"_actors"},
     "rlplat/runtime/map.py": {"_code", "_options"},
-    "rlplat/runtime/node/report.py": {"_transport", "_session", "_clients", "_processes", "_scheduler"},
 }
 """Parts of one thing in several files: what answers for a node or a client, what runs a worker's calls."""
 

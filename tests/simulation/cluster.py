@@ -17,7 +17,7 @@ from rlplat.runtime.link.system import System
 from rlplat.runtime.node.node import Node
 from rlplat.runtime.worker.interrupts import Interrupts
 from rlplat.runtime.worker.worker import Worker
-from tests.simulation.world import Process, SimPoller, SimSocket, World, connection, current, set_current
+from tests.simulation.world import Process, SimPoller, SimSocket, World, current, set_current
 
 _CRASH_DELAY_S = 0.002
 _CLOSE_S = 5.0
@@ -76,7 +76,7 @@ def system_of(world: World) -> System:
 @contextlib.contextmanager
 def simulated(world: World) -> Iterator[None]:
     """Code of users, and the verbs that it calls, are in this world."""
-    connected = connection()
+    connected = refs.connection()
     set_current(world)
     try:
         yield

@@ -117,7 +117,7 @@ class Process:
     def resume(self) -> None:
         world = self.world
         before, world.running = world.running, self
-        connected = connection()
+        connected = refs.connection()
         refs.set_backend(self.client)
         self.state = "running"
         world.touched[self.name] = None
@@ -333,7 +333,7 @@ class World:
         loop = client.link.loop
         self.touched[process.name] = None
         before, self.running = self.running, process
-        connected = connection()
+        connected = refs.connection()
         refs.set_backend(client)
         try:
             if not loop.lock.acquire(blocking=False):
@@ -355,11 +355,6 @@ class World:
             self.background_soon(process, _TICK_S)
         elif tick_s is not None:
             self.background_soon(process, tick_s, is_tick=True)
-
-
-def connection() -> Any:
-    """Which client the code that runs now is connected by."""
-    return refs.backend() if refs.is_connected() else None
 
 
 def _in_short(message: Any) -> str:

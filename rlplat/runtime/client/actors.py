@@ -23,7 +23,7 @@ from rlplat.runtime.core.owner.retries import History
 from rlplat.runtime.demand import capture_of, shape_of
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import checkpoint_path
-from rlplat.runtime.options import Options, check_exactly_once, check_retries
+from rlplat.runtime.options import Options, check_exactly_once, check_group, check_name, check_retries
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec, messages
@@ -70,8 +70,7 @@ class Actors:
     # ---------------------------------------------------------------- verbs
 
     def create(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
-        if options.get_if_exists and not options.name:
-            raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+        check_name(options)
         check_exactly_once(code, options)
         key = self._calls.code_key(code)
         shape = shape_of(options, 0, self._link.total, f"actor {code.name}", self._envs.key(options))
@@ -222,27 +221,25 @@ class Actors:
                     return self._submit_plain_call(handle, actor, method, data)
             finally:
                 self._lock.release()
+        actor_id, info, creation = handle._actor_id, handle._info, handle._creation
         num_returns = options.num_returns
-        name = f"{handle._info.class_name}.{method}"
+        name = f"{info.class_name}.{method}"
         if options.retry_exceptions:
-            check_retries(name, handle._info.exactly_once)
+            check_retries(name, info.exactly_once)
         retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
-        if group and group not in handle._info.groups and group != TERMINATE:
-            known = ", ".join(map(repr, handle._info.groups)) or "none"
-            raise OptionError(
-                f"{name}: there is no concurrency group {group!r} in this actor (its groups: {known})"
-            )
+        if group != TERMINATE:
+            check_group(name, group, info.groups)
         # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
-        is_exactly_once = bool(retries) and handle._info.exactly_once and num_returns >= 0
+        is_exactly_once = bool(retries) and info.exactly_once and num_returns >= 0
         is_full = is_exactly_once or bool(group)
         message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, is_full)
-        if handle._creation is not None:
-            refs.append(handle._creation)
+        if creation is not None:
+            refs.append(creation)
         with self._lock:
             self._link.check_open()
-            actor = self.books.get(handle._actor_id) or self._book(handle)
+            actor = self.books.get(actor_id) or self._book(handle)
             record, out = self._calls.record(message, "", name, num_returns, refs)
-            record.target, record.route = handle._actor_id, self
+            record.target, record.route = actor_id, self
             if retries:
                 record.retries_left = retries
             if options.retry_exceptions:
@@ -299,19 +296,20 @@ class Actors:
 
     def _book(self, handle: ActorHandle) -> ActorCalls:
         """The book of a handle's actor; opened, and its address asked for, at the first call."""
-        actor = self.books.get(handle._actor_id)
+        actor_id = handle._actor_id
+        actor = self.books.get(actor_id)
         if actor is None:
             actor = self._open_book(handle)
-            self._transport.post(NODE, messages.FindActor(handle._actor_id))
+            self._transport.post(NODE, messages.FindActor(actor_id))
         return actor
 
     def _open_book(self, handle: ActorHandle) -> ActorCalls:
-        creation = handle._creation
-        actor = self.books[handle._actor_id] = ActorCalls(handle._info.class_name, self._records)
+        actor_id, creation = handle._actor_id, handle._creation
+        actor = self.books[actor_id] = ActorCalls(handle._info.class_name, self._records)
         if creation is None:
-            self._detached.add(handle._actor_id)
+            self._detached.add(actor_id)
         elif creation.owner != self._link.client_id:
-            self._watch_handles((creation.owner, creation.id), handle._actor_id)
+            self._watch_handles((creation.owner, creation.id), actor_id)
         return actor
 
     def _send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:

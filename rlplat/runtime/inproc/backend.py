@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlplat.errors import NoSuchActor, NotInitialized, OptionError, UsageError
+from rlplat.errors import NotInitialized, UsageError
 from rlplat.runtime.backend import Backend
 from rlplat.runtime.core.owner.retries import exception_names
+from rlplat.runtime.core.scheduler.actors import name_is_taken, no_such_actor
 from rlplat.runtime.demand import capture_of, captured, shape_of
 from rlplat.runtime.envs.spec import checked, merged
 from rlplat.runtime.inproc.calls import (
-    ActorExit,
     Call,
     LocalActor,
     LocalStreams,
@@ -39,12 +39,13 @@ from rlplat.runtime.inproc.objects import LocalObjects, detached
 from rlplat.runtime.inproc.resources import NODE, LocalResources
 from rlplat.runtime.inproc.runs import Runs
 from rlplat.runtime.machine.hardware import machine_resources
-from rlplat.runtime.options import Options, check_exactly_once, check_retries
+from rlplat.runtime.options import Options, check_exactly_once, check_group, check_name, check_retries
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import INPROC, ObjectRef
-from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
+from rlplat.runtime.remote import TERMINATE, ActorExit, ActorHandle, describe_actor, is_async_class
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.errors import to_exception
 from rlplat.runtime.wire.messages import Cluster
 from rlplat.runtime.wire.values import ActorInfo, CallOptions, ErrorInfo, Place
 
@@ -166,16 +167,13 @@ class InprocBackend:
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
         names = None
-        if options.get_if_exists and options.name is None:
-            raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+        check_name(options)
         if options.name is not None:
             names = (self.namespace if options.namespace is None else options.namespace, options.name)
             if names in self._actor_by_name:
                 if options.get_if_exists:
                     return self._handle(self._actor_by_name[names])
-                raise OptionError(
-                    f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
-                )
+                raise to_exception(name_is_taken(options.name))
         what = f"actor {code.name}"
         codec.dump_code(code)
         check_exactly_once(code, options)
@@ -212,15 +210,10 @@ class InprocBackend:
         if actor is None:
             raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
         what = f"{actor.class_name}.{method}"
-        group = options.concurrency_group
         if method == TERMINATE:
             call = self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor)
             return self._runs.submit(call)
-        if group and group not in actor.concurrency_groups:
-            known = ", ".join(sorted(actor.concurrency_groups)) or "none"
-            raise OptionError(
-                f"{what}: there is no concurrency group {group!r} (groups of this actor: {known})"
-            )
+        check_group(what, options.concurrency_group, actor.concurrency_groups)
         if options.retry_exceptions:
             check_retries(what, actor.info.exactly_once)
         call = self._call(
@@ -264,9 +257,7 @@ class InprocBackend:
         self._objects.collect()
         actor = self._actor_by_name.get((where, name))
         if actor is None:
-            known = ", ".join(repr(other) for space, other in sorted(self._actor_by_name) if space == where)
-            place = f" in namespace {where!r}" if where else ""
-            raise NoSuchActor(f"there is no actor named {name!r}{place} (named actors: {known or 'none'})")
+            raise to_exception(no_such_actor(name, where, self._actor_by_name))
         return self._handle(actor)
 
     def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:

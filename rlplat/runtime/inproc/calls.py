@@ -44,10 +44,6 @@ _THREAD_CLOSE_S = 5.0
 current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
 
 
-class ActorExit(BaseException):
-    """What `exit_actor` raises: no `except Exception` of the user's catches it."""
-
-
 # ---------------------------------------------------------------- calls
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from rlplat.errors import NotInitialized
 from rlplat.runtime.inproc.calls import (
-    ActorExit,
     Call,
     LocalActor,
     LocalStreams,
@@ -20,6 +19,7 @@ from rlplat.runtime.inproc.calls import (
 )
 from rlplat.runtime.inproc.objects import LocalObjects, Outcome
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire.errors import describe_error
 from rlplat.runtime.wire.values import ErrorInfo
 

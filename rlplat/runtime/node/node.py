@@ -20,6 +20,7 @@ from rlplat.runtime.core.gone import Dead
 from rlplat.runtime.core.node import wait_graph
 from rlplat.runtime.core.node.settling import Settling
 from rlplat.runtime.core.scheduler import events
+from rlplat.runtime.core.scheduler.actors import no_such_actor
 from rlplat.runtime.core.scheduler.admission import check_actor, check_bundles, check_count, check_shape
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.link.dropped import Handler
@@ -35,7 +36,7 @@ from rlplat.runtime.process import stacks
 from rlplat.runtime.store.account import remove_files_of
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import DRIVER, Answer
-from rlplat.runtime.wire.values import ErrorInfo, Shape
+from rlplat.runtime.wire.values import Shape
 
 _KEEP_FILES_S = 10.0
 
@@ -55,8 +56,8 @@ class Node:
         session, total = config["session"], config["total"]
         self._session, self._total, self._folder = session, total, config["folder"]
         self._namespace = config.get("namespace", "")
-        self.clock = system.clock
-        self.started_at = self.clock()
+        self._clock = system.clock
+        self._started_at = self._clock()
         self._transport = Transport(session, "node", sockets=system.sockets)
         spares = max(1, min(4, int(total["CPU"])))
         self._num_spares = spares
@@ -88,7 +89,6 @@ class Node:
             on_lost=self._on_process_lost,
             on_env_settled=self._on_env_settled,
         )
-        self.log_folder = self._processes.log_folder
         self._worker_watch = watch(
             self._processes,
             self._scheduler.in_use,
@@ -135,7 +135,17 @@ class Node:
         return self._on_inspect if kind is messages.Inspect else None
 
     def _on_inspect(self, sender: str, message: messages.Inspect) -> None:
-        answer_as_node(self, sender, message)
+        answer_as_node(self._transport, sender, message, self._view)
+
+    def _view(self) -> dict[str, Any]:
+        """All that it knows, as plain data."""
+        return {
+            "clients": sorted(self._clients),
+            "pids": self._processes.pids(),
+            "uptime_s": self._clock() - self._started_at,
+            "session": self._session,
+            "log_folder": self._processes.log_folder,
+        } | self._scheduler.view()
 
     def _on_message(self, sender: str, message: Any) -> None:
         kind = type(message)
@@ -184,7 +194,7 @@ class Node:
         elif kind is messages.FindActor:
             self._event(events.ActorSought(sender, message.actor))
         elif kind is messages.Blocked:
-            self._waits.blocked(sender, message.on, self.clock())
+            self._waits.blocked(sender, message.on, self._clock())
             self._event(events.WorkerBlocked(sender))
         elif kind is messages.Unblocked:
             self._waits.unblocked(sender)
@@ -204,7 +214,7 @@ class Node:
         elif kind is messages.DeathHeard:
             self._tell_settled(self._settling.heard(sender, message.worker))
         elif kind is messages.Pong:
-            self._worker_watch.answered(sender, self.clock())
+            self._worker_watch.answered(sender, self._clock())
         elif kind is messages.DefineEnv:
             self._processes.envs.define(message.key, message.spec)
             self._tell_env_failed([sender], message.key)
@@ -236,15 +246,7 @@ class Node:
         by_name = self._scheduler.actor_by_name
         actor = by_name.get((message.namespace, message.name))
         if actor is None:
-            names = (
-                ", ".join(repr(name) for space, name in sorted(by_name) if space == message.namespace)
-                or "none"
-            )
-            where = f" in namespace {message.namespace!r}" if message.namespace else ""
-            others = sorted({space for space, name in by_name if name == message.name})
-            hint = f"; there is one in namespace {others[0]!r}" if others else ""
-            text = f"there is no actor named {message.name!r}{where} (named actors: {names}){hint}"
-            return Answer(message.request, error=ErrorInfo("NoSuchActor", text))
+            return Answer(message.request, error=no_such_actor(message.name, message.namespace, by_name))
         entry = self._scheduler.actors[actor]
         return Answer(message.request, actor, entry.info, is_detached=entry.is_detached)
 
@@ -253,7 +255,7 @@ class Node:
             self._transport.post(client, message)
 
     def _event(self, event: events.Event) -> None:
-        self._perform(self._scheduler.handle(event, self.clock()))
+        self._perform(self._scheduler.handle(event, self._clock()))
 
     def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -330,7 +332,7 @@ class Node:
 
     def _on_process_lost(self, worker: str, reason: str, kind: str) -> None:
         self._transport.forget(worker)
-        self._removals.append((self.clock() + _KEEP_FILES_S, worker))
+        self._removals.append((self._clock() + _KEEP_FILES_S, worker))
         self._waits.unblocked(worker)
         self._event(events.WorkerLost(worker, reason, kind))
 
@@ -357,10 +359,10 @@ class Node:
             self._worker_watch.next_deadline(),
         ):
             times += [deadline] if deadline is not None else []
-        return max(0.0, (min(times) - self.clock()) * 1000) + 1 if times else None
+        return max(0.0, (min(times) - self._clock()) * 1000) + 1 if times else None
 
     def _keep_house(self) -> None:
-        now = self.clock()
+        now = self._clock()
         if self._wake_at is not None and self._wake_at <= now:
             self._wake_at = None
             self._event(events.Tick())

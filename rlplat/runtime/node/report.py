@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.link.answers import reply, stacks
+from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.wire.messages import Inspect, Report
 
 
-def answer_as_node(node: Any, sender: str, message: Inspect) -> None:
+def answer_as_node(
+    transport: Transport, sender: str, message: Inspect, view: Callable[[], dict[str, Any]]
+) -> None:
     def report() -> Report:
-        return stacks(__file__) if message.what == "stacks" else _all(node)
+        return stacks(__file__) if message.what == "stacks" else Report(0, totals=view())
 
-    reply(node._transport, sender, message, report)
-
-
-def _all(node: Any) -> Report:
-    totals = {
-        "clients": sorted(node._clients),
-        "pids": node._processes.pids(),
-        "uptime_s": node.clock() - node.started_at,
-        "session": node._session,
-        "log_folder": node.log_folder,
-    }
-    return Report(0, totals=totals | node._scheduler.view())
+    reply(transport, sender, message, report)

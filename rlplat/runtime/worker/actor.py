@@ -10,7 +10,7 @@ from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.spans import Spans
-from rlplat.runtime.remote import TERMINATE
+from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.arguments import Arguments
@@ -21,10 +21,6 @@ from rlplat.runtime.worker.replies import Replies
 EXITED = "it called rlplat.exit_actor()"
 EXITED_AT_ONCE = "it called rlplat.exit_actor() in its constructor"
 TERMINATED = "it was asked to end (__ray_terminate__), after the calls that were made before that"
-
-
-class ActorExit(BaseException):
-    """Raised in the user's code by `rlplat.exit_actor()`."""
 
 
 @dataclass(slots=True)

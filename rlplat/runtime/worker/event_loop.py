@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.link.waiters import LoopInbox, Waiters
-from rlplat.runtime.remote import TERMINATE
+from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
-from rlplat.runtime.worker.actor import EXITED, TERMINATED, Actor, ActorExit
+from rlplat.runtime.worker.actor import EXITED, TERMINATED, Actor
 from rlplat.runtime.worker.outflow import close_quietly, iterator_of
 from rlplat.runtime.worker.queue import EndOfActor
 from rlplat.runtime.worker.running import Key, Running

@@ -14,8 +14,9 @@ from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span, Spans
+from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, ActorExit
+from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.capturing import Capturing
 from rlplat.runtime.worker.exactly_once import ExactlyOnce

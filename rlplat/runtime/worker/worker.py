@@ -23,10 +23,10 @@ from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
+from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import ErrorInfo
-from rlplat.runtime.worker.actor import ActorExit
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.executor import ENTRIES, Executor
 from rlplat.runtime.worker.interrupts import Interrupts

@@ -180,7 +180,7 @@ def test_concurrency_is_bounded_by_max_concurrency_and_by_group() -> None:
     assert max(rlplat.get([actor.visit.remote() for _ in range(10)])) == 3
     actor = Counting.remote()
     assert max(rlplat.get([actor.alone.remote() for _ in range(5)])) == 1
-    with pytest.raises(UsageError, match=r"no concurrency group 'two' \(groups of this actor: one\)"):
+    with pytest.raises(UsageError, match=r"no concurrency group 'two' in this actor \(its groups: 'one'\)"):
         actor.visit.options(concurrency_group="two").remote()
 
 

@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,3 +219,16 @@ class Actors:
             assert (entry.namespace, entry.name) == (namespace, name) and entry.error is None
         for client, sought in self._sought_by.items():
             assert all(client in self.entries[id].seekers for id in sought)
+
+
+def name_is_taken(name: str) -> ErrorInfo:
+    return ErrorInfo("OptionError", f"an actor named {name!r} exists already: use rlplat.get_actor({name!r})")
+
+
+def no_such_actor(name: str, namespace: str, named: Collection[tuple[str, str]]) -> ErrorInfo:
+    """`named`: (namespace, name) of those that there are."""
+    here = ", ".join(repr(other) for space, other in sorted(named) if space == namespace) or "none"
+    where = f" in namespace {namespace!r}" if namespace else ""
+    others = sorted({space for space, other in named if other == name})
+    hint = f"; there is one in namespace {others[0]!r}" if others else ""
+    return ErrorInfo("NoSuchActor", f"there is no actor named {name!r}{where} (named actors: {here}){hint}")

@@ -5,7 +5,7 @@ The books and the judgement are those of `actors`, processes come from `placing`
 
 from __future__ import annotations
 
-from rlplat.runtime.core.scheduler.actors import ActorEntry, Actors
+from rlplat.runtime.core.scheduler.actors import ActorEntry, Actors, name_is_taken
 from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested, ActorSought, StopWorker, Tell
 from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.core.scheduler.queues import Request
@@ -36,8 +36,7 @@ class ActorLives:
             self.on_ended(early.end)
 
     def _refuse_name(self, event: ActorRequested, holder: ActorEntry, seekers: list[str]) -> None:
-        text = f"an actor named {event.name!r} exists already: use rlplat.get_actor({event.name!r})"
-        error = ErrorInfo("OptionError", text)
+        error = name_is_taken(event.name)
         if event.get_if_exists:
             taken = Tell(
                 event.client, messages.NameTaken(event.actor, holder.id, holder.info, holder.is_detached)
