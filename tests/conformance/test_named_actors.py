@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError
+from rlplat.runtime import refs
 from tests.patience import soon
 
 
@@ -57,6 +59,31 @@ def test_get_if_exists_from_many_tasks_at_once_makes_one(cluster: None) -> None:
     assert len({pid for pid, _ in results}) == 1
     assert sorted(value for _, value in results) == list(range(1, 21))
     del keep
+
+
+def test_that_a_name_is_taken_may_be_heard_while_the_question_is_sent(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = counter(name="only", get_if_exists=True)
+    keep = make.remote()
+    first = rlplat.get(keep.pid.remote())
+    link = refs.backend().link  # type: ignore[attr-defined]
+    flush, asked = link.transport.flush, []
+
+    def flush_until_answered() -> None:
+        is_question = bool(link.transport.num_unsent) and not asked
+        flush()
+        if is_question:
+            asked.append(soon(link.transport.has_input))
+
+    assert soon(lambda: link.loop._has_leader)  # beside whom one reads what comes while one sends
+    with link.lock:
+        monkeypatch.setattr(link.transport, "flush", flush_until_answered)
+    again = threading.Thread(target=make.remote, daemon=True)
+    again.start()
+    again.join(10)
+    assert asked == [True] and not again.is_alive()
+    assert rlplat.get(make.remote().pid.remote()) == first
 
 
 def test_get_if_exists_without_a_name_is_refused(backend: str) -> None:

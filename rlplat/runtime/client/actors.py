@@ -131,9 +131,10 @@ class Actors:
                     actor.creation = _template(record)
                 if deps:
                     self._calls.resolve(record, deps)
-            self._loop.send_now()
             if options.name is not None:  # a taken name is the caller's affair, here and now
-                self._naming.add(actor_id)
+                self._naming.add(actor_id)  # ahead of the question: sending may read the answer
+            self._loop.send_now()
+            if options.name is not None:
                 taken = None
                 try:
                     self._link.wait_until(
