@@ -1,7 +1,6 @@
-"""What a request to a served policy costs, beside an empty Starlette application on uvicorn, and peers.
+"""What a request to a served policy costs, beside an empty Starlette application on uvicorn.
 
     python -m benchmarks.serving runs/demo --seconds 5 --json rows.json
-    python -m benchmarks.serving runs/demo --peer litserve
 
 The load generator is this process: asyncio and raw sockets, requests written out beforehand. Each server has one
 process. Where the machine has few cores, generator and server share them, for every system alike.
@@ -37,21 +36,6 @@ async def act(request):
     return JSONResponse({"action": 0, "obs": (await request.json())["obs"]})
 app = Starlette(routes=[Route("/v1/act", act, methods=["POST"])])
 uvicorn.run(app, port=int(sys.argv[1]), http="httptools", log_level="error", access_log=False)
-"""
-LITSERVE = """
-import sys, rlplat, litserve as ls
-class Api(ls.LitAPI):
-    def setup(self, device):
-        self.agent = rlplat.load(sys.argv[2])
-    def decode_request(self, request):
-        return request["obs"]
-    def predict(self, obs):
-        return int(self.agent.act(obs))
-    def encode_response(self, action):
-        return {"action": action}
-if __name__ == "__main__":
-    server = ls.LitServer(Api(api_path="/v1/act"), accelerator="cpu", workers_per_device=1)
-    server.run(port=int(sys.argv[1]), log_level="error", generate_client_file=False)
 """
 
 
@@ -225,7 +209,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", type=Path, help="a run of CartPole-v1")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
-    parser.add_argument("--peer", action="append", default=[], choices=["litserve"])
     parser.add_argument("--json", type=Path, help="one object per row")
     return parser
 
@@ -237,17 +220,10 @@ def main() -> None:
         "rlplat": lambda port: [sys.executable, "-m", "rlplat.cli", "serve", run, "--port", str(port)],
         "starlette": lambda port: [sys.executable, "-c", STARLETTE, str(port)],
     }
-    scripts = Path(os.environ.get("TMPDIR", "/tmp")) / f"serving-peer-{os.getpid()}.py"
-    if "litserve" in options.peer:
-        scripts.write_text(LITSERVE)
-        commands["litserve"] = lambda port: [sys.executable, str(scripts), str(port), run]
     rows: list[dict[str, object]] = []
-    try:
-        for peer, command in commands.items():
-            with server(command) as port:
-                rows += measure(peer, port, options.seconds)
-    finally:
-        scripts.unlink(missing_ok=True)
+    for peer, command in commands.items():
+        with server(command) as port:
+            rows += measure(peer, port, options.seconds)
     if options.json:
         options.json.write_text("".join(json.dumps(each) + "\n" for each in rows))
 
