@@ -40,7 +40,13 @@ COMMANDS = {
     "join": "one task of a job that submit sent to SLURM",
 }
 _MODULES = {
-    "list": "listing",  # a module `list` would take the place of the builtin here
+    "tune": "tuning.tune",
+    "status": "look.status",
+    "logs": "look.logs",
+    "stack": "look.stack",
+    "timeline": "look.timeline",
+    "memory": "look.memory",
+    "list": "look.listing",  # a module `list` would take the place of the builtin here
     "up": "cluster.nodes:up",
     "down": "cluster.nodes:down",
     "exec": "cluster.programs:exec_",

@@ -22,23 +22,23 @@ from rlplat.cli import configs as configs_command
 from rlplat.cli import dashboard as dashboard_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import export as export_command
-from rlplat.cli import listing as list_command
-from rlplat.cli import logs as logs_command
-from rlplat.cli import memory as memory_command
 from rlplat.cli import play as play_command
 from rlplat.cli import runs as runs_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
-from rlplat.cli import stack as stack_command
-from rlplat.cli import status as status_command
-from rlplat.cli import timeline as timeline_command
 from rlplat.cli import train as train_command
-from rlplat.cli import tune as tune_command
-from rlplat.cli import tune_show as tune_show_command
 from rlplat.cli.cluster import files as cluster_files
 from rlplat.cli.cluster import nodes as cluster_nodes
 from rlplat.cli.cluster import programs as cluster_programs
 from rlplat.cli.cluster.options import with_program
+from rlplat.cli.look import listing as list_command
+from rlplat.cli.look import logs as logs_command
+from rlplat.cli.look import memory as memory_command
+from rlplat.cli.look import stack as stack_command
+from rlplat.cli.look import status as status_command
+from rlplat.cli.look import timeline as timeline_command
+from rlplat.cli.tuning import tune as tune_command
+from rlplat.cli.tuning import tune_show as tune_show_command
 from rlplat.cluster.settings import resolve_cluster
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.run.registry import algorithm_homes, load_algorithm, require_config

@@ -7,7 +7,7 @@ import linecache
 import os
 from typing import Any
 
-from rlplat.cli.cluster_view import add_cluster_options, chosen, print_json
+from rlplat.cli.look.cluster_view import add_cluster_options, chosen, print_json
 
 _EPILOG = """\
 examples:

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.cluster_view import print_table
+from rlplat.cli.look.cluster_view import print_table
 from rlplat.durations import duration_text
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
 
 
 def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
-    from rlplat.cli.tune_page import page
+    from rlplat.cli.tuning.tune_page import page
     from rlplat.tune.results.directory import config_text
 
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]

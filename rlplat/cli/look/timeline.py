@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from rlplat.cli.cluster_view import add_cluster_options, chosen
+from rlplat.cli.look.cluster_view import add_cluster_options, chosen
 from rlplat.errors import ConfigError
 
 _EPILOG = """\

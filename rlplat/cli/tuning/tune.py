@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     if arguments[:1] == ["show"]:
-        from rlplat.cli import tune_show
+        from rlplat.cli.tuning import tune_show
 
         return tune_show.run(arguments[1:])
     options = build_parser().parse_args(arguments)

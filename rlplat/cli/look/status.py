@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rlplat.cli.cluster_view import (
+from rlplat.cli.look.cluster_view import (
     add_cluster_options,
     amounts,
     chosen,

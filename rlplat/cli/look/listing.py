@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from rlplat.cli.cluster_view import (
+from rlplat.cli.look.cluster_view import (
     add_cluster_options,
     check_limit,
     chosen,

@@ -1,0 +1,1 @@
+"""`rlplat tune`, `rlplat tune show`, and the page of an experiment."""
