@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import sys
 from pathlib import Path
 
 from rlplat.errors import ConfigError, MissingExtra, UsageError
+from rlplat.listening import is_loopback, listen, read_token
 
 _EPILOG = """\
 examples:
@@ -52,9 +52,9 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(
             f"there is no directory {options.directory}: where are the runs? rlplat dashboard DIR"
         )
-    token = _token(options.token_file)
-    is_loopback = _is_loopback(options.host)
-    if not is_loopback and not token:
+    token = read_token(options.token_file) if options.token_file else ""
+    is_local = is_loopback(options.host)
+    if not is_local and not token:
         raise UsageError(
             f"--host {options.host} can be reached from other machines: give a secret by --token-file FILE"
         )
@@ -71,14 +71,9 @@ def run(arguments: list[str]) -> int:
         options.export.write_text(export(pages, runs), encoding="utf-8")
         print(f"{len(runs)} runs are in {options.export}")
         return 0
-    try:
-        listener = server.listen(options.host, options.port)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port"
-        ) from None
+    listener = listen(options.host, options.port)
     port = listener.getsockname()[1]
-    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host.lower()}) if is_loopback else None
+    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host.lower()}) if is_local else None
     secret = "/?token=..." if token else ""
     print(
         f"the dashboard of {options.directory} is at http://{options.host}:{port}{secret}; Ctrl-C ends it",
@@ -89,22 +84,3 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         pass
     return 0
-
-
-def _token(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the token in {file}: {getattr(error, 'strerror', error)}") from None
-    if not token:
-        raise UsageError(f"the token file {file} is empty")
-    return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,7 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from rlplat.errors import ConfigError, UsageError
+from rlplat.errors import ConfigError
+from rlplat.listening import read_token
 
 _EPILOG = """\
 examples:
@@ -72,7 +73,7 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(f"--replicas is a positive number, not {options.replicas}")
     if options.max_rows < 1:
         raise ConfigError(f"--max-rows is a positive number, not {options.max_rows}")
-    token = _token(options.token_file)
+    token = read_token(options.token_file) if options.token_file else os.environ.get("RLPLAT_SERVE_TOKEN", "")
     from rlplat.serve.policies.serving import serve_policy
 
     if ":" in str(options.run):
@@ -116,18 +117,6 @@ def wait_for_signal() -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _token(file: Path | None) -> str:
-    if file is None:
-        return os.environ.get("RLPLAT_SERVE_TOKEN", "")
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the token in {file}: {getattr(error, 'strerror', error)}") from None
-    if not token:
-        raise UsageError(f"the token file {file} is empty")
-    return token
 
 
 def best_trial(path: Path) -> Path:

@@ -157,20 +157,6 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; OSError says why not."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((host, port))
-        found.listen(128)
-    except OSError:
-        found.close()
-        raise
-    return found
-
-
 def serve(app: Starlette, listener: socket.socket) -> None:
     """Until SIGINT or SIGTERM, which end it within two seconds."""
     import uvicorn

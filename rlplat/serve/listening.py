@@ -8,8 +8,6 @@ each would have a queue of its own, and what waits in it is reset when its owner
 
 from __future__ import annotations
 
-import errno
-import ipaddress
 import shutil
 import socket
 import tempfile
@@ -17,6 +15,7 @@ import threading
 from pathlib import Path
 
 from rlplat.errors import UsageError
+from rlplat.listening import is_loopback, listen
 
 BACKLOG = 4096
 
@@ -32,7 +31,7 @@ class ListeningSocket:
                 "(--token-file FILE, or $RLPLAT_SERVE_TOKEN), or serve on 127.0.0.1"
             )
         self.host = host
-        self._socket = _listen(host, port)
+        self._socket = listen(host, port, BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._folder = Path(tempfile.mkdtemp(prefix="rlplat-serve-"))  # mode 0700
         self.door = str(self._folder / "door")
@@ -80,37 +79,4 @@ def fetch_listening_socket(door: str) -> socket.socket:
         raise OSError(f"{door} handed out no socket")
     listening = socket.socket(fileno=descriptors[0])
     listening.setblocking(False)
-    return listening
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise UsageError(f"a port is a number from 0 to 65535, not {port}")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        listening.close()
-        if getattr(error, "errno", 0) == errno.EADDRINUSE:
-            raise UsageError(
-                f"port {port} of {host} is in use; take another one with --port (0: any that is free)"
-            ) from None
-        raise UsageError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from None
     return listening

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError, EnvError, MissingExtra
+from rlplat.listening import is_loopback
 from rlplat.rl.envs.external import frames
 from rlplat.rl.envs.external.frames import BadFrame, Join, Leaves, Rows
 
@@ -55,7 +56,7 @@ class SimulatorServer:
             raise MissingExtra("websockets", "serve", "an external environment") from None
         host, port = parse_address(listen)
         self._token = os.environ.get(TOKEN, "")
-        if host not in ("127.0.0.1", "localhost", "::1") and not self._token:
+        if not is_loopback(host) and not self._token:
             raise ConfigError(
                 f"listening at {listen} lets other machines in, which needs a word that they know: set ${TOKEN} here "
                 "and where the simulators run, or listen at 127.0.0.1"
