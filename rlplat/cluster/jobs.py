@@ -149,7 +149,7 @@ def supervise(folder: Path) -> int:
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGALRM, kill)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-        code = process.wait()
+        code = marks.exit_code_of(process)
         signal.alarm(0)
     code = 128 - code if code < 0 else code
     result = {"exit_code": code, "ended": time.time(), "stopped": stopping}

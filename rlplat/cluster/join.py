@@ -135,7 +135,7 @@ class Task:
             raise HostError(f"{command[0]}: {error.strerror}") from error
         if self._signal is not None:  # it came while the program was being started
             self._program.terminate()
-        code = self._program.wait()
+        code = marks.exit_code_of(self._program)
         marks.end_all(marks.JOB, str(self._folder), None, 0.0)
         return 128 - code if code < 0 else code
 

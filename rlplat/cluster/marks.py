@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 NODE, JOB = "RLPLAT_CLUSTER_NODE", "RLPLAT_CLUSTER_JOB"
+_LOOK_S = 0.2
 
 
 def marked(name: str, folder: str) -> list[int]:
@@ -68,3 +70,13 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
+
+
+def exit_code_of(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code, once it has ended. It is looked at again and again: a signal that comes just before a wait without
+    an end begins would be heard only after it."""
+    while True:
+        try:
+            return process.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            pass
