@@ -56,7 +56,7 @@ def make_config(spec: PolicySpec, **settings: Any) -> PPOConfig:
         "learning_rate": 1e-30,  # every minibatch finds the weights that acted
         "max_gradient_norm": None,
         "policy": policy_settings(core=spec.core, encoder=spec.encoder, squash_actions=is_squashed(spec)),
-        "learner": {"precision": "float32", "device": "cpu", "num_threads": 1},
+        "learner": {"backend": "torch", "precision": "float32", "device": "cpu", "num_threads": 1},
     }
     return PPOConfig(**(defaults | settings))
 

@@ -286,7 +286,7 @@ def test_a_second_tuner_is_refused_and_disturbs_nothing(
     life = Life(tmp_path, gate=str(gate))
     tuner = life.start()
     assert soon(life.has_come_to(8), 60)  # two trials wait at the gate
-    assert "is still going" in Life(tmp_path).refusal(life.start())
+    assert "is still running" in Life(tmp_path).refusal(life.start())
     assert is_running(tmp_path / "experiment")
     take_back(tmp_path / "experiment")  # what a refused command does; not where another one is at it
     gate.touch()

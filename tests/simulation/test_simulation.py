@@ -16,7 +16,7 @@ from tests.simulation.run import run_seed
 
 pytestmark = pytest.mark.process
 
-NUM_SEEDS, NUM_LOANS, AT_A_TIME = 1_500, 300, 500
+NUM_SEEDS, NUM_LOANS, AT_A_TIME = 600, 150, 300
 _MOST_MUTANT_SEEDS = 400
 
 

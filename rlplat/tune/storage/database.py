@@ -117,7 +117,7 @@ class DatabaseStudy:
                 )
                 who = f": {holders[0][0]}" if holders else ""
                 raise ConfigError(
-                    f"the experiment {self._name!r} in {self._server.place} is still going{who}"
+                    f"the experiment {self._name!r} in {self._server.place} is still running{who}"
                 )
             time.sleep(0.05)
 

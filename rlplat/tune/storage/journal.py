@@ -181,7 +181,7 @@ class Journal(BaseJournalBackend):
                 if time.monotonic() > deadline:
                     holder = _holder_of(self._descriptor)
                     raise ConfigError(
-                        f"the experiment in {self.path.parent} is still going{f' (pid {holder})' if holder else ''}"
+                        f"the experiment in {self.path.parent} is still running{f' (pid {holder})' if holder else ''}"
                     ) from None
                 time.sleep(0.02)
 

@@ -34,7 +34,7 @@ def test_acts_as_the_evaluation_does_and_its_torch_module_too(tmp_path: Path) ->
         agent.act(many, mask=masks, state=agent.initial_state(16), greedy=False, rng=4)[0] for _ in range(2)
     ]
     assert same(*drawn)
-    assert type(agent._policy).__module__ == "rlplat.rl.tf.policy"
+    assert type(agent.policy).__module__ == "rlplat.rl.tf.policy"
     logits, _ = agent.torch_module()(module_input(agent, many, masks))
     assert np.array_equal(
         logits.argmax(dim=1).numpy() + 1, agent.act(many, mask=masks, state=agent.initial_state(16))[0]

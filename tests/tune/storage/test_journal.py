@@ -92,7 +92,7 @@ def test_a_disk_that_fails_later_is_told_by_the_next_sync(
 def test_a_second_writer_is_told_who_has_it(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlplat.tune.storage.journal._LOCK_GRACE_S", 0.1)
     with pytest.raises(
-        ConfigError, match=rf"experiment in {journal.path.parent} is still going \(pid {os.getpid()}\)"
+        ConfigError, match=rf"experiment in {journal.path.parent} is still running \(pid {os.getpid()}\)"
     ):
         Journal(journal.path)
 

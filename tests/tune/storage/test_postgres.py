@@ -134,7 +134,7 @@ def test_a_second_tuner_is_told_who_has_it(server: PostgresServer, monkeypatch: 
     monkeypatch.setattr(database, "_LOCK_GRACE_S", 0.1)
     study = Study.open(server.url, "held", ["max"], resume=False)
     with pytest.raises(
-        ConfigError, match=rf"'held' in .* is still going: rlplat tune \(pid {os.getpid()} on"
+        ConfigError, match=rf"'held' in .* is still running: rlplat tune \(pid {os.getpid()} on"
     ):
         Study.open(server.url, "held", ["max"], resume=True)
     study.close()
