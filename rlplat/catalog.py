@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -87,17 +87,23 @@ def _finite(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def describe_run(directory: Path) -> dict[str, Any]:
-    """The last figures of one run; what it does not have is None."""
+def settings_of(directory: Path) -> dict[str, Any]:
+    """A run's config.yaml; nothing where it cannot be read."""
     from rlplat.config import load_yaml
     from rlplat.errors import ConfigError
+
+    try:
+        return dict(load_yaml(directory / "config.yaml").values)
+    except ConfigError:
+        return {}
+
+
+def describe_run(directory: Path, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The last figures of one run; what it does not have is None. settings: its config.yaml, where it was read."""
     from rlplat.metrics import last_record
     from rlplat.rl.run.run_directory import is_running
 
-    try:
-        settings = load_yaml(directory / "config.yaml").values
-    except ConfigError:
-        settings = {}
+    settings = settings_of(directory) if settings is None else settings
     metrics = directory / "metrics.jsonl"
     record = last_record(metrics) or {}
     updated_s = (metrics if metrics.exists() else directory / "config.yaml").stat().st_mtime

@@ -5,6 +5,7 @@ A run is named by its path below `root`; a name that leads elsewhere, or to no r
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -17,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.catalog import describe_experiment, describe_run, find
-from rlplat.config import load_yaml
+from rlplat.catalog import describe_experiment, describe_run, find, settings_of
 from rlplat.dashboard.bands import band
 from rlplat.dashboard.follow import Cursor, columns, read_since, thinned
 from rlplat.dashboard.hints import hints
-from rlplat.errors import ConfigError, UsageError
+from rlplat.errors import UsageError
 
 MAX_POINTS = 2_000
 """Rows of a curve that are sent at first; new ones are all sent."""
@@ -63,18 +63,20 @@ class Pages:
         before = self._described.get(path)
         if before is not None and before[0] == state and not before[1]["is_running"]:
             return before[1]
-        row = describe_run(path) if kind == "run" else describe_experiment(path)
+        if kind == "run":
+            settings = settings_of(path)
+            row = {**describe_run(path, settings), "group": group_of(settings)}
+        else:
+            row = {**describe_experiment(path), "group": None}
         row["run"] = str(path.relative_to(self.root))
-        row["group"] = group_of(self._settings(path)) if kind == "run" else None
         self._described[path] = (state, row)
         return row
 
     def run(self, name: str) -> dict[str, Any]:
         path = self._directory(name, "config.yaml")
-        settings, rows = self._settings(path), self._all_rows(path)
-        row = describe_run(path)
+        settings, rows = settings_of(path), self._all_rows(path)
         return {
-            **row,
+            **describe_run(path, settings),
             "run": name,
             "config": _text(path / "config.yaml"),
             "names": list(columns(rows[-50:])),
@@ -118,16 +120,17 @@ class Pages:
         """Runs in one plot: of each group of seeds one band of `metric` over `x`, and the settings that differ."""
         groups: dict[str, list[str]] = {}
         settings: dict[str, dict[str, Any]] = {}
+        points: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         known: set[str] = set()
         for name in names:
             path = self._directory(name, "config.yaml")
-            settings[name] = flat(self._settings(path))
-            known.update(columns(self._all_rows(path)[-50:]))
-            groups.setdefault(group_of(self._settings(path)), []).append(name)
+            own, rows = settings_of(path), self._all_rows(path)
+            settings[name], points[name] = flat(own), _curve(rows, metric, x)
+            known.update(columns(rows[-50:]))
+            groups.setdefault(group_of(own), []).append(name)
         curves = []
         for members in groups.values():
-            points = [self._curve(self._directory(name, "config.yaml"), metric, x) for name in members]
-            found = band(points)
+            found = band([points[name] for name in members])
             curves.append(
                 {
                     "runs": members,
@@ -144,8 +147,6 @@ class Pages:
     def experiment(self, name: str) -> dict[str, Any]:
         """An experiment's trials: number, state, parameters, metrics, and the run of each where it is one."""
         path = self._directory(name, "experiment.yaml")
-        import csv
-
         table = path / "results.csv"
         rows: list[dict[str, str]] = []
         if table.exists():
@@ -158,7 +159,6 @@ class Pages:
             **describe_experiment(path),
             "run": name,
             "settings": _text(path / "experiment.yaml"),
-            "trials_ended": len(rows),
             "rows": rows,
         }
 
@@ -177,12 +177,6 @@ class Pages:
             raise NoSuchRun(f"there is no {what} {name!r} in {self.root}")
         return path
 
-    def _settings(self, path: Path) -> dict[str, Any]:
-        try:
-            return dict(load_yaml(path / "config.yaml").values)
-        except ConfigError:
-            return {}
-
     def _all_rows(self, path: Path) -> list[dict[str, Any]]:
         """All records of a run; those of the runs looked at last stay in memory."""
         cursor, rows = self._rows.pop(path, (Cursor(), []))
@@ -195,18 +189,6 @@ class Pages:
             _, (_, oldest) = self._rows.popitem(last=False)
             self._num_rows -= len(oldest)
         return rows
-
-    def _curve(self, path: Path, metric: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-        """float64[M] each: the rows that have both, x ascending."""
-        chosen = columns(thinned(self._all_rows(path), MAX_POINTS), [x, metric])
-        points = [
-            (at, value)
-            for at, value in zip(chosen[x], chosen[metric], strict=True)
-            if at is not None and value is not None
-        ]
-        points.sort(key=lambda point: point[0])
-        xs, ys = (np.array(values, float) for values in zip(*points, strict=True)) if points else ([], [])
-        return np.asarray(xs, float), np.asarray(ys, float)
 
 
 def group_of(settings: Mapping[str, Any]) -> str:
@@ -244,6 +226,18 @@ def videos_of(path: Path) -> list[dict[str, Any]]:
         match = re.fullmatch(r"eval_(\d+)\.mp4", video.name)
         found.append({"file": video.name, "env_steps": int(match.group(1)) if match else None})
     return sorted(found, key=lambda row: (row["env_steps"] is None, row["env_steps"] or 0, row["file"]))
+
+
+def _curve(rows: list[dict[str, Any]], metric: str, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """float64[M] each: the rows that have both, x ascending."""
+    chosen = columns(thinned(rows, MAX_POINTS), [x, metric])
+    points = [
+        (at, value)
+        for at, value in zip(chosen[x], chosen[metric], strict=True)
+        if at is not None and value is not None
+    ]
+    points.sort(key=lambda point: point[0])
+    return np.array([at for at, _ in points], float), np.array([value for _, value in points], float)
 
 
 def _label(members: list[str], settings: Mapping[str, Mapping[str, Any]]) -> str:

@@ -11,7 +11,6 @@ import importlib.resources
 import json
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def clusters() -> dict[str, Any]:
 
     found = []
     for cluster in state.list_clusters():
-        session = str(_plain(cluster).get("session", ""))
+        session = cluster["session"]
         row: dict[str, Any] = {"cluster": _plain(cluster)}
         try:
             row["status"] = _plain(state.cluster_status(cluster=session))
@@ -152,8 +151,6 @@ def clusters() -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """JSON values of what `rlplat.state` gives."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
     return json.loads(json.dumps(value, default=str))
 
 
