@@ -56,6 +56,11 @@ def test_a_short_burst_starts_nothing() -> None:
     assert scaler.decide(20.0, 12, 1) == 1  # the mean of two seconds is about 2.4: one replica
 
 
+def test_the_first_seconds_are_no_mean_yet() -> None:
+    scaler = Autoscaler(SETTINGS)
+    assert [scaler.decide(tick * 0.5, 24, 1) for tick in range(5)] == [1, 1, 1, 1, 6]
+
+
 def test_bounds_hold_whatever_the_load() -> None:
     scaler = Autoscaler(SETTINGS)
     number = 1

@@ -6,6 +6,7 @@ import random
 
 from rlplat.serve.plan import (
     MAX_START_FAILURES,
+    STABLE_S,
     Deployed,
     DrainReplica,
     Plan,
@@ -94,6 +95,18 @@ def test_a_dead_replica_is_replaced_at_once_and_the_next_after_a_pause() -> None
     assert plan.handle(ReplicaDied("m-2"), 100.1) == [StopReplica("m-2")]
     assert plan.next_tick() is not None and plan.handle(Tick(), 100.11) == []
     assert plan.handle(Tick(), 100.3) == [StartReplica("m", 1, "m-3")]
+
+
+def test_a_replica_that_was_ready_for_long_ends_a_row_of_failures() -> None:
+    plan = up(2)
+    plan.handle(ReplicaDied("m-0"), 100.0)
+    plan.handle(ReplicaDied("m-2"), 100.1)
+    plan.handle(Tick(), 100.3)
+    plan.handle(ReplicaReady("m-3"), 101.0)
+    died = [StopReplica("m-3"), RoutesChanged("m"), StartReplica("m", 1, "m-4")]
+    assert plan.handle(ReplicaDied("m-3"), 101.0 + STABLE_S) == died  # at once: a failure by itself
+    plan.handle(ReplicaReady("m-4"), 200.0)
+    assert plan.handle(ReplicaDied("m-4"), 199.9 + STABLE_S) == [StopReplica("m-4"), RoutesChanged("m")]
 
 
 def test_scaling_down_drains_the_youngest_and_removal_all() -> None:
