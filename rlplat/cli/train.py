@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.config import Layer, layer_from_flags
@@ -22,6 +24,7 @@ examples:
   rlplat train --algo ppo --env ./my_env.py:MyEnv --env-kwargs.size 8 --num-rollout-workers 2
   rlplat train --algo ppo --env CartPole-v1 --policy ./my_policy.py:MyPolicy
   rlplat train ppo/Pong --stop.wall-s 3600 --out runs/pong-hour
+  rlplat train --algo ppo --env CartPole-v1 --track wandb
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
   rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
 
@@ -79,6 +82,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="begin with the weights of another run: its newest checkpoint, or RUN:best, RUN:step_N",
     )
     parser.add_argument(
+        "--track",
+        metavar="TRACKER",
+        action="append",
+        default=[],
+        help="copy the run to wandb, mlflow, trackio or pkg.module:Class, by a process of its own",
+    )
+    parser.add_argument(
         "--set",
         nargs="+",
         action="extend",
@@ -96,6 +106,10 @@ def run(arguments: list[str]) -> int:
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
     choose_engine(options)
+    for name in options.track:
+        from rlplat.tracking.tracker import load_tracker
+
+        load_tracker(name)  # before anything starts: is it there?
     # the heavy half comes after the arguments are known to be good
     from rlplat.rl.run.training_loop import stop_rules, train
 
@@ -105,14 +119,16 @@ def run(arguments: list[str]) -> int:
         put(named, ("policy", "custom"), options.policy, "--policy")
     layers = [*external_layers(options), named, settings_layer(options.set)]
     try:
-        trained = train(
-            options.algo,
-            config=options.config,
-            out=options.out,
-            resume=options.resume,
-            init_from=options.init_from,
-            flags=layers,
-        )
+        with tracking(options.track) as start_trackers:
+            trained = train(
+                options.algo,
+                config=options.config,
+                out=options.out,
+                resume=options.resume,
+                init_from=options.init_from,
+                flags=layers,
+                on_open=start_trackers,
+            )
     except KeyboardInterrupt as interrupt:
         if not hasattr(
             interrupt, "exit_code"
@@ -141,6 +157,22 @@ def run(arguments: list[str]) -> int:
     print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
     print(f"the run is in {trained.directory}; look at it again: rlplat evaluate {trained.directory}")
     return 0
+
+
+@contextlib.contextmanager
+def tracking(names: Sequence[str]) -> Iterator[Callable[[Path], object] | None]:
+    """What starts the trackers of a run, given its directory; they are waited for when the training has ended."""
+    if not names:
+        yield None
+        return
+    from rlplat.tracking.sidecar import Sidecar
+
+    started: list[Sidecar] = []
+    try:
+        yield lambda directory: started.extend(Sidecar(directory, name) for name in names)
+    finally:
+        for sidecar in started:
+            sidecar.wait()
 
 
 def external_layers(options: argparse.Namespace) -> list[Layer]:

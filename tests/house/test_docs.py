@@ -26,6 +26,7 @@ from rlplat.cli import play as play_command
 from rlplat.cli import runs as runs_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
+from rlplat.cli import track as track_command
 from rlplat.cli import train as train_command
 from rlplat.cli.cluster import files as cluster_files
 from rlplat.cli.cluster import nodes as cluster_nodes
@@ -176,6 +177,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "export": lambda arguments: export_command.build_parser().parse_args(arguments),
     "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),
+    "track": lambda arguments: track_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "configs": lambda arguments: configs_command.build_parser().parse_args(arguments),
     "settings": lambda arguments: settings_command.build_parser().parse_args(arguments),

@@ -28,11 +28,16 @@ _SOURCE_TREE = Path(__file__).resolve().parents[3]
 
 def algorithm_homes() -> dict[str, str]:
     """Name -> "module:Class" of every announced algorithm."""
-    installed = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
-    return {**installed, **_homes_in_source_tree()}
+    return announced(GROUP)
 
 
-def _homes_in_source_tree() -> dict[str, str]:
+def announced(group: str) -> dict[str, str]:
+    """Name -> "module:Class" of the entry points of a group, of installed packages and of this checkout."""
+    installed = {point.name: point.value for point in metadata.entry_points(group=group)}
+    return {**installed, **_announced_in_source_tree(group)}
+
+
+def _announced_in_source_tree(group: str) -> dict[str, str]:
     """What the pyproject.toml of a checkout announces, whether it was installed (since it last changed) or not."""
     import tomllib
 
@@ -40,7 +45,7 @@ def _homes_in_source_tree() -> dict[str, str]:
         project = tomllib.loads((_SOURCE_TREE / "pyproject.toml").read_text())["project"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         return {}
-    return dict(project.get("entry-points", {}).get(GROUP, {}))
+    return dict(project.get("entry-points", {}).get(group, {}))
 
 
 def load_algorithm(name: str) -> type[Any]:

@@ -1,6 +1,6 @@
 """The directory of a run: what is in it, who may write to it, how a run is found again.
 
-    runs/NAME/  config.yaml (complete, resolved)  metrics.jsonl  progress.csv  tensorboard/  log.txt
+    runs/NAME/  config.yaml (complete, resolved)  params.json  metrics.jsonl  progress.csv  tensorboard/  log.txt
                 checkpoints/step_<env_steps>/  checkpoints/latest  checkpoints/best/  videos/
 
 The process that trains holds a lock on log.txt, so that nobody resumes a run that is still going.
@@ -9,6 +9,7 @@ The process that trains holds a lock on log.txt, so that nobody resumes a run th
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplat.checkpoints import Checkpoint, CheckpointInfo, load_best, save, save_best
+from rlplat.config import parse_yaml
 from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
 from rlplat.rl.interfaces import Result, Weights
@@ -107,6 +109,7 @@ class RunDirectory:
         try:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_whole(path / "config.yaml", config_yaml)
+            _write_whole(path / "params.json", _as_json(config_yaml))
             (path / "checkpoints").mkdir(exist_ok=True)
             self._remove_unfinished_videos()
             env_steps = last.env_steps if last else 0
@@ -246,9 +249,9 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Remove what this object has written, and the directory if nothing else is in it; after `close`."""
-        for name in ("config.yaml", "metrics.jsonl", "progress.csv", "log.txt"):
+        for name in ("config.yaml", "params.json", "metrics.jsonl", "progress.csv", "log.txt"):
             (self.path / name).unlink(missing_ok=True)
-        for name in ("tensorboard", "checkpoints", "videos"):
+        for name in ("tensorboard", "checkpoints", "videos", "tracking"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         with suppress(OSError):
             self.path.rmdir()
@@ -275,6 +278,11 @@ def _require_finite(algorithm: Algorithm[Any], state: dict[str, Any]) -> None:
     for name, array in algorithm.policy_weights(state).items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(f"the weights hold NaN or infinity ({name})")
+
+
+def _as_json(config_yaml: str) -> str:
+    """The same settings, where rllab's VisKit looks for them beside progress.csv."""
+    return json.dumps(parse_yaml(config_yaml, "config.yaml").values, indent=1)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,7 @@ def train(
     resume: str | os.PathLike[str] | None = None,
     init_from: str | os.PathLike[str] | None = None,
     flags: Sequence[Layer] = (),
+    on_open: Callable[[Path], object] | None = None,
     **overrides: Any,
 ) -> TrainedRun:
     """The same as the command `rlplat train`: settings, run directory, training, checkpoints, final evaluation.
@@ -162,7 +163,8 @@ def train(
     config: a YAML file (default: the tuned one of algo and env, if any); out: the run directory (default:
     runs/<algo>-<env>-<time>); resume: a run directory to resume;
     init_from: RUN, RUN:best or RUN:step_N, whose weights (and normaliser statistics) the run begins with;
-    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
+    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`;
+    on_open: called with the run directory once it is there, before the first step.
 
     Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
     """
@@ -190,7 +192,7 @@ def train(
             initial = find_initial(source)
             plan.init_from = initial.path
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
-    return _run(plan, directory, checkpoint, initial)
+    return _run(plan, directory, checkpoint, initial, on_open)
 
 
 def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
@@ -232,7 +234,11 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
 
 
 def _run(
-    plan: TrainingPlan, directory: Path, checkpoint: Checkpoint | None, initial: InitialWeights | None
+    plan: TrainingPlan,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    initial: InitialWeights | None,
+    on_open: Callable[[Path], object] | None,
 ) -> TrainedRun:
     progress = open_progress(getattr(plan.config.stop, "env_steps", None))
     for note in plan.notes:
@@ -248,6 +254,8 @@ def _run(
         ):
             begun = run
             try:
+                if on_open is not None:
+                    on_open(run.path)
                 return _turn(plan, algorithm, run, evaluations, interruption)
             except Interrupted as signal:
                 run.log(f"ended by {signal}")

@@ -1,0 +1,172 @@
+"""Which rows of a metrics.jsonl come next, whatever happened to the file since.
+
+The place is not an offset alone but the line that was copied last, known by its digest: a run that is resumed writes
+the file again without the lines behind its checkpoint. Where that line is still in the file, the rows after it are new;
+where it is not, the run has taken back what was copied already (`TakenBack`).
+
+The closing line of a finished run repeats the last iteration with the final evaluation. Only the evaluation is new, and
+a resume removes that line again: so it never counts as the place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is not a record: it is skipped, and never wholly in memory."""
+MOST_ROWS = 500
+"""Of one `Rows`."""
+
+
+class TakenBack(Exception):
+    """The line that was copied last is no longer in the file."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record for a tracker."""
+
+    env_steps: int
+    """The x axis; grows from row to row, but for a closing row."""
+    wall_s: float
+    values: dict[str, float]
+    """Name -> finite number. What a record has as null, text, NaN or infinity is absent."""
+    is_closing: bool = False
+    """The evaluation at the end of a run, at the env steps of the row before."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The line copied last, none for the beginning; as plain numbers and texts, for a file."""
+
+    start: int = 0
+    end: int = 0
+    digest: str = ""
+    iteration: int = 0
+    env_steps: int = 0
+    has_closed: bool = False
+    """Whether the closing line after it is copied as well."""
+
+
+@dataclass
+class Rows:
+    rows: list[Row]
+    place: Place
+    """After these rows."""
+    skipped: int = 0
+    """Lines that are no record: half JSON, too long, out of order."""
+    is_end: bool = True
+    """Whether nothing follows by now."""
+
+
+@dataclass
+class _Line:
+    start: int
+    end: int
+    text: bytes | None = field(repr=False)
+    """None where it was too long."""
+
+
+def read_rows(path: Path, place: Place, most: int = MOST_ROWS) -> Rows:
+    """The rows after `place`, `most` at a time; TakenBack where the place is gone. No file: no rows."""
+    found = Rows([], place)
+    try:
+        file = open(path, "rb")
+    except FileNotFoundError:
+        return found
+    with file:
+        if place.digest:
+            place = found.place = _found_again(file, place)
+        closing: Place | None = None
+        for line in _lines(file, place.end):
+            record = _record(line)
+            if record is None or record["iteration"] < place.iteration:
+                found.skipped += 1
+                continue
+            if record["iteration"] == place.iteration and place.digest:
+                closing = Place(**{**vars(place), "has_closed": True})
+                if not place.has_closed:
+                    found.rows.append(_row(record, is_closing=True))
+                    place = found.place = closing
+                continue
+            place = Place(line.start, line.end, _digest(line.text), record["iteration"], record["env_steps"])
+            found.rows.append(_row(record))
+            found.place = place
+            if len(found.rows) >= most:
+                found.is_end = False
+                break
+        if place.has_closed and closing is None:
+            found.place = Place(**{**vars(place), "has_closed": False})  # a resume has removed it
+    return found
+
+
+def _found_again(file: BinaryIO, place: Place) -> Place:
+    file.seek(place.start)
+    if _digest(file.read(place.end - place.start)) == place.digest:
+        return place
+    for line in _lines(file, 0):
+        if line.text is not None and _digest(line.text) == place.digest:
+            return Place(**{**vars(place), "start": line.start, "end": line.end})
+    raise TakenBack
+
+
+def _lines(file: BinaryIO, start: int) -> Iterator[_Line]:
+    """Whole lines from an offset on; a half one at the end is left for the next time."""
+    file.seek(start)
+    while True:
+        text: bytes | None = file.readline(MAX_LINE_BYTES)
+        end = start + len(text or b"")
+        if not text:
+            return
+        while text is None or not text.endswith(b"\n"):
+            more = file.readline(MAX_LINE_BYTES)
+            if not more:
+                return
+            end += len(more)
+            text = None
+            if more.endswith(b"\n"):
+                break
+        yield _Line(start, end, text)
+        start = end
+
+
+def _digest(text: bytes | None) -> str:
+    return hashlib.sha256(text or b"").hexdigest()[:32]
+
+
+def _record(line: _Line) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line.text or b"")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not all(
+        _is_count(record.get(key)) for key in ("iteration", "env_steps")
+    ):
+        return None
+    return record
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _row(record: dict[str, Any], is_closing: bool = False) -> Row:
+    values: dict[str, float] = {}
+    for name, value in record.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if (
+            is_number
+            and abs(value) < 1e308
+            and math.isfinite(value)
+            and (not is_closing or name.startswith("eval/"))
+        ):
+            values[name] = value
+    wall_s = record.get("wall_s")
+    seconds = float(wall_s) if isinstance(wall_s, int | float) and math.isfinite(wall_s) else 0.0
+    return Row(record["env_steps"], seconds, values, is_closing)
