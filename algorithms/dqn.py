@@ -50,7 +50,8 @@ from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import in_framework
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.in_flight import InFlight
-from rlplat.rl.learning.learner_group import GroupMember, LearnerGroup, learner_actor
+from rlplat.rl.learning.learner import Learner
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
@@ -69,7 +70,7 @@ from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.schedules import LinearSchedule, Schedule, ScheduledShare, schedule_value
+from rlplat.rl.schedules import LinearSchedule, ScheduledShare, schedule_value
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
 from rlplat.rl.spread import is_one_machine, spread
@@ -442,7 +443,7 @@ class TorchDQN:
         return tensors
 
 
-class DQNLearner(GroupMember):
+class DQNLearner(Learner[DQNConfig]):
     """An actor: trains on minibatches, publishes the weights. In the synchronous ring it holds the replay too.
 
     Knows no framework; `_net` does the arithmetic (`TorchDQN` or `TfDQN`).
@@ -456,24 +457,21 @@ class DQNLearner(GroupMember):
         replay: ReplayShape | None,
     ) -> None:
         """replay: None where shards hold it."""
-        super().__init__()
-        self.config = DQNConfig.model_validate(config)
-        self._parameter_server = parameter_server
+        super().__init__(DQNConfig.model_validate(config), parameter_server)
         network_seed, replay_seed = seed_sequences(self.config.seed, "learner")
         self._net: TorchDQN = in_framework("rlplat.algorithms.dqn:DQN", self.config.framework)(
             self.config, spec, q_spec(self.config), network_seed
         )
+        self.trainee = self._net.trainee
         self._replay = make_replay(replay, spec.obs, spec.action, replay_seed) if replay is not None else None
         # Without priorities that change in between, minibatches of small observations are drawn many at a time.
         draws_ahead = not self.config.prioritized and spec.core == "none" and not spec.has_images
         self._chunk = 64 if draws_ahead else 1
         self._values_ahead = spec.core == "none" and not self.config.noisy
-        self._env_steps = 0
         self._replay_steps = 0  # env steps that this replay has been given
         self._updates = 0
         self._credit = 0.0  # env steps for which no gradient step has been made yet
-        self._version = 0
-        self._publish()
+        self.publish()
 
     def update(self, *batches: TransitionBatch) -> UpdateReport:
         """Synchronous: one round into the replay, the gradient steps that are due for it, publish version + 1."""
@@ -483,7 +481,7 @@ class DQNLearner(GroupMember):
         for batch in batches:
             self._replay.add(batch, batch.worker_index * batch.shape[1])
         env_steps = sum(batch.env_steps for batch in batches)
-        self._env_steps += env_steps
+        self.env_steps += env_steps
         self._replay_steps += env_steps
         added = perf_counter()
         trained: list[Trained] = []
@@ -491,7 +489,7 @@ class DQNLearner(GroupMember):
             self._credit += env_steps
             due = int(self._credit // config.env_steps_per_update)
             self._credit -= due * config.env_steps_per_update
-            beta = self._value(config.importance_beta)
+            beta = self.value(config.importance_beta)
             while due:
                 chunk = min(due, self._chunk)
                 drawn = self._replay.sample(chunk * config.batch_size, beta)
@@ -502,7 +500,7 @@ class DQNLearner(GroupMember):
                 trained += results
                 due -= chunk
         learnt = perf_counter()
-        self._publish_next()
+        self.publish_next()
         timings = [batch.timing for batch in batches]
         metrics: dict[str, float] = self._metrics(trained) | {
             "learner/replay_size": len(self._replay),
@@ -522,10 +520,10 @@ class DQNLearner(GroupMember):
 
         env_steps: how far the run is, for the schedules.
         """
-        self._env_steps = env_steps
+        self.env_steps = env_steps
         started = perf_counter()
         trained = self._train(drawn)
-        self._publish_next()
+        self.publish_next()
         priorities = np.concatenate([result.priorities for result in trained])
         metrics = self._metrics(trained) | {"time/train_s": perf_counter() - started}
         return metrics, (drawn.rows, drawn.stamps, priorities)
@@ -533,7 +531,7 @@ class DQNLearner(GroupMember):
     def _train(self, drawn: Minibatch | SequenceMinibatch) -> list[Trained]:
         """One gradient step for every `batch_size` of what was drawn."""
         config, size = self.config, self.config.batch_size
-        learning_rate = self._value(config.learning_rate)
+        learning_rate = self.value(config.learning_rate)
         trained: list[Trained] = []
         ahead = None
         for start in range(0, len(drawn.rows), size):
@@ -560,9 +558,9 @@ class DQNLearner(GroupMember):
         metrics: dict[str, float] = {
             "learner/updates": self._updates,
             "learner/skipped_minibatches": len(trained) - len(finite),
-            "learner/learning_rate": self._value(self.config.learning_rate),
-            "learner/epsilon": self._value(self.config.epsilon),
-            "learner/weights_version": self._version,
+            "learner/learning_rate": self.value(self.config.learning_rate),
+            "learner/epsilon": self.value(self.config.epsilon),
+            "learner/weights_version": self.version,
         }
         if finite:
             metrics |= {
@@ -572,36 +570,28 @@ class DQNLearner(GroupMember):
             }
         return metrics
 
-    def _value(self, schedule: Schedule) -> float:
-        return schedule_value(schedule, self._env_steps, self.config.stop.env_steps)
-
     def _non_finite(self, batch: Minibatch | SequenceMinibatch, result: Trained) -> NonFiniteError:
         return non_finite_error(
             columns={"obs": batch.obs, "returns": batch.returns, "weights": batch.weights},
             losses={"loss": result.loss},
-            gradients=self._net.trainee.non_finite_gradients,
-            place=f"at {self._env_steps} env steps",
-            version=self._version,
+            gradients=self.trainee.non_finite_gradients,
+            place=f"at {self.env_steps} env steps",
+            version=self.version,
             scaling="set clip_rewards",
         )
 
-    def _publish_next(self) -> None:
-        self._version += 1
-        self._publish()
-
     def _exploration(self) -> Weights:
         """The share of random actions, as it travels with the weights."""
-        return {EPSILON: np.array([self._value(self.config.epsilon)], np.float32)}
+        return {EPSILON: np.array([self.value(self.config.epsilon)], np.float32)}
 
-    def _publish(self) -> None:
-        weights = self._net.trainee.weights() | self._exploration()
-        rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
+    def weights(self) -> Weights:
+        """With the share of random actions."""
+        return super().weights() | self._exploration()
 
     def get_state(self) -> dict[str, Any]:
         keeps_replay = self._replay is not None and self.config.save_replay
         return self._net.get_state() | {
-            "version": self._version,
-            "env_steps": self._env_steps,
+            **super().get_state(),
             "exploration": self._exploration(),
             "replay_steps": self._replay_steps if keeps_replay else 0,
             "updates": self._updates,
@@ -610,14 +600,12 @@ class DQNLearner(GroupMember):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where `get_state` was called; the weights are published under their version."""
         self._net.set_state(state)
         if self._replay is not None and state["replay"] is not None:
             self._replay.set_state(state["replay"])
-        self._env_steps, self._replay_steps = int(state["env_steps"]), int(state["replay_steps"])
+        self._replay_steps = int(state["replay_steps"])
         self._updates, self._credit = int(state["updates"]), float(state["credit"])
-        self._version = max(int(state["version"]), self._version + 1)  # the server takes only newer ones
-        self._publish()
+        super().set_state(state)
 
 
 class DQN(Algorithm[DQNConfig]):

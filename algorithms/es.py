@@ -46,6 +46,7 @@ from rlplat.rl.envs import check
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
@@ -56,7 +57,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
-from rlplat.rl.schedules import LearningRate, schedule_value
+from rlplat.rl.schedules import LearningRate
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import Unused
@@ -370,15 +371,14 @@ def seed_of(
 # -- the learner
 
 
-class ESLearner:
+class ESLearner(Learner[ESConfig]):
     """An actor: shapes the returns, estimates the gradient, makes one step of the optimizer, publishes the weights."""
 
     def __init__(
         self, config: dict[str, Any], spaces: SpaceSpec, noise: Array, parameter_server: ActorHandle
     ) -> None:
-        self.config = ESConfig.model_validate(config)
+        super().__init__(ESConfig.model_validate(config), parameter_server)
         self._noise = NoiseTable(noise)
-        self._parameter_server = parameter_server
         self._shape = mlp_shape(self.config, spaces)
         self._theta = self._shape.initial(seed_of(self.config.seed, "initial"))
         self._optimizer: Optimizer = (
@@ -389,8 +389,7 @@ class ESLearner:
         self._obs_statistics = ObsStatistics(
             self._shape.obs_shape if self.config.normalize_observations else None
         )
-        self._env_steps = self._version = 0
-        self._publish()
+        self.publish()
 
     def update(self, *answers: Returns) -> UpdateReport:
         """One update from all of the population, in its order; publishes version + 1."""
@@ -403,26 +402,28 @@ class ESLearner:
         finite = np.isfinite(returns).all(axis=1)
         if not finite.all():
             if config.non_finite == "stop" or not finite.any():
-                raise NonFiniteError(_non_finite_report(config, returns, indices, self._env_steps))
+                raise NonFiniteError(_non_finite_report(config, returns, indices, self.env_steps))
             returns, indices = returns[finite], indices[finite]
         shaped = shape_returns(returns, config.return_shaping)
         gradient = gradient_estimate(self._noise, indices, shaped, config.noise_std, self._shape.num_params)
         norm = float(np.linalg.norm(gradient))
         if not math.isfinite(norm):
             raise NonFiniteError(
-                f"the gradient estimate at {self._env_steps} env steps is not finite: returns of up to "
+                f"the gradient estimate at {self.env_steps} env steps is not finite: returns of up to "
                 f"{np.abs(returns).max():g} are too large for return_shaping={config.return_shaping}; set it to "
                 "centered_ranks"
             )
-        learning_rate = schedule_value(config.learning_rate, self._env_steps, config.stop.env_steps)
+        learning_rate = self.value(config.learning_rate)
         before = self._theta.copy()
         descent = np.float32(config.weight_decay) * before - gradient
         self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)
         merge_gathered(self._obs_statistics.running, all_returns.obs_sums)
         env_steps = int(all_returns.lengths.sum()) + int(all_returns.unperturbed[:, 1].sum())
-        self._env_steps += env_steps
-        self._version += 1
-        weights_bytes = self._publish() * max(1, config.num_rollout_workers)
+        self.env_steps += env_steps
+        self.publish_next()
+        weights_bytes = sum(array.nbytes for array in self.weights().values()) * max(
+            1, config.num_rollout_workers
+        )
         theta_norm = float(np.linalg.norm(self._theta))
         step_norm = float(np.linalg.norm(self._theta - before))
         metrics: dict[str, float] = {
@@ -435,7 +436,7 @@ class ESLearner:
             "learner/update_ratio": step_norm / max(theta_norm, 1e-12),
             "learner/learning_rate": learning_rate,
             "learner/skipped_pairs": int((~finite).sum()),
-            "learner/weights_version": self._version,
+            "learner/weights_version": self.version,
             "rollout/env_s": float(all_returns.seconds[0]),
             "rollout/act_s": float(all_returns.seconds[1]),
             "rollout/sample_s": float(all_returns.seconds[2]),
@@ -455,20 +456,8 @@ class ESLearner:
         """theta by layer, and the statistics that observations are normalised with."""
         return self._shape.named(self._theta) | self._obs_statistics.weights()
 
-    def _publish(self) -> int:
-        """Returns how many bytes one receiver gets."""
-        weights = self.weights()
-        rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
-        return sum(array.nbytes for array in weights.values())
-
-    def ready(self) -> int:
-        """The version published last; an answer says that the constructor is through."""
-        return self._version
-
     def get_state(self) -> dict[str, Any]:
-        return {
-            "version": self._version,
-            "env_steps": self._env_steps,
+        return super().get_state() | {
             "weights": self.weights(),
             "optimizer": self._optimizer.get_state(),
             "obs_statistics": self._obs_statistics.get_state(),
@@ -479,9 +468,9 @@ class ESLearner:
         self._theta = self._shape.flat(state["weights"])
         self._optimizer.set_state(state["optimizer"])
         self._obs_statistics.set_state(state["obs_statistics"])
-        self._env_steps, self._version = int(state["env_steps"]), int(state["version"])
+        self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         nothing = {"optimizer": None, "obs_statistics": None, "ledger": None}
-        published = {"version": self._version, "weights": self.weights()}
+        published = {"version": self.version, "weights": self.weights()}
         rlplat.get(self._parameter_server.set_state.remote(nothing | published))
 
 

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-import rlplat
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning import backend
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
-from rlplat.rl.learning.learner_group import GroupMember, LearnerGroup, learner_actor
+from rlplat.rl.learning.learner import Learner
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
@@ -55,7 +55,7 @@ from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
-from rlplat.rl.schedules import ClipRange, EntropyCoef, Schedule, schedule_value
+from rlplat.rl.schedules import ClipRange, EntropyCoef
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.spread import spread
@@ -224,7 +224,7 @@ class TorchPPO:
         return stats.tolist(), norm
 
 
-class PPOLearner(GroupMember):
+class PPOLearner(Learner[PPOConfig]):
     """An actor: prepares each round (advantages, minibatches, statistics), trains, then publishes the weights.
 
     Knows no framework; `_net` does the arithmetic (`TorchPPO`, `TfPPO` or `NumpyPPO`).
@@ -233,9 +233,7 @@ class PPOLearner(GroupMember):
     def __init__(
         self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0
     ) -> None:
-        super().__init__(rank)
-        self.config = PPOConfig.model_validate(config)
-        self._parameter_server = parameter_server
+        super().__init__(PPOConfig.model_validate(config), parameter_server, rank)
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
         computes = backend.in_framework(
             "rlplat.algorithms.ppo:PPO", backend.learner_backend(self.config, spec)
@@ -247,9 +245,7 @@ class PPOLearner(GroupMember):
         shape = spec.obs.shape if normalizes and isinstance(spec.obs, ObsSpec) else None
         self._obs_statistics = ObsStatistics(shape)
         self._learning_rewards = LearningRewards(self.config)
-        self._env_steps = 0
-        self._version = 0
-        self._publish()
+        self.publish()
 
     def update(self, *batches: SampleBatch) -> UpdateReport:
         """One round: scale rewards, estimate advantages, `num_epochs` passes of minibatches, publish version + 1."""
@@ -276,11 +272,11 @@ class PPOLearner(GroupMember):
         network_obs = self._obs_statistics.normalize(obs)
         starts = episode_starts(batch).reshape(-1)
         self._net.load_round(network_obs, batch.flat("actions"), columns, batch.core_state, starts, valid)
-        learning_rate = self._value(config.learning_rate)
+        learning_rate = self.value(config.learning_rate)
         loss_arguments = {
-            "clip_range": self._value(config.clip_range),
+            "clip_range": self.value(config.clip_range),
             "value_coef": config.value_coef,
-            "entropy_coef": self._value(config.entropy_coef),
+            "entropy_coef": self.value(config.entropy_coef),
             "clip_value_loss": config.clip_value_loss,
         }
         prepared = perf_counter()
@@ -289,15 +285,14 @@ class PPOLearner(GroupMember):
 
         # After the update: the log-probabilities in this batch came from the statistics of before.
         self._obs_statistics.update(obs, valid)
-        self._env_steps += batch.env_steps
-        self._version += 1
-        self._publish()
+        self.env_steps += batch.env_steps
+        self.publish_next()
         metrics |= {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | {
             "learner/explained_variance": explained_variance(batch.values[batch.valid], returns[batch.valid]),
             "learner/learning_rate": learning_rate,
             "learner/clip_range": loss_arguments["clip_range"],
             "learner/entropy_coef": loss_arguments["entropy_coef"],
-            "learner/weights_version": self._version,
+            "learner/weights_version": self.version,
             "time/prepare_s": prepared - started,
             "time/train_s": trained - prepared,
             "time/publish_s": perf_counter() - trained,
@@ -343,9 +338,6 @@ class PPOLearner(GroupMember):
             "learner/skipped_minibatches": skipped,
         }
 
-    def _value(self, schedule: Schedule) -> float:
-        return schedule_value(schedule, self._env_steps, self.config.stop.env_steps)
-
     def _minibatches(self, batch: SampleBatch) -> list[Array]:
         """One pass in random order: int64[M] rows, or with a core int64[T, M], the rows of M whole fragments."""
         num_steps, num_envs = batch.shape
@@ -364,26 +356,23 @@ class PPOLearner(GroupMember):
         rows = np.arange(num_steps)[:, None] * num_envs
         return [rows + part for part in np.array_split(self._rng.permutation(envs), num_minibatches)]
 
-    def _publish(self) -> None:
-        """Weights and, with them, the statistics that observations are to be normalised with."""
-        weights = self.trainee.weights() | self._obs_statistics.weights()
-        if self.rank == 0:
-            rlplat.get(self._parameter_server.set_weights.remote(self._version, weights))
+    def weights(self) -> Weights:
+        """With the statistics that observations are to be normalised with."""
+        return super().weights() | self._obs_statistics.weights()
 
     def _non_finite(self, stats: list[float], columns: Mapping[str, Array]) -> NonFiniteError:
         return non_finite_error(
             columns=columns,
             losses=dict(zip(LOSS_STATS, stats, strict=True)),
             gradients=self.trainee.non_finite_gradients,
-            place=f"at {self._env_steps} env steps",
-            version=self._version,
+            place=f"at {self.env_steps} env steps",
+            version=self.version,
             scaling="scale rewards (normalize_rewards)",
         )
 
     def get_state(self) -> dict[str, Any]:
         return self.trainee.get_state() | {
-            "version": self._version,
-            "env_steps": self._env_steps,
+            **super().get_state(),
             "obs_weights": self._obs_statistics.weights(),
             "rng": self._rng.bit_generator.state,
             "obs_statistics": self._obs_statistics.get_state(),
@@ -391,14 +380,11 @@ class PPOLearner(GroupMember):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where `get_state` was called; the weights are published under their version."""
         self.trainee.set_state(state)
         self._rng.bit_generator.state = state["rng"]
         self._obs_statistics.set_state(state["obs_statistics"])
         self._learning_rewards.set_state(state["reward_normalizer"])
-        self._env_steps = int(state["env_steps"])
-        self._version = max(int(state["version"]), self._version + 1)  # the server takes only newer ones
-        self._publish()
+        super().set_state(state)
 
 
 def _advantage_moments(advantages: Array, indices: Array, valid: Array) -> dict[str, float]:

@@ -123,21 +123,6 @@ class UpdateReport(NamedTuple):
     """Grouped names: `learner/...`, `rollout/...`, `time/...`."""
 
 
-class Learner(Protocol):
-    """Holds the network and the optimizer; an actor with a CPU or a GPU.
-
-    report = get(learner.update.remote(*sample_batch_refs))
-    """
-
-    def update(self, *batches: Any) -> UpdateReport:
-        """One learning step on the batches of one round; publishes weights `version + 1`."""
-        ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
-
-
 @dataclass
 class Result:
     """What one `Algorithm.step()` brought; `training_loop` yields it and writes it to the run directory."""

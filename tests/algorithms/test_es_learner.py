@@ -296,7 +296,7 @@ def test_the_state_is_all_of_it(parameter_server: Any) -> None:
     state = one.get_state()
     other = make_learner(parameter_server, seed=7)
     other.set_state(state)
-    assert other.ready() == 3
+    assert other.version == 3
     assert rlplat.get(parameter_server.version.remote()) == 3
     for learner in (one, other):
         learner.update(make_returns(3, num_obs=5))

@@ -1,5 +1,4 @@
-"""`LearnerGroup`: one learner, or several that share every minibatch and average their gradients. `GroupMember`: what
-such a learner is."""
+"""`LearnerGroup`: one learner, or several that share every minibatch and average their gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +6,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, TaskError, UsageError
-from rlplat.rl.interfaces import Array, UpdateReport
+from rlplat.rl.interfaces import UpdateReport
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spread import spread
 
@@ -93,57 +90,6 @@ class LearnerGroup:
     def close(self) -> None:
         for handle in self.handles:
             rlplat.kill(handle)
-
-
-class GroupMember:
-    """A learner actor as a `LearnerGroup` drives it: the subclass writes `update(*batches)` and trains `trainee`.
-
-    part, share = self.share_of(indices, valid)         # of a minibatch: its rows, and what its gradient counts
-    """
-
-    trainee: Any
-    """What holds the network, of a framework."""
-
-    def __init__(self, rank: int = 0) -> None:
-        """rank: the number of this learner in its group; learner 0 publishes."""
-        self.rank, self.num_learners = rank, 1
-        self._staged: tuple[Any, ...] = ()
-
-    def update(self, *batches: Any) -> UpdateReport:
-        """One learning step on the batches of one round."""
-        raise NotImplementedError
-
-    def ready(self) -> None:
-        """An answer says that the constructor is through."""
-
-    def group_address(self) -> tuple[str, int]:
-        """Where the learners of the group meet."""
-        from rlplat.data_parallel.torch.process_group import open_store
-
-        return open_store(rlplat.get_runtime_context().node_address)
-
-    def join_group(self, address: tuple[str, int], rank: int, num_learners: int) -> None:
-        """Share every minibatch with the other learners from now on."""
-        self.trainee.join_group(address, rank, num_learners)
-        self.rank, self.num_learners = rank, num_learners
-
-    def stage(self, *batches: Any) -> None:
-        """Keep the batches of a round for `update_staged`."""
-        self._staged = batches
-
-    def update_staged(self) -> UpdateReport:
-        batches, self._staged = self._staged, ()
-        return self.update(*batches)
-
-    def share_of(self, indices: Array, valid: Array) -> tuple[Array, float]:
-        """This learner's part of a minibatch, and what its gradient counts. indices: rows int64[M], or [T, M] of M
-        fragments; valid: which of all rows count."""
-        if self.num_learners == 1:
-            return indices, 1.0
-        if indices.shape[-1] < self.num_learners:
-            return indices, 1.0 / self.num_learners  # too small to be cut: all of them compute all of it
-        part = np.array_split(indices, self.num_learners, axis=-1)[self.rank]
-        return part, float(valid[part].sum() / valid[indices].sum())
 
 
 def _get_all(refs: Sequence[ObjectRef]) -> list[Any]:

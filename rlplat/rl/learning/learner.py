@@ -1,0 +1,102 @@
+"""`Learner`: what every learner actor does: count, follow schedules, publish weights, take its part in a group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+
+import rlplat
+from rlplat.rl.algorithm_config import Config
+from rlplat.rl.interfaces import Array, UpdateReport, Weights
+from rlplat.rl.schedules import Schedule, schedule_value
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle
+
+
+class Learner(Generic[Config]):
+    """An actor, one of a `LearnerGroup`. The subclass writes `update(*batches)`, and what it keeps beside `trainee`.
+
+    report = get(learner.update.remote(*batches))       # trains; env_steps += ...; publish_next()
+    part, share = self.share_of(indices, valid)         # of a minibatch: its rows, and what its gradient counts
+    """
+
+    trainee: Any
+    """What holds the network, of a framework: weights() and, in a group, join_group()."""
+
+    def __init__(self, config: Config, parameter_server: ActorHandle, rank: int = 0) -> None:
+        """rank: the number of this learner in its group; learner 0 publishes. The subclass publishes the first weights
+        when it has them (`publish`)."""
+        self.config = config
+        self._parameter_server = parameter_server
+        self.rank, self.num_learners = rank, 1
+        self._staged: tuple[Any, ...] = ()
+        self.env_steps = self.version = 0
+
+    def update(self, *batches: Any) -> UpdateReport:
+        """One learning step on the batches of one round; publishes version + 1."""
+        raise NotImplementedError
+
+    def weights(self) -> Weights:
+        """What is published: all that acts (the network's weights, normaliser statistics, exploration)."""
+        weights: Weights = self.trainee.weights()
+        return weights
+
+    def value(self, schedule: Schedule) -> float:
+        """Of a setting that changes over the run, now."""
+        return schedule_value(schedule, self.env_steps, self.config.stop.env_steps)
+
+    def publish(self) -> None:
+        """Returns when the parameter server has the weights."""
+        weights = self.weights()
+        if self.rank == 0:
+            rlplat.get(self._parameter_server.set_weights.remote(self.version, weights))
+
+    def publish_next(self) -> None:
+        self.version += 1
+        self.publish()
+
+    def ready(self) -> None:
+        """An answer says that the constructor is through."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"version": self.version, "env_steps": self.env_steps}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called. Called when the subclass has its weights: they are published, under
+        their version."""
+        self.env_steps = int(state["env_steps"])
+        self.version = max(int(state["version"]), self.version + 1)  # the server takes only newer ones
+        self.publish()
+
+    # -- in a group
+
+    def group_address(self) -> tuple[str, int]:
+        """Where the learners of the group meet."""
+        from rlplat.data_parallel.torch.process_group import open_store
+
+        return open_store(rlplat.get_runtime_context().node_address)
+
+    def join_group(self, address: tuple[str, int], rank: int, num_learners: int) -> None:
+        """Share every minibatch with the other learners from now on."""
+        self.trainee.join_group(address, rank, num_learners)
+        self.rank, self.num_learners = rank, num_learners
+
+    def stage(self, *batches: Any) -> None:
+        """Keep the batches of a round for `update_staged`."""
+        self._staged = batches
+
+    def update_staged(self) -> UpdateReport:
+        batches, self._staged = self._staged, ()
+        return self.update(*batches)
+
+    def share_of(self, indices: Array, valid: Array) -> tuple[Array, float]:
+        """This learner's part of a minibatch, and what its gradient counts. indices: rows int64[M], or [T, M] of M
+        fragments; valid: which of all rows count."""
+        if self.num_learners == 1:
+            return indices, 1.0
+        if indices.shape[-1] < self.num_learners:
+            return indices, 1.0 / self.num_learners  # too small to be cut: all of them compute all of it
+        part = np.array_split(indices, self.num_learners, axis=-1)[self.rank]
+        return part, float(valid[part].sum() / valid[indices].sum())
