@@ -42,6 +42,9 @@ COMMANDS = {
 }
 _MODULES = {
     "tune": "tuning.tune",
+    "runs": "view.runs",
+    "dashboard": "view.dashboard",
+    "track": "view.track",
     "status": "look.status",
     "logs": "look.logs",
     "stack": "look.stack",

@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
-    from rlplat.cli.runs import table
+    from rlplat.cli.view.runs import table
     from rlplat.rl.run.registry import configs_directory, shipped_configs
 
     rows = [_described(name) for name in shipped_configs()]

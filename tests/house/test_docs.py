@@ -19,14 +19,11 @@ from benchmarks import a3c_scaling, curves, runtime, simulation, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import configs as configs_command
-from rlplat.cli import dashboard as dashboard_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import export as export_command
 from rlplat.cli import play as play_command
-from rlplat.cli import runs as runs_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
-from rlplat.cli import track as track_command
 from rlplat.cli import train as train_command
 from rlplat.cli.cluster import files as cluster_files
 from rlplat.cli.cluster import nodes as cluster_nodes
@@ -40,6 +37,9 @@ from rlplat.cli.look import status as status_command
 from rlplat.cli.look import timeline as timeline_command
 from rlplat.cli.tuning import tune as tune_command
 from rlplat.cli.tuning import tune_show as tune_show_command
+from rlplat.cli.view import dashboard as dashboard_command
+from rlplat.cli.view import runs as runs_command
+from rlplat.cli.view import track as track_command
 from rlplat.cluster.settings import resolve_cluster
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.run.registry import algorithm_homes, load_algorithm, require_config

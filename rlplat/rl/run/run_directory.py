@@ -27,7 +27,7 @@ from rlplat.config import parse_yaml
 from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
 from rlplat.rl.interfaces import Result, Weights
-from rlplat.rl.run.progress import Progress
+from rlplat.rl.run.view.progress import Progress
 from rlplat.tensorboard_events import TensorboardWriter
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from rlplat.rl.run.bottleneck import add_seconds, bottleneck
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.initial_weights import InitialWeights, find_initial
 from rlplat.rl.run.interruption import Interrupted, Interruption
-from rlplat.rl.run.progress import Progress, open_progress, showing_log
 from rlplat.rl.run.run_directory import RunDirectory, not_a_run, refuse_existing, restore
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
+from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
 

@@ -26,9 +26,9 @@ from rlplat.errors import CheckpointError, RlplatError
 from rlplat.metrics import finite_or_none
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.evaluation_schedule import Evaluations
-from rlplat.rl.run.progress import Silent
 from rlplat.rl.run.run_directory import RunDirectory
 from rlplat.rl.run.training_loop import open_run, stop_reason, stop_rules, training_loop
+from rlplat.rl.run.view.progress import Silent
 from rlplat.tune.trials.program import TrialContext
 from rlplat.tune.trials.rl_config import demand_of, document_of, plan_trial
 

@@ -9,7 +9,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import InfeasibleResources
-from rlplat.rl.run.progress import Silent, showing_log
+from rlplat.rl.run.view.progress import Silent, showing_log
 from rlplat.rl.sampling import worker_start
 from rlplat.rl.sampling.worker_start import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
 

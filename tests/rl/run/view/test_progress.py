@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from rlplat.rl.interfaces import Result
-from rlplat.rl.run.progress import ProgressBar, ProgressLines, describe, open_progress
+from rlplat.rl.run.view.progress import ProgressBar, ProgressLines, describe, open_progress
 
 
 def result(env_steps: int, **metrics: float) -> Result:

@@ -1,0 +1,1 @@
+"""Commands that show runs: a list, a browser, a tracker."""
