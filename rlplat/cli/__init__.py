@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 COMMANDS = {
     "train": "train an agent, or resume a run",
@@ -39,6 +40,7 @@ COMMANDS = {
     "rsync-down": "copy files from its head",
     "port-forward": "reach a port of its head from here",
     "join": "one task of a job that submit sent to SLURM",
+    "completion": "the TAB key for bash, zsh or fish",
 }
 _MODULES = {
     "tune": "tuning.tune",
@@ -119,6 +121,11 @@ def _main(arguments: list[str]) -> int:
         return 2
     from rlplat.cli.exit_codes import run_and_report
 
-    name, _, function = _MODULES.get(command, command.replace("-", "_")).partition(":")
-    module = importlib.import_module(f"rlplat.cli.{name}")
+    module, function = home_of(command)
     return run_and_report(getattr(module, function or "run"), arguments[1:])
+
+
+def home_of(command: str) -> tuple[ModuleType, str]:
+    """The module of a command, and the name of its function there; empty: `run`."""
+    name, _, function = _MODULES.get(command, command.replace("-", "_")).partition(":")
+    return importlib.import_module(f"rlplat.cli.{name}"), function

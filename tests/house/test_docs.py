@@ -18,6 +18,7 @@ import pytest
 from benchmarks import a3c_scaling, curves, runtime, simulation, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
+from rlplat.cli import completion as completion_command
 from rlplat.cli import configs as configs_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import export as export_command
@@ -177,6 +178,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "export": lambda arguments: export_command.build_parser().parse_args(arguments),
     "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),
+    "completion": lambda arguments: completion_command.build_parser().parse_args(arguments),
     "track": lambda arguments: track_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "configs": lambda arguments: configs_command.build_parser().parse_args(arguments),

@@ -1,4 +1,4 @@
-"""What a run shows of itself while it trains: a bar on a terminal, elsewhere a plain line every ten seconds."""
+"""What a run shows of itself while it trains: a panel on a terminal, elsewhere a plain line every ten seconds."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rlplat.rl.interfaces import Result
 
 LINE_PERIOD_S = 10.0
+LEAST_LINES, LEAST_COLUMNS = 4, 40
+"""Of a panel; a terminal needs twice the lines, or what is said would have no place."""
 
 
 class Progress(Protocol):
     def show(self, result: Result, env_steps_per_s: float) -> None: ...
 
     def say(self, text: str) -> None:
-        """A line of text that does not disturb the bar."""
+        """A line of text that does not disturb the panel."""
         ...
 
     def close(self) -> None: ...
@@ -28,17 +29,22 @@ class Progress(Protocol):
 
 def open_progress(total_env_steps: int | None, stream: TextIO | None = None) -> Progress:
     stream = stream or sys.stderr
-    if stream.isatty() and _has_a_size(stream):
-        return ProgressBar(total_env_steps, stream)
+    if stream.isatty() and _has_room(stream):
+        from rlplat.rl.run.view.panel import TrainingPanel
+
+        return TrainingPanel(total_env_steps, stream)
     return ProgressLines(stream)
 
 
-def _has_a_size(stream: TextIO) -> bool:
-    """Some containers' terminals say that they have no lines; tqdm would then draw nothing."""
+def _has_room(stream: TextIO) -> bool:
+    """Some containers' terminals say that they have no lines; a dumb one cannot move its cursor."""
+    if os.environ.get("TERM") == "dumb":
+        return False
     try:
-        return os.get_terminal_size(stream.fileno()).lines > 1
+        size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
         return True
+    return size.lines > 2 * LEAST_LINES and size.columns >= LEAST_COLUMNS
 
 
 def describe(result: Result, evaluated: float | None = None) -> str:
@@ -116,49 +122,3 @@ class ProgressLines:
 
     def close(self) -> None:
         pass
-
-
-class ProgressBar:
-    """tqdm's bar over env steps."""
-
-    def __init__(self, total_env_steps: int | None, stream: TextIO) -> None:
-        self._total_env_steps, self._stream = total_env_steps, stream
-        self._bar: Any = None
-        """There from the first result on, so that the start of the run is not in its rate."""
-        self._evaluated: float | None = None
-
-    def show(self, result: Result, env_steps_per_s: float) -> None:
-        if self._bar is None:
-            self._bar = _make_bar(self._total_env_steps, result.env_steps, self._stream)
-        self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
-        self._bar.set_postfix_str(describe(result, self._evaluated), refresh=False)
-        self._bar.update(result.env_steps - self._bar.n)
-
-    def say(self, text: str) -> None:
-        try:
-            if self._bar is None:
-                print(text, file=self._stream, flush=True)
-            else:
-                self._bar.write(text, file=self._bar.fp)
-        except (OSError, ValueError, RuntimeError):
-            pass
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _make_bar(total_env_steps: int | None, initial_env_steps: int, stream: TextIO) -> Any:
-    from tqdm import tqdm
-
-    tqdm.set_lock(threading.RLock())  # its own one is a semaphore of multiprocessing
-    tqdm.monitor_interval = 0  # its watch thread is for bars that stall; ours is told of every step
-    return tqdm(
-        total=total_env_steps,
-        initial=initial_env_steps,
-        unit=" env steps",
-        unit_scale=True,
-        dynamic_ncols=True,
-        file=stream,
-        smoothing=0.1,
-    )

@@ -1,11 +1,18 @@
-"""What a run shows: a line now and then, a bar on a terminal, never a bare nan."""
+"""What a run shows: a line now and then, a panel on a terminal, never a bare nan."""
 
 from __future__ import annotations
 
 import io
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from rlplat.rl.interfaces import Result
-from rlplat.rl.run.view.progress import ProgressBar, ProgressLines, describe, open_progress
+from rlplat.rl.run.view.panel import Shown, TrainingPanel, lines, sparkline
+from rlplat.rl.run.view.progress import ProgressLines, describe, open_progress
 
 
 def result(env_steps: int, **metrics: float) -> Result:
@@ -62,16 +69,63 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar_whose_clock_begins_with_the_first_result() -> None:
+@pytest.fixture
+def small_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("COLUMNS", "80"), ("LINES", "24"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+
+
+def test_a_terminal_gets_a_panel_from_the_first_result_on(small_console: None) -> None:
     assert isinstance(open_progress(1000, io.StringIO()), ProgressLines)
     terminal = Terminal()
-    bar = open_progress(1000, terminal)
-    assert isinstance(bar, ProgressBar)
-    bar.say("starting")
-    assert terminal.getvalue() == "starting\n"  # no bar yet, and no rate that counts the start
-    bar.show(result(750), 10.0)
-    assert "75%" in terminal.getvalue() and "?" in terminal.getvalue()  # a rate needs a second result
-    bar.say("a note")
-    bar.close()
+    panel = open_progress(1000, terminal)
+    panel.say("starting")
+    assert terminal.getvalue().strip() == "starting"
+    panel.show(result(750), 10.0)
+    assert "750 of 1,000" in terminal.getvalue() and "75 %" in terminal.getvalue()
+    panel.say("a note")
+    panel.close()
     assert "a note" in terminal.getvalue()
+    assert "\x1b[3" not in terminal.getvalue()  # NO_COLOR
     open_progress(1000, Terminal()).close()
+
+
+def test_a_terminal_that_cannot_hold_a_panel_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_progress(1000, Terminal()), ProgressLines)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Terminal, "fileno", lambda self: 1)
+    for columns, num_lines, is_panel in ((39, 24, False), (40, 8, False), (40, 9, True), (0, 0, False)):
+        size = os.terminal_size((columns, num_lines))
+        monkeypatch.setattr("os.get_terminal_size", lambda *args, size=size: size)
+        assert isinstance(open_progress(1000, Terminal()), TrainingPanel) is is_panel
+
+
+@pytest.mark.parametrize("width", [20, 40, 57, 80, 200])
+@pytest.mark.parametrize("total", [None, 1, 10**9])
+def test_every_line_fits_whatever_the_width(width: int, total: int | None) -> None:
+    shown = Shown(total)
+    for index in range(1200):
+        episodes = index > 3
+        metrics = {"eval/return_mean": 1e12, "eval/env_steps": 5.0} if index > 5 else {}
+        metrics |= {"time/sample_s": 1.0, "time/update_s": 1.0, "rollout/sample_s": 1.0}
+        metrics |= {"rollout/env_s": 0.5, "rollout/act_s": 0.25, "rollout/longest_running_episode": 1e6}
+        mean = float(index) if episodes else None
+        shown.add(Result(index, 1000 * index, index, mean, mean, metrics), now_s=0.5 * index)
+        if index in (0, 4, 1199):
+            texts = [line.plain for line in lines(shown, width)]
+            assert len(texts) == 4 and all(cell_len(text) <= width for text in texts)
+    if width == 200:
+        assert "2,000/s" in texts[0] and ("left" in texts[0]) is (total == 10**9)
+        assert "▁" in texts[1] and "█" in texts[1]
+        assert texts[3].split(maxsplit=1)[1] == "50 % the learner's update, 25 % env stepping, 12 % acting"
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=50), st.integers(-2, 60))
+def test_a_sparkline_has_a_bar_for_each_share_and_the_extremes(values: list[float], width: int) -> None:
+    text = sparkline(values, width)
+    assert len(text) == max(0, min(width, len(values)))
+    if text and len(values) <= width:
+        assert text[values.index(min(values))] == "▁"
+        if max(values) > min(values):
+            assert text[values.index(max(values))] == "█"
