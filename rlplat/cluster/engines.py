@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rlplat.cluster.node_process import NodeStart
+from rlplat.cluster.scaling.engine_view import Scaling
 from rlplat.cluster.settings import ClusterSettings
 
 OLDEST_RAY = (2, 52)
 """The first with tokens; without them everybody who reaches a port of Ray runs code."""
+
+
+READY = "the autoscaler is ready"
+_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{token}"}
 
 
 class Engine(Protocol):
@@ -25,20 +30,23 @@ class Engine(Protocol):
     def head(self, address: str) -> NodeStart | None:
         """How the first node starts, which the others reach at `address` (an IP); None: nothing has to run there."""
 
-    def worker(self, address: str, head: str) -> NodeStart:
-        """How a further node starts; head: what the head's address_file said."""
+    def worker(
+        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
+    ) -> NodeStart:
+        """How a further node starts; head: what the head's address_file said; offers: resources, if not the file's."""
+
+    def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
+        """How the process starts that lets nodes come and go, beside the head."""
+
+    def scaling(self, head: str) -> Scaling:
+        """For that process: what waits on the cluster of this head."""
 
     def complaint(self, seen: Mapping[str, Any]) -> str | None:
         """Why a machine, as `host.look` saw it, cannot be a node."""
 
 
 class RayEngine:
-    program_env = {
-        "RLPLAT_BACKEND": "ray",
-        "RLPLAT_ADDRESS": "{address}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": "{token}",
-    }
+    program_env = {"RLPLAT_BACKEND": "ray", "RLPLAT_ADDRESS": "{address}", **_TOKEN}
     note = (
         "Ray listens on every interface of the nodes; a request without the cluster's token is refused, but nothing "
         "is encrypted: keep the nodes in a network that you trust"
@@ -47,23 +55,36 @@ class RayEngine:
     def __init__(self, cluster: ClusterSettings) -> None:
         self._options = ["--block", "--disable-usage-stats", "--temp-dir={temp}"]
         self._options += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-        if cluster.num_cpus is not None:
-            self._options.append(f"--num-cpus={cluster.num_cpus}")
-        if cluster.num_gpus is not None:
-            self._options.append(f"--num-gpus={cluster.num_gpus}")
+        given = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus}
+        self._offers = {name: amount for name, amount in given.items() if amount is not None}
 
     def head(self, address: str) -> NodeStart | None:
-        return self._start("--head", "--port=0", "--include-dashboard=false", f"--node-ip-address={address}")
+        how = ("--head", "--port=0", "--include-dashboard=false", f"--node-ip-address={address}")
+        return self._start("head", self._offers, *how)
 
-    def worker(self, address: str, head: str) -> NodeStart:
-        return self._start(f"--address={head}", f"--node-ip-address={address}")
+    def worker(
+        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
+    ) -> NodeStart:
+        given = self._offers if offers is None else {"CPU": 0.0, "GPU": 0.0, **offers}
+        return self._start(name, given, f"--address={head}", f"--node-ip-address={address}")
 
-    def _start(self, *how: str) -> NodeStart:
+    def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
+        settings = cluster.model_dump_json(exclude_defaults=True)
+        argv = ("{python}", "-m", "rlplat.cluster.scaling.autoscaler", folder, settings)
+        return NodeStart(argv, _TOKEN, ready_text=READY)
+
+    def scaling(self, head: str) -> Scaling:
+        from rlplat.cluster.scaling.ray_demand import RayScaling
+
+        return RayScaling(head)
+
+    def _start(self, name: str, offers: Mapping[str, float], *how: str) -> NodeStart:
+        resources = [f"--num-{kind.lower()}s={amount:g}" for kind, amount in offers.items()]
         return NodeStart(
-            ("{python}", "-m", "ray.scripts.scripts", "start", *how, *self._options),
+            ("{python}", "-m", "ray.scripts.scripts", "start", *how, *self._options, *resources),
             {
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN_PATH": "{token}",
+                **_TOKEN,
+                "RAY_CLOUD_INSTANCE_ID": name,  # what Ray's state calls the node
                 "RAY_health_check_period_ms": "1000",  # Ray's 3 s and 10 s would notice a hung node after a minute
                 "RAY_health_check_timeout_ms": "2000",
                 "RAY_health_check_failure_threshold": "3",
@@ -90,7 +111,15 @@ class OwnEngine:
     def head(self, address: str) -> NodeStart | None:
         return None
 
-    def worker(self, address: str, head: str) -> NodeStart:
+    def worker(
+        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
+    ) -> NodeStart:
+        raise AssertionError("refused by ClusterSettings")
+
+    def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
+        raise AssertionError("refused by ClusterSettings")
+
+    def scaling(self, head: str) -> Scaling:
         raise AssertionError("refused by ClusterSettings")
 
     def complaint(self, seen: Mapping[str, Any]) -> str | None:

@@ -132,11 +132,15 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     names = request["nodes"]
 
     def end(name: str) -> bool:
+        node = NodeProcess(folder, name)
+        if not node.folder.exists():
+            return False
         with _lock(folder, name):
-            return NodeProcess(folder, name).stop()
+            return node.stop()
 
+    stopped = [name for name in names if name == "autoscaler" and end(name)]  # first: it starts nodes
     with ThreadPoolExecutor(max(1, len(names))) as pool:
-        stopped = [name for name, was_there in zip(names, pool.map(end, names), strict=True) if was_there]
+        stopped += [name for name, was_there in zip(names, pool.map(end, names), strict=True) if was_there]
     if request["jobs"]:
         (folder / "token").unlink(missing_ok=True)
     return {"stopped": stopped}

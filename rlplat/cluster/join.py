@@ -149,7 +149,7 @@ class Task:
         self._wait_for("join.json", "ended")
         head = json.loads((self._folder / "join.json").read_text())["address"]
         self._start(
-            self._engine.worker(address_towards(head.rpartition(":")[0]), head),
+            self._engine.worker(self._node.name, address_towards(head.rpartition(":")[0]), head),
             self._node.token_file.read_text(),
         )
         write_private(self._folder / f"ready-{self._rank}", "")

@@ -27,6 +27,7 @@ from rlplat.cluster.node_process import HostError, NodeStart
 from rlplat.cluster.settings import ClusterSettings, LocalSettings
 from rlplat.cluster.transfer import send_up
 from rlplat.errors import RlplatError, UsageError
+from rlplat.node_types import VARIABLE, as_text
 
 
 class NotReady(UsageError):
@@ -63,6 +64,13 @@ class Launcher:
         self._open = ExitStack()
         self._sockets = Path(tempfile.mkdtemp(prefix="rlp-"))  # 0700
         self.nodes = self._nodes()
+        self._scaled = [
+            f"{name}-{number}"
+            for name, kind in cluster.node_types.items()
+            if name != "head"
+            for number in range(1, kind.max_nodes + 1)
+        ]
+        """Nodes that the autoscaler may have started."""
 
     def _nodes(self) -> list[Node]:
         """The head is the first."""
@@ -75,6 +83,8 @@ class Launcher:
         here = LocalMachine(
             str(Path(self.cluster.python).expanduser()) if self.cluster.python else sys.executable
         )
+        if self.cluster.autoscale is not None:
+            return [Node("head", here), Node("autoscaler", here)]
         count = (self.cluster.local or LocalSettings()).nodes
         return [Node(f"node-{number}", here) for number in range(1, count + 1)]
 
@@ -128,8 +138,8 @@ class Launcher:
 
         def end(machine: Machine) -> dict[str, Any]:
             self._open.enter_context(machine)
-            names = [node.name for node in self.nodes if node.machine is machine]
-            return ask(machine, "stop", self._request(nodes=names, jobs=machine is self.head.machine))
+            is_head = machine is self.head.machine
+            return ask(machine, "stop", self._request(nodes=self._names_on(machine), jobs=is_head))
 
         machines = self._machines()
         answers = dict(zip([id(machine) for machine in machines], on_each(machines, end), strict=True))
@@ -142,6 +152,8 @@ class Launcher:
                 rows.append(
                     Row(node.name, True, "stopped" if node.name in answer["stopped"] else "was not running")
                 )
+                scaled = answer["stopped"] if node is self.head else []
+                rows += [Row(name, True, "stopped") for name in scaled if name in self._scaled]
         return rows
 
     def status(self) -> list[Row]:
@@ -150,14 +162,13 @@ class Launcher:
             if isinstance(seen, Exception):
                 rows.append(Row(node.name, False, f"unknown: {seen}"))
                 continue
-            found = seen["nodes"][node.name]
             if self._engine.head(seen["address"]) is None:
                 rows.append(Row(node.name, True, f"ok: {self._engine.note}"))
-            elif found["state"] == "running":
-                rows.append(Row(node.name, True, f"ok, pid {found['pid']}{_at(found)}"))
-            else:
-                said = found.get("log", "").splitlines()[-1:]
-                rows.append(Row(node.name, False, ": ".join([found["state"], *said])))
+                continue
+            rows.append(_state(node.name, seen["nodes"][node.name]))
+            if node is self.head:  # what the autoscaler starts comes and goes: absent is as it should be
+                scaled = {name: seen["nodes"][name] for name in self._scaled}
+                rows += [_state(name, found) for name, found in scaled.items() if found["state"] != "absent"]
         return rows
 
     def program_request(self) -> dict[str, Any]:
@@ -165,7 +176,7 @@ class Launcher:
         return self._request(
             head=self.head.name,
             env=dict(self.cluster.env),
-            engine_env=dict(self._engine.program_env),
+            engine_env=dict(self._engine.program_env) | self._node_types_env(),
             needs_engine=bool(self._engine.program_env),
         )
 
@@ -203,8 +214,7 @@ class Launcher:
 
         def look(machine: Machine) -> dict[str, Any]:
             self._open.enter_context(machine)
-            names = [node.name for node in self.nodes if node.machine is machine]
-            return ask(machine, "look", self._request(nodes=names))
+            return ask(machine, "look", self._request(nodes=self._names_on(machine)))
 
         machines = self._machines()
         answers = dict(zip([id(machine) for machine in machines], on_each(machines, look), strict=True))
@@ -270,7 +280,9 @@ class Launcher:
         rows = self._rows(self.nodes[:1], on_each(self.nodes[:1], lambda node: start(node, first)))
         _refuse(rows, NotStarted, "the other nodes were not started")
         joining = {
-            node.name: self._engine.worker(address, heads[0])
+            node.name: self._engine.worker(node.name, address, heads[0])
+            if self.cluster.autoscale is None
+            else self._engine.autoscaler(str(Path(self.folder).expanduser().absolute()), self.cluster)
             for node, address in zip(self.nodes[1:], addresses[1:], strict=True)
         }
         others = on_each(self.nodes[1:], lambda node: start(node, joining[node.name]))
@@ -290,6 +302,14 @@ class Launcher:
             each if isinstance(each, Row) else Row(node.name, False, str(each))
             for node, each in zip(nodes, done, strict=True)
         ]
+
+    def _names_on(self, machine: Machine) -> list[str]:
+        scaled = self._scaled if machine is self.head.machine else []
+        return [node.name for node in self.nodes if node.machine is machine] + scaled
+
+    def _node_types_env(self) -> dict[str, str]:
+        types = self.cluster.node_types
+        return {VARIABLE: as_text(types)} if types else {}
 
     def _machines(self) -> list[Machine]:
         return list({id(node.machine): node.machine for node in self.nodes}.values())
@@ -316,6 +336,13 @@ def _refuse(rows: Sequence[Row], error: type[RlplatError], ending: str) -> None:
     bad = [row for row in rows if not row.is_ok]
     if bad:
         raise error(f"{len(bad)} of {len(rows)} nodes cannot be used; {ending}\n{table(rows)}")
+
+
+def _state(name: str, found: Mapping[str, Any]) -> Row:
+    if found["state"] == "running":
+        return Row(name, True, f"ok, pid {found['pid']}{_at(found)}")
+    said = found.get("log", "").splitlines()[-1:]
+    return Row(name, found["state"] == "starting", ": ".join([found["state"], *said]))
 
 
 def _at(answer: Mapping[str, Any]) -> str:

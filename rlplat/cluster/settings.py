@@ -14,10 +14,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
+from rlplat.node_types import NodeType
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 
 PROVIDERS = ("local", "ssh", "slurm")
+RESERVED = ("head", "autoscaler")
+"""Names of nodes that are no node type."""
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[0-9]{1,5})?\Z")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@+=-]*\Z")
@@ -104,6 +107,43 @@ class SlurmSettings(Section):
     """A job for each: `{seed}` in the program's arguments is its seed."""
 
 
+class NodeTypeSettings(Section):
+    """Nodes that are alike and come and go with the demand."""
+
+    num_cpus: Count = 1
+    """CPUs that each offers."""
+    num_gpus: CountOrZero = 0
+    """GPUs that each offers."""
+    min_nodes: Annotated[int, Field(ge=0, le=64)] = 0
+    """So many are always there."""
+    max_nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    """And never more than so many."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_nodes > self.max_nodes:
+            raise ValueError(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
+        return self
+
+
+class AutoscaleSettings(Section):
+    """Nodes beside the head that come and go with what waits for room."""
+
+    node_types: Annotated[dict[Name, NodeTypeSettings], Field(min_length=1)]
+    """NAME: what such a node has, and how many there may be."""
+    idle_timeout_s: Seconds = 60.0
+    """Seconds without work after which a node is drained."""
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> Self:
+        for name in RESERVED:
+            if name in self.node_types:
+                raise ValueError(
+                    f"autoscale.node_types= has '{name}', which is another node's name: choose another"
+                )
+        return self
+
+
 class ClusterSettings(Section):
     """A cluster: where its nodes are, and what runs on them."""
 
@@ -116,6 +156,7 @@ class ClusterSettings(Section):
     local: LocalSettings | None = None
     ssh: SshSettings | None = None
     slurm: SlurmSettings | None = None
+    autoscale: AutoscaleSettings | None = None
     python: File | None = None
     """The Python of each node, with rlplat and the engine installed; null: this one (local), python3 (elsewhere)."""
     folder: File | None = None
@@ -152,6 +193,13 @@ class ClusterSettings(Section):
             raise ValueError(
                 f"engine=rlplat has one node, and this cluster has {self.num_nodes}: several nodes need engine: ray"
             )
+        if self.autoscale is not None:
+            if self.provider != "local" or self.engine != "ray":
+                raise ValueError("autoscale= is for provider: local with engine: ray, so far: remove it")
+            if self.num_nodes > 1:
+                raise ValueError(
+                    "local.nodes= and autoscale= both say how many nodes there are: remove local.nodes"
+                )
         for variable in self.env:
             if not _VARIABLE.match(variable):
                 raise ValueError(f"env= has {variable!r}: the name of a variable is letters, digits and _")
@@ -173,6 +221,18 @@ class ClusterSettings(Section):
         if self.provider == "slurm":
             return (self.slurm or SlurmSettings()).nodes
         return (self.local or LocalSettings()).nodes
+
+    @property
+    def node_types(self) -> dict[str, NodeType]:
+        """Where nodes come and go: the head's and those of the others."""
+        if self.autoscale is None:
+            return {}
+        head = {"CPU": float(self.num_cpus or os.cpu_count() or 1), "GPU": float(self.num_gpus or 0)}
+        types = {"head": NodeType({name: amount for name, amount in head.items() if amount}, 1, 1)}
+        for name, kind in self.autoscale.node_types.items():
+            offers = {"CPU": float(kind.num_cpus)} | ({"GPU": float(kind.num_gpus)} if kind.num_gpus else {})
+            types[name] = NodeType(offers, kind.min_nodes, kind.max_nodes)
+        return types
 
     @property
     def title(self) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlplat
+from rlplat.node_types import node_types
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -48,7 +49,9 @@ def num_busy_actors(settings: Mapping[str, Any]) -> int:
 
 
 def cpus_of_machines() -> list[float]:
-    """Of every machine of the cluster that is alive."""
+    """Of every machine of the cluster that is alive; where they come and go with the demand, of all that may come."""
+    if types := node_types():
+        return [kind.resources.get("CPU", 0.0) for kind in types.values() for _ in range(kind.max_nodes)]
     return [node["Resources"].get("CPU", 0.0) for node in rlplat.nodes() if node["Alive"]]
 
 

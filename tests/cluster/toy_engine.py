@@ -3,6 +3,7 @@ and no Ray is needed. `python toy_engine.py head|worker TOKEN_FILE ADDRESS_FILE|
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import threading
@@ -10,22 +11,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplat.cluster.engines import READY
 from rlplat.cluster.node_process import NodeStart
+from rlplat.cluster.scaling import autoscaler
+from rlplat.cluster.scaling.decision import Demand
+from rlplat.cluster.scaling.engine_view import EngineNode, EngineView, Scaling
+from rlplat.cluster.settings import ClusterSettings
 
 
 class ToyEngine:
     program_env = {"TOY_ADDRESS": "{address}", "TOY_TOKEN_FILE": "{token}"}
     note = "a toy"
 
-    def __init__(self, broken_address: str | None = None) -> None:
+    def __init__(self, broken_address: str | None = None, demand_file: str = "") -> None:
         self.broken_address = broken_address
         """The node at this address ends at once."""
+        self.demand_file = demand_file
+        """See ToyScaling."""
 
     def head(self, address: str) -> NodeStart | None:
         return self._start("head", "{temp}/address", address, address_file="{temp}/address")
 
-    def worker(self, address: str, head: str) -> NodeStart:
+    def worker(
+        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
+    ) -> NodeStart:
         return self._start("worker", head, address)
+
+    def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
+        settings = cluster.model_dump_json(exclude_defaults=True)
+        argv = ("{python}", __file__, "autoscale", folder, settings, self.demand_file)
+        return NodeStart(argv, {"PYTHONPATH": str(Path(__file__).parents[2])}, READY)
+
+    def scaling(self, head: str) -> Scaling:
+        return ToyScaling(Path(self.demand_file))
 
     def _start(self, role: str, place: str, address: str, address_file: str | None = None) -> NodeStart:
         role = "broken" if address == self.broken_address else role
@@ -33,6 +51,31 @@ class ToyEngine:
 
     def complaint(self, seen: Mapping[str, Any]) -> str | None:
         return None
+
+
+class ToyScaling:
+    """What the file says: {demands: [[bundle, count], ...], idle: [node, ...]}; a node that is not idle is full.
+    No file: the engine does not answer."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def look(self) -> EngineView | None:
+        try:
+            said = json.loads(self._file.read_text())
+        except FileNotFoundError:
+            return None
+        demands = [Demand((bundle,), count=count) for bundle, count in said["demands"]]
+        nodes = {
+            place.parent.name: EngineNode({"CPU": 1.0}, 1e6)
+            if place.parent.name in said["idle"]
+            else EngineNode({}, 0.0)
+            for place in self._file.parent.glob("nodes/*/node.json")
+        }
+        return EngineView(demands, nodes)
+
+    def drain(self, node: str) -> bool:
+        return True
 
 
 def head(token: str, address_file: Path) -> None:
@@ -67,9 +110,12 @@ def join(folder: str) -> None:
     sys.exit(Task(Path(folder), os.environ, ToyEngine()).run())
 
 
-def main(role: str, token_file: str, place: str = "") -> None:
+def main(role: str, token_file: str, place: str = "", demand_file: str = "") -> None:
     if role == "join":
         join(token_file)
+    if role == "autoscale":
+        autoscaler.PERIOD_S = 0.05
+        autoscaler.main(token_file, place, ToyEngine(demand_file=demand_file))
     token = Path(token_file).read_text()
     if role == "broken":
         sys.exit("no room for a node here")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlplat
+from rlplat.node_types import VARIABLE, NodeType, as_text
 from rlplat.rl import spread as module
 from rlplat.rl.spread import cpus_each, num_busy_actors, placement, spread
 
@@ -79,3 +80,14 @@ def test_every_actor_is_placed_by_what_there_is_then(monkeypatch: pytest.MonkeyP
         rlplat.shutdown()
     assert asked == [7, 7]
     assert num_busy_actors({"num_rollout_workers": 4}) == 6
+
+
+def test_where_machines_come_and_go_actors_ask_for_those_that_may_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    types = {"head": NodeType({"CPU": 1}, 1, 1), "cpu": NodeType({"CPU": 4}, 0, 3)}
+    monkeypatch.setenv(VARIABLE, as_text(types))
+    assert module.cpus_of_machines() == [1, 4, 4, 4]
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(rlplat, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    assert module.cpus_of_machines() == [2]

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
-from rlplat import errors
+from rlplat import errors, node_types
 from rlplat.errors import OptionError, SerializationError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Backend
@@ -82,7 +82,8 @@ class RayBackend:
             own = {"address": address}
             if user_code is not None and "working_dir" not in env:
                 env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *_NOT_CODE]}
-        env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | env.get("env_vars", {})
+        known = {name: os.environ[name] for name in (node_types.VARIABLE,) if name in os.environ}
+        env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | known | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach
         try:
             ray.init(**own, namespace=namespace or _NAMESPACE, runtime_env=env, log_to_driver=log_to_driver)

@@ -13,6 +13,7 @@ from ray.util.placement_group import remove_placement_group as remove_ray_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlplat.errors import InfeasibleResources, PlacementGroupRemoved
+from rlplat.node_types import amounts, node_types
 from rlplat.runtime.core.scheduler.events import GroupRequested
 from rlplat.runtime.core.scheduler.groups import Group, why_never
 from rlplat.runtime.demand import capture_of, placement_of, shape_of
@@ -24,7 +25,7 @@ from rlplat.runtime.wire.values import GroupState, NodeState, Place, Shape
 
 def placed(options: Options, default_cpus: float, who: str) -> dict[str, Any]:
     """Ray's options of what a task or an actor needs and where it runs. Raises for what can never be met."""
-    shape_of(options, default_cpus, resources(available=False), who)
+    shape_of(options, default_cpus, _room_for(options, default_cpus, who), who)
     group, bundle, strategy = placement_of(options, who)
     given: dict[str, Any] = {
         "num_cpus": default_cpus if options.num_cpus is None else options.num_cpus,
@@ -42,6 +43,28 @@ def placed(options: Options, default_cpus: float, who: str) -> dict[str, Any]:
     elif strategy or options.placement_group is None or options.scheduling_strategy is not None:
         given["scheduling_strategy"] = strategy or "DEFAULT"
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _room_for(options: Options, default_cpus: float, who: str) -> dict[str, float]:
+    """What is to be compared with a demand: all there is, or all that one machine, or one that may start, can hold."""
+    machines = [node.total for node in nodes() if node.is_alive]
+    types = node_types()
+    demand = {name: amount for name, amount in options.demand(default_cpus).items() if amount}
+    for room in (*machines, *(kind.resources for kind in types.values())):
+        if all(room.get(name, 0.0) >= amount for name, amount in demand.items()):
+            return dict(room)
+    everything = resources(available=False)
+    if types:
+        known = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+        raise InfeasibleResources(
+            f"{who} needs {amounts(demand)}, and no node type has that: there are {known}"
+        )
+    if all(everything.get(name, 0.0) >= amount for name, amount in demand.items()):
+        raise InfeasibleResources(
+            f"{who} needs {amounts(demand)} on one machine, and the cluster has "
+            + "; ".join(amounts(machine) for machine in machines)
+        )
+    return everything
 
 
 def resources(available: bool) -> dict[str, float]:
@@ -117,7 +140,10 @@ def require_possible(group: PlacementGroup) -> None:
     if state == "CREATED":
         return
     asked = GroupRequested(client="", group=group.id, bundles=group.bundles, strategy=group.strategy)
-    if never := why_never(Group(asked), [node.total for node in nodes() if node.is_alive]):
+    totals = [node.total for node in nodes() if node.is_alive]
+    for kind in node_types().values():
+        totals += [dict(kind.resources)] * kind.max_nodes
+    if never := why_never(Group(asked), totals):
         raise InfeasibleResources(
             f"placement group {group.name or group.id} ({group.strategy}) can never be reserved: {never}"
         )
