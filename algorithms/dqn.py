@@ -38,18 +38,13 @@ from pydantic import Field
 
 import rlplat
 from rlplat.errors import (
-    ActorDied,
     ConfigError,
-    EnvError,
     NonFiniteError,
-    RlplatError,
-    WorkerCrashed,
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import in_framework
 from rlplat.rl.learning.given_weights import network_weights
-from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
@@ -59,21 +54,23 @@ from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.off_policy.apex_ring import ApexRing, shape_of_shard
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, make_replay, require_memory
-from rlplat.rl.replay.ratio_limiter import RatioLimiter
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
+from rlplat.rl.replay.learner_replay import LearnerReplay
+from rlplat.rl.replay.room import require_room
 from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
-from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.schedules import LinearSchedule, ScheduledShare, schedule_value
+from rlplat.rl.sampling.transition_batch import TransitionBatch, rollout_times
+from rlplat.rl.schedules import LinearSchedule, ScheduledShare
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
-from rlplat.rl.spread import is_one_machine, spread
+from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
 
@@ -463,14 +460,12 @@ class DQNLearner(Learner[DQNConfig]):
             self.config, spec, q_spec(self.config), network_seed
         )
         self.trainee = self._net.trainee
-        self._replay = make_replay(replay, spec.obs, spec.action, replay_seed) if replay is not None else None
+        self._replay = LearnerReplay(self.config, spec, replay, replay_seed) if replay else None
         # Without priorities that change in between, minibatches of small observations are drawn many at a time.
         draws_ahead = not self.config.prioritized and spec.core == "none" and not spec.has_images
         self._chunk = 64 if draws_ahead else 1
         self._values_ahead = spec.core == "none" and not self.config.noisy
-        self._replay_steps = 0  # env steps that this replay has been given
         self._updates = 0
-        self._credit = 0.0  # env steps for which no gradient step has been made yet
         self.publish()
 
     def update(self, *batches: TransitionBatch) -> UpdateReport:
@@ -478,38 +473,29 @@ class DQNLearner(Learner[DQNConfig]):
         assert self._replay is not None
         started = perf_counter()
         config = self.config
-        for batch in batches:
-            self._replay.add(batch, batch.worker_index * batch.shape[1])
-        env_steps = sum(batch.env_steps for batch in batches)
+        env_steps = self._replay.add(batches)
         self.env_steps += env_steps
-        self._replay_steps += env_steps
         added = perf_counter()
         trained: list[Trained] = []
-        if self._replay_steps >= config.learning_starts and len(self._replay):
-            self._credit += env_steps
-            due = int(self._credit // config.env_steps_per_update)
-            self._credit -= due * config.env_steps_per_update
-            beta = self.value(config.importance_beta)
-            while due:
-                chunk = min(due, self._chunk)
-                drawn = self._replay.sample(chunk * config.batch_size, beta)
-                results = self._train(drawn)
-                if config.prioritized:
-                    priorities = np.concatenate([result.priorities for result in results])
-                    self._replay.update_priorities(drawn.rows, drawn.stamps, priorities)
-                trained += results
-                due -= chunk
+        due, beta = self._replay.due(env_steps), self.value(config.importance_beta)
+        while due:
+            chunk = min(due, self._chunk)
+            drawn = self._replay.buffer.sample(chunk * config.batch_size, beta)
+            results = self._train(drawn)
+            if config.prioritized:
+                priorities = np.concatenate([result.priorities for result in results])
+                self._replay.buffer.update_priorities(drawn.rows, drawn.stamps, priorities)
+            trained += results
+            due -= chunk
         learnt = perf_counter()
         self.publish_next()
-        timings = [batch.timing for batch in batches]
-        metrics: dict[str, float] = self._metrics(trained) | {
-            "learner/replay_size": len(self._replay),
+        metrics = self._metrics(trained) | rollout_times(batches)
+        metrics |= {
+            "learner/replay_size": len(self._replay.buffer),
             "time/replay_add_s": added - started,
             "time/train_s": learnt - added,
             "time/publish_s": perf_counter() - learnt,
         }
-        for name in timings[0]:
-            metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
         return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
 
     @rlplat.method(num_returns=2)
@@ -589,22 +575,18 @@ class DQNLearner(Learner[DQNConfig]):
         return super().weights() | self._exploration()
 
     def get_state(self) -> dict[str, Any]:
-        keeps_replay = self._replay is not None and self.config.save_replay
         return self._net.get_state() | {
             **super().get_state(),
             "exploration": self._exploration(),
-            "replay_steps": self._replay_steps if keeps_replay else 0,
             "updates": self._updates,
-            "credit": self._credit,
-            "replay": self._replay.get_state() if self._replay is not None and keeps_replay else None,
+            **(self._replay.get_state() if self._replay else {}),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._net.set_state(state)
-        if self._replay is not None and state["replay"] is not None:
-            self._replay.set_state(state["replay"])
-        self._replay_steps = int(state["replay_steps"])
-        self._updates, self._credit = int(state["updates"]), float(state["credit"])
+        if self._replay:
+            self._replay.set_state(state)
+        self._updates = int(state["updates"])
         super().set_state(state)
 
 
@@ -624,9 +606,7 @@ class DQN(Algorithm[DQNConfig]):
         config, settings = self.config, self.config.model_dump()
         spaces = self.spaces = preflight(config)
         self.learners: LearnerGroup | PolicyRings
-        self.in_flight = self.add(InFlight())
-        self.shards: list[ActorHandle] = []
-        self.updates = 0  # gradient steps of the asynchronous ring
+        self.apex: ApexRing | None = None
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
             plan = spaces
             rings = PolicyRings(
@@ -646,10 +626,14 @@ class DQN(Algorithm[DQNConfig]):
             server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
             spec, q = policy_spec(settings["policy"], spaces), q_spec(config)
             shape = replay_shape(config, spec, config.num_envs_per_worker)
-            epsilons: Sequence[Array | None] = [None] * max(1, config.num_rollout_workers)
+            num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
+            epsilons: Sequence[Array | None] = [None] * num_workers
+            shards: list[ActorHandle] = []
             if config.asynchronous:
-                epsilons = self._setup_shards(settings, spec, shape)
-            learners = start_learner(settings, spec, server, None if config.asynchronous else shape)
+                epsilons = [*lane_epsilons(num_workers * B).reshape(num_workers, B)]
+                shard, part = spread(ReplayShard, settings), shape_of_shard(shape, config)
+                shards = [self.start(shard, settings, spec, part, i) for i in range(config.num_replay_shards)]
+            learners = start_learner(settings, spec, server, None if shards else shape)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(
                 lambda index, incarnation: worker.remote(
@@ -660,35 +644,15 @@ class DQN(Algorithm[DQNConfig]):
                     record="transitions",
                 )
             )
+            if shards:
+                self.apex = self.add(ApexRing(config, shards, learners, self.workers, self.tally))
         self.learners.wait_until_ready()
-
-    def _setup_shards(self, settings: dict[str, Any], spec: PolicySpec, shape: ReplayShape) -> list[Array]:
-        """The replay of the asynchronous ring, and what its driver keeps in mind; returns every worker's epsilons."""
-        config, S, shard = self.config, self.config.num_replay_shards, spread(ReplayShard, settings)
-        num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
-        # Worker w fills shard w % S, lanes w // S * B and on.
-        part = shape.shard(S, num_lanes=-(-num_workers // S) * B)
-        self.shards = [self.start(shard, settings, spec, part, index) for index in range(S)]
-        self._shard_sizes = [0] * S
-        self._empty_at = 0  # env steps when the replay was empty
-        self._sampling: set[int] = set()  # slots of the workers that have a call
-        self._learning = 0  # calls of the learner, and of shards that draw for it
-        self._next_shard = self._next_slot = 0
-        self._reports: list[UpdateReport] = []
-        self._learner_metrics: list[dict[str, float]] = []
-        running = float(num_workers * config.rollout_length * B)
-        running += 2 * config.updates_per_call * config.env_steps_per_update
-        self._limiter = RatioLimiter(
-            config.env_steps_per_update, config.learning_starts, max(config.ratio_slack, running)
-        )
-        return [*lane_epsilons(num_workers * B).reshape(num_workers, B)]
 
     def step(self) -> Result:
         """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
         self.require_open()
-        return self._step_asynchronous() if self.config.asynchronous else self._step_synchronous()
-
-    def _step_synchronous(self) -> Result:
+        if self.apex:
+            return self.result(self.apex.turn(), {})
         started = perf_counter()
         batches = self.workers.sample(*self.learners.latest())
         sampled = perf_counter()
@@ -701,98 +665,6 @@ class DQN(Algorithm[DQNConfig]):
                 "time/update_s": perf_counter() - sampled,
             },
         )
-
-    def _step_asynchronous(self) -> Result:
-        """Until one more round of env steps is in the replay."""
-        started, num_workers = perf_counter(), len(self.workers.handles)
-        reports, trained = self._reports, self._learner_metrics
-        reports.clear()
-        trained.clear()
-        while sum(report.env_steps for report in reports) < self._fragment_steps * num_workers:
-            self._ask()
-            self.in_flight.next()
-        metrics = _means([report.metrics for report in reports]) | _means(trained)
-        return self.result(
-            UpdateReport(0, [episode for report in reports for episode in report.episodes], metrics),
-            {
-                # What a worker and the learner were busy with in this round; they do not wait for each other.
-                "time/worker_busy_s": sum(each.metrics["rollout/sample_s"] for each in reports) / num_workers,
-                "time/learner_busy_s": sum(each["time/train_s"] for each in trained),
-                "time/round_s": perf_counter() - started,
-                "learner/updates": self.updates,
-                "learner/env_steps_per_update": self._limiter.ahead(self.tally.env_steps, 0)
-                / max(1, self.updates),
-                "learner/replay_size": sum(self._shard_sizes),
-                "rollout/worker_restarts": self.workers.restarts,
-            },
-        )
-
-    def _ask(self) -> None:
-        """Ask for whatever may be asked for: fragments of idle workers, and gradient steps, two messages at a time."""
-        config, first, num_workers = self.config, self._next_slot, len(self.workers.handles)
-        for slot in (*range(first, num_workers), *range(first)):  # in turn: the limit must not silence any
-            promised = self.tally.env_steps + len(self._sampling) * self._fragment_steps
-            is_allowed = self._limiter.may_sample(promised, self.updates) or not self._is_filled()
-            if slot not in self._sampling and is_allowed:
-                self._sampling.add(slot)
-                self._next_slot = (slot + 1) % num_workers
-                fragment = self.workers.start_fragment(slot, *self.learners.latest())
-                self.in_flight.ask(fragment, then=partial(self._on_fragment, slot))
-        while self._learning < 2 and self._is_filled():
-            promised = self.updates + self._learning * config.updates_per_call
-            if not self._limiter.may_update(self.tally.env_steps, promised):
-                break
-            self._learning += 1
-            shard = self.shards[self._next_shard]
-            self._next_shard = (self._next_shard + 1) % len(self.shards)
-            beta = schedule_value(config.importance_beta, self.tally.env_steps, config.stop.env_steps)
-            drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
-            self.in_flight.ask(drawn, then=partial(self._on_drawn, shard))
-
-    @property
-    def _fragment_steps(self) -> int:
-        """Env steps that one worker brings at a time."""
-        return self.config.rollout_length * self.config.num_envs_per_worker
-
-    def _is_filled(self) -> bool:
-        """Whether the replay has what the first gradient step waits for; anew after a resume without its contents."""
-        steps = self.tally.env_steps - self._empty_at
-        return min(self._shard_sizes) > 0 and steps >= self.config.learning_starts
-
-    def _on_fragment(self, slot: int, fragment: ObjectRef) -> None:
-        """A worker has sampled: its shard takes the fragment."""
-        S = len(self.shards)
-        lane = slot // S * self.config.num_envs_per_worker
-        added = self.shards[slot % S].add.remote(fragment, lane)
-        self.in_flight.ask(added, then=partial(self._on_added, slot, fragment))
-
-    def _on_added(self, slot: int, fragment: ObjectRef, added: ObjectRef) -> None:
-        """A shard has taken a fragment: count it; a lost one is sampled anew by the worker's next incarnation."""
-        self._sampling.discard(slot)
-        try:
-            self._shard_sizes[slot % len(self.shards)], report = rlplat.get(added)
-        except RlplatError:
-            try:
-                rlplat.get(fragment)
-            except (ActorDied, WorkerCrashed, EnvError) as loss:
-                return self.workers.replace(slot, loss)
-            raise
-        self.tally.env_steps += report.env_steps
-        self._reports.append(report)
-
-    def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
-        """A shard has drawn minibatches: the learner trains on them."""
-        assert isinstance(self.learners, LearnerGroup)
-        metrics, priorities = self.learners.handles[0].learn.remote(drawn, self.tally.env_steps)
-        self.in_flight.ask(metrics, then=partial(self._on_learnt, shard, priorities))
-
-    def _on_learnt(self, shard: ActorHandle, priorities: ObjectRef, metrics: ObjectRef) -> None:
-        """The learner has trained: the priorities go back to the shard."""
-        self._learning -= 1
-        self._learner_metrics.append(rlplat.get(metrics))
-        self.updates += self.config.updates_per_call
-        if self.config.prioritized:
-            shard.update_priorities.remote(priorities)
 
     def weights(self) -> ObjectRef:
         self.require_open()
@@ -810,28 +682,19 @@ class DQN(Algorithm[DQNConfig]):
         )
 
     def get_state(self) -> dict[str, Any]:
-        if self.config.asynchronous:  # nothing new is asked for; what still comes is counted
-            self._reports.clear()
-            try:
-                self.in_flight.finish()
-            finally:
-                for report in self._reports:
-                    self.tally.count(0, report.episodes)
-        shards = rlplat.get([shard.get_state.remote() for shard in self.shards])
-        return super().get_state() | {"updates": self.updates, "shards": shards}
+        ring = self.apex.get_state() if self.apex else {"updates": 0, "shards": []}
+        return super().get_state() | ring
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if len(state["shards"]) != len(self.shards):
+        num_saved, num_shards = len(state["shards"]), len(self.apex.shards) if self.apex else 0
+        if num_saved != num_shards:
             raise ConfigError(
-                f"the checkpoint has {len(state['shards'])} replay shards, and the config {len(self.shards)}: "
+                f"the checkpoint has {num_saved} replay shards, and the config {num_shards}: "
                 "asynchronous and num_replay_shards cannot change when a run is resumed"
             )
-        if self.shards:
-            states = zip(self.shards, state["shards"], strict=True)
-            self._shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
-            self._empty_at = int(state["env_steps"]) if None in state["shards"] else 0
+        if self.apex:
+            self.apex.set_state(state)
         super().set_state(state)
-        self.updates = int(state["updates"])
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
@@ -918,23 +781,5 @@ def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> No
     low, high = config.value_range
     if config.distributional == "c51" and low >= high:
         raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
-    part, S = shape, config.num_replay_shards
-    if config.asynchronous:
-        part = shape.shard(S, num_lanes=-(-num_workers // S) * config.num_envs_per_worker)
-    needed = shape.burn_in + 2 * shape.unroll + config.n_step + 2
-    # Every step may be cut off, which brings a final observation each, and a gap may come before.
-    fragment = 2 * config.rollout_length + 1
-    if part.lane_capacity < max(needed, fragment):
-        raise ConfigError(
-            f"replay_capacity={config.replay_capacity} leaves {part.lane_capacity} steps for each of "
-            f"{shape.num_lanes} environments, and a fragment of rollout_length={config.rollout_length}, or a "
-            f"sequence, needs {max(needed, fragment)}: raise replay_capacity"
-        )
-    if is_one_machine():  # else the actor that will hold it looks
-        require_memory(shape, spec.obs)
-
-
-def _means(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of every figure over the reports that have it."""
-    names = {name for each in metrics for name in each}
-    return {name: float(np.mean([each[name] for each in metrics if name in each])) for name in sorted(names)}
+    part = shape_of_shard(shape, config) if config.asynchronous else None
+    require_room(shape, spec.obs, config.rollout_length, part)

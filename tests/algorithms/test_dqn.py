@@ -153,7 +153,8 @@ def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, A
         busy = {who: last.metrics[f"time/{who}_busy_s"] for who in ("worker", "learner")}
         assert all(0.0 < seconds < last.metrics["time/round_s"] for seconds in busy.values()), busy
         assert last.metrics["learner/replay_size"] > 0 and np.isfinite(last.metrics["learner/loss"])
-        assert max(dqn._shard_sizes) < 3 * min(dqn._shard_sizes), "a worker was left out"
+        assert dqn.apex is not None
+        assert max(dqn.apex.shard_sizes) < 3 * min(dqn.apex.shard_sizes), "a worker was left out"
         rlplat.kill(dqn.workers.handles[1])
         assert [dqn.step().metrics["rollout/worker_restarts"] for _ in range(4)][-1] == 1
         state = dqn.get_state()
@@ -174,7 +175,8 @@ def test_the_asynchronous_ring_of_processes() -> None:
         assert result.metrics["learner/updates"] > 300
         assert 3.0 < result.metrics["learner/env_steps_per_update"] < 5.5
         assert len(dqn.evaluate(2)) == 2
-        shard = rlplat.get(dqn.shards[0].get_state.remote())
+        assert dqn.apex is not None
+        shard = rlplat.get(dqn.apex.shards[0].get_state.remote())
         leaves = shard["priorities"]["leaves"]
         assert len(np.unique(leaves[leaves > 0])) > 50
     assert not rlplat.is_initialized()

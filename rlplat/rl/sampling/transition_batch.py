@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,3 +100,8 @@ class TransitionBatch:
         assert leaf.shape[:2] == self.rewards.shape, f"obs: shape {leaf.shape}"
         assert final.shape == (len(self.cut_rows), *leaf.shape[2:]), f"final_obs: shape {final.shape}"
         return leaf
+
+
+def rollout_times(batches: Sequence[TransitionBatch]) -> dict[str, float]:
+    """Seconds of one round by metric, `rollout/...`: those of the slowest worker."""
+    return {f"rollout/{name}": max(batch.timing[name] for batch in batches) for name in batches[0].timing}

@@ -1,0 +1,1 @@
+"""What off-policy algorithms share beyond the replay itself: the rings that are turned around it."""
