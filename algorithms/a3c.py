@@ -35,10 +35,8 @@ from pydantic import Field
 import rlplat
 from rlplat.errors import (
     ActorDied,
-    ConfigError,
     EnvError,
     NonFiniteError,
-    RlplatError,
     WorkerCrashed,
 )
 from rlplat.rl.algorithm_config import AlgorithmConfig
@@ -51,8 +49,7 @@ from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
-from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer, require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -62,7 +59,7 @@ from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
 from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
@@ -377,7 +374,7 @@ class A3C(Algorithm[A3CConfig]):
         self.notes = (backend.note(config, [spec]),)
         self.in_flight = self.add(InFlight())
         self._learning: set[int] = set()  # slots of the workers that have a call
-        servers = self._servers = [
+        servers = [
             self.start(ParameterServer, make_optimizer(config), config.max_staleness)
             for _ in range(config.num_parameter_servers)
         ]
@@ -399,7 +396,7 @@ class A3C(Algorithm[A3CConfig]):
         while not report.env_steps:
             self._keep_learning()
             self.in_flight.next()
-            report = self._take_report()
+            report = self.server.take_report()
         if self.config.num_rollout_workers > 1:
             self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
         learning_rate = schedule_value(
@@ -429,26 +426,8 @@ class A3C(Algorithm[A3CConfig]):
         try:
             rlplat.get(call)
         except (ActorDied, WorkerCrashed, EnvError) as loss:
-            self._check_servers()
+            self.server.require_alive()
             self.workers.replace(slot, loss)
-
-    def _take_report(self) -> UpdateReport:
-        try:
-            return self.server.take_report()
-        except ActorDied:
-            self._check_servers()
-            raise
-
-    def _check_servers(self) -> None:
-        """Nobody else has what a parameter server had: its death ends the run, in words."""
-        for index, server in enumerate(self._servers):
-            try:
-                rlplat.get(server.version.remote())
-            except RlplatError as death:
-                raise ActorDied(
-                    f"parameter server {index} of {len(self._servers)} died, and what was learnt since the last "
-                    f"checkpoint with it ({death}). Go on from there: rlplat train --resume RUN_DIRECTORY"
-                ) from death
 
     def weights(self) -> ObjectRef:
         self.require_open()
@@ -503,12 +482,8 @@ def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)
-    if (framework := backend.learner_backend(config, spec)) != "numpy":
-        require_framework(framework)
-    is_vector = isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
-    if config.normalize_observations and not is_vector:
-        raise ConfigError(
-            f"normalize_observations is for one vector, and observations are {spec.obs}: set it to false"
-        )
+    backend.require_backend(config, spec)
+    if config.normalize_observations:
+        require_normalizable(spec.obs)
     LearningRewards(config)  # refuses settings that exclude each other
     return spec, spaces

@@ -653,18 +653,9 @@ class DQN(Algorithm[DQNConfig]):
         self.require_open()
         if self.apex:
             return self.result(self.apex.turn(), {})
-        started = perf_counter()
         batches = self.workers.sample(*self.learners.latest())
-        sampled = perf_counter()
         report = self.workers.deliver(batches, self.learners.update)
-        return self.result(
-            report,
-            {
-                "rollout/worker_restarts": self.workers.restarts,
-                "time/sample_s": sampled - started,
-                "time/update_s": perf_counter() - sampled,
-            },
-        )
+        return self.result(report, self.workers.metrics())
 
     def weights(self) -> ObjectRef:
         self.require_open()

@@ -518,23 +518,14 @@ class ES(Algorithm[ESConfig]):
     def step(self) -> Result:
         """One update: play the population, estimate, step, publish."""
         self.require_open()
-        started = perf_counter()
         answers = self.workers.sample(*self.learner.latest())
-        sampled = perf_counter()
         report = self.workers.deliver(
             answers,
             lambda parts: self.learner.update(
                 reduce_in_tasks(parts, join_returns, self.config.reduce_fan_in)
             ),
         )
-        return self.result(
-            report,
-            {
-                "rollout/worker_restarts": self.workers.restarts,
-                "time/sample_s": sampled - started,
-                "time/update_s": perf_counter() - sampled,
-            },
-        )
+        return self.result(report, self.workers.metrics())
 
     def weights(self) -> ObjectRef:
         self.require_open()

@@ -46,8 +46,7 @@ from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_s
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.normalization import ObsStatistics
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.normalization import ObsStatistics, require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -437,18 +436,9 @@ class PPO(Algorithm[PPOConfig]):
     def step(self) -> Result:
         """One round: sample, update, publish."""
         self.require_open()
-        started = perf_counter()
         batches = self.workers.sample(*self.learners.latest(), ahead=self.config.overlap_sampling)
-        sampled = perf_counter()
         report = self.workers.deliver(batches, self.learners.update)
-        return self.result(
-            report,
-            {
-                "rollout/worker_restarts": self.workers.restarts,
-                "time/sample_s": sampled - started,
-                "time/update_s": perf_counter() - sampled,
-            },
-        )
+        return self.result(report, self.workers.metrics())
 
     def weights(self) -> ObjectRef:
         self.require_open()
@@ -492,15 +482,9 @@ def preflight(config: PPOConfig) -> SpaceSpec | MultiAgentPlan:
     settings = config.model_dump()
     spaces = look_at_env(settings)
     for spec in policy_specs(settings, spaces):
-        if (framework := backend.learner_backend(config, spec)) != "numpy":
-            require_framework(framework, config.learner.num_learners)
-        if config.normalize_observations and not (
-            isinstance(spec.obs, ObsSpec) and spec.obs.kind == "vector"
-        ):
-            raise ConfigError(
-                f"normalize_observations is for vectors, but observations are {spec.obs}: set it to false (images are "
-                "scaled by 1/255 as it is)"
-            )
+        backend.require_backend(config, spec)
+        if config.normalize_observations:
+            require_normalizable(spec.obs)
     LearningRewards(config)  # refuses settings that exclude each other
     num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
     if num_envs < config.learner.num_learners:

@@ -6,12 +6,23 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.spaces import ObsSpec
 
 CLIP = 10.0
 EPSILON = 1e-8
 OBS_MEAN, OBS_VAR = "obs_norm.mean", "obs_norm.var"
 """Names under which observation statistics travel inside the weights."""
+
+
+def require_normalizable(obs: ObsSpec | dict[str, ObsSpec]) -> None:
+    """In the driver, before any actor starts: ConfigError for `normalize_observations` where it cannot be."""
+    if not isinstance(obs, ObsSpec) or obs.kind != "vector":
+        raise ConfigError(
+            f"normalize_observations is for vectors, but observations are {obs}: set it to false (images are scaled by "
+            "1/255 as it is)"
+        )
 
 
 class RunningMeanVar:

@@ -280,7 +280,7 @@ def test_a_worker_that_keeps_dying_ends_the_run(runtime: None) -> None:
 def test_a_dead_parameter_server_ends_the_run_and_says_how_to_go_on(runtime: None, index: int) -> None:
     with make(num_parameter_servers=2) as a3c:
         a3c.step()
-        rlplat.kill(a3c._servers[index])
+        rlplat.kill(a3c.server.servers[index])
         with pytest.raises(ActorDied, match=rf"(?s)parameter server {index} of 2 died.*--resume"):
             a3c.step()
 

@@ -11,6 +11,7 @@ from typing import Any
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import env_family
+from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
 PARTS = {
@@ -40,6 +41,13 @@ def learner_backend(config: Any, spec: PolicySpec) -> str:
             f"learner.backend=numpy learns plain MLPs on the CPU, but {reason}: leave learner.backend at auto"
         )
     return str(config.framework) if wanted == "torch" or reason else "numpy"
+
+
+def require_backend(config: Any, spec: PolicySpec) -> None:
+    """In the driver, before any actor starts: ConfigError or MissingExtra where the updates of this policy cannot be
+    computed as the config asks."""
+    if (framework := learner_backend(config, spec)) != "numpy":
+        require_framework(framework, config.learner.num_learners)
 
 
 def note(config: Any, specs: Sequence[PolicySpec]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import rlplat
+from rlplat.errors import ActorDied, RlplatError
 from rlplat.rl.interfaces import UpdateReport, Weights
 from rlplat.rl.learning.parameter_server import MIN_OBS, ObsMoments
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
@@ -91,13 +92,13 @@ class ShardedParameterServer:
     """Talks to all servers at once, and shows them as one."""
 
     def __init__(self, servers: Sequence[ActorHandle], shapes: Shapes) -> None:
-        self._servers = list(servers)
+        self.servers = list(servers)
         self._shapes = shapes
         self._parts = cut(shapes, len(servers))
 
     def latest(self) -> tuple[Versions, Weights]:
         """The newest weights, whoever brought them about."""
-        answers = rlplat.get([server.latest.remote() for server in self._servers])
+        answers = rlplat.get([server.latest.remote() for server in self.servers])
         assert None not in answers, (
             "parameter servers are given their first weights before anybody asks for them"
         )
@@ -105,14 +106,14 @@ class ShardedParameterServer:
 
     def latest_ref(self) -> ObjectRef:
         """A ref to (version of the first server, weights): pinned, and not passing through the caller."""
-        answers = [server.latest.remote() for server in self._servers]
+        answers = [server.latest.remote() for server in self.servers]
         if len(answers) == 1:
             return answers[0]
         return rlplat.remote(_join_answers).remote(self._parts, self._shapes, *answers)
 
     def set_weights(self, version: int, weights: Weights) -> None:
         pieces = split(weights, self._parts)
-        rlplat.get([s.set_weights.remote(version, p) for s, p in zip(self._servers, pieces, strict=True)])
+        rlplat.get([s.set_weights.remote(version, p) for s, p in zip(self.servers, pieces, strict=True)])
 
     def apply_gradients(
         self,
@@ -127,10 +128,10 @@ class ShardedParameterServer:
 
         Each decides by its own version whether its part is too old, so a gradient may be dropped in part.
         """
-        nothing: list[Weights | None] = [None] * len(self._servers)
+        nothing: list[Weights | None] = [None] * len(self.servers)
         pieces = nothing if gradients is None else split(gradients, self._parts)
         answers: list[ObjectRef] = []
-        for server, piece, version in zip(self._servers, pieces, versions, strict=True):
+        for server, piece, version in zip(self.servers, pieces, versions, strict=True):
             extras = {} if answers else {"report": report, "obs_moments": obs_moments}
             answers.append(
                 server.apply_gradients.remote(piece, version, learning_rate=learning_rate, **extras)
@@ -138,13 +139,28 @@ class ShardedParameterServer:
         return self._together(rlplat.get(answers))
 
     def take_report(self) -> UpdateReport:
-        """Of the first server, to which all reports go."""
-        report: UpdateReport = rlplat.get(self._servers[0].take_report.remote())
+        """Of the first server, to which all reports go. Raises as `require_alive` does."""
+        try:
+            report: UpdateReport = rlplat.get(self.servers[0].take_report.remote())
+        except ActorDied:
+            self.require_alive()
+            raise
         return report
+
+    def require_alive(self) -> None:
+        """Nobody else has what a parameter server had: its death ends the run, in words."""
+        for index, server in enumerate(self.servers):
+            try:
+                rlplat.get(server.version.remote())
+            except RlplatError as death:
+                raise ActorDied(
+                    f"parameter server {index} of {len(self.servers)} died, and what was learnt since the last "
+                    f"checkpoint with it ({death}). Go on from there: rlplat train --resume RUN_DIRECTORY"
+                ) from death
 
     def get_state(self) -> dict[str, Any]:
         """All servers' states as one: another number of servers can go on with it."""
-        states: list[dict[str, Any]] = rlplat.get([server.get_state.remote() for server in self._servers])
+        states: list[dict[str, Any]] = rlplat.get([server.get_state.remote() for server in self.servers])
         slots = {}
         for slot in states[0]["optimizer"]["slots"]:
             slots[slot] = self._join_slot([state["optimizer"]["slots"][slot] for state in states])
@@ -177,12 +193,12 @@ class ShardedParameterServer:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Where there are more or fewer servers than were saved, the highest version and count hold for all."""
-        num_servers = len(self._servers)
+        num_servers = len(self.servers)
         versions, steps = state["versions"], state["optimizer_steps"]
         if len(versions) != num_servers:
             versions, steps = [max(versions)] * num_servers, [max(steps)] * num_servers
         slots: dict[str, list[Weights]] = {
-            slot: split(arrays, self._parts) if arrays else [{} for _ in self._servers]
+            slot: split(arrays, self._parts) if arrays else [{} for _ in self.servers]
             for slot, arrays in state["optimizer_slots"].items()
         }
         weights = split(state["weights"], self._parts)
@@ -199,7 +215,7 @@ class ShardedParameterServer:
             }
             for i in range(num_servers)
         ]
-        rlplat.get([s.set_state.remote(each) for s, each in zip(self._servers, states, strict=True)])
+        rlplat.get([s.set_state.remote(each) for s, each in zip(self.servers, states, strict=True)])
 
     def _together(self, answers: Sequence[tuple[int, Weights]]) -> tuple[Versions, Weights]:
         versions = tuple(version for version, _ in answers)

@@ -73,6 +73,7 @@ class RolloutWorkers:
         self._ahead: list[Any] = []
         self._is_starting = True
         self.restarts = 0
+        self._sample_s = self._deliver_s = 0.0
         check_num_workers(num_workers)
         self.handles = [make_worker(index, 0) for index in range(num_workers)]
 
@@ -81,19 +82,33 @@ class RolloutWorkers:
 
         arguments: of the workers' `sample`; ahead: they begin the next fragments as well, which the next call returns.
         """
+        started = time.perf_counter()
         fragments = self._ahead or self._start_all(arguments)
         self._ahead = self._start_all(arguments) if ahead else []
         self.wait_for(fragments)
+        self._sample_s = time.perf_counter() - started
         return fragments
 
     def deliver(self, fragments: Sequence[Any], use: Callable[[Sequence[Any]], Used]) -> Used:
         """use(fragments); where it raises because some of them were lost, again, with what the next incarnations of
         their workers sample in their place."""
+        started = time.perf_counter()
         while True:
             try:
-                return use(fragments)
+                used = use(fragments)
             except RlplatError as error:
                 fragments = self.replace_lost(fragments, error)
+            else:
+                self._deliver_s = time.perf_counter() - started
+                return used
+
+    def metrics(self) -> dict[str, float]:
+        """Of the round that was sampled and delivered last."""
+        return {
+            "rollout/worker_restarts": self.restarts,
+            "time/sample_s": self._sample_s,
+            "time/update_s": self._deliver_s,
+        }
 
     def _start_all(self, arguments: tuple[Any, ...]) -> list[Any]:
         return [self.start_fragment(slot, *arguments) for slot in range(len(self.handles))]
