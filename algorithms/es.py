@@ -57,6 +57,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
+from rlplat.rl.sampling.perturbed_episodes import PerturbedEpisodes
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.spread import spread
@@ -220,12 +221,11 @@ class ESWorker:
             sample_actions=self.config.sample_actions,
             action_noise=self.config.action_noise,
         )
-        self._env_s = self._act_s = 0.0
+        self._episodes = PerturbedEpisodes(self._env, self._mlps, self.config.max_episode_steps)
 
     def sample(self, latest: tuple[int, Weights]) -> Returns:
         """Plays the share with these (version, weights)."""
         started = perf_counter()
-        self._env_s = self._act_s = 0.0
         version, weights = latest
         self._mlps.set_weights(weights)
         config, num_pairs = self.config, len(self._pairs)
@@ -245,10 +245,10 @@ class ESWorker:
         starts = np.repeat(indices, config.episodes_per_perturbation)
         sigmas = np.full(len(starts), config.noise_std)
         extra = np.zeros(unperturbed_episodes(config, self._pairs))
-        plus = self._play(
+        plus = self._episodes.play(
             np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), env_seed, rng, gatherer
         )
-        minus = self._play(starts, -sigmas, env_seed, rng, gatherer)
+        minus = self._episodes.play(starts, -sigmas, env_seed, rng, gatherer)
         self._env.pop_episodes()  # counted here, without those that were not to the end
         perturbed = np.stack([plus[: len(starts)], minus], axis=1).reshape(num_pairs, -1, 2, 2)
         returns, lengths = np.moveaxis(perturbed.swapaxes(1, 2), -1, 0)
@@ -258,83 +258,8 @@ class ESWorker:
             lengths.astype(np.uint32),
             plus[len(starts) :].astype(np.float32),
             gatherer.sums(),
-            np.array([self._env_s, self._act_s, perf_counter() - started]),
+            np.array([*self._episodes.pop_seconds(), perf_counter() - started]),
         )
-
-    def _play(
-        self,
-        starts: Array,
-        scales: Array,
-        env_seed: np.random.SeedSequence,
-        rng: np.random.Generator,
-        gatherer: ObsGatherer | NullGatherer,
-    ) -> Array:
-        """One episode with theta + scales[k] * (noise at starts[k]) for every k < K -> float64[K, 2], (return, length).
-
-        Slot b plays episodes b, b + B, b + 2B and so on, one after another. Its share is fixed: if whoever is through
-        first took another's, short episodes would be favoured.
-        """
-        outcomes = np.zeros((len(starts), 2))
-        # One slot alone cannot be reset: where this side cuts episodes off, all slots start each episode together.
-        size = len(starts) if self.config.max_episode_steps is None else self._env.num_envs
-        for number, first in enumerate(range(0, len(starts), size)):
-            wave = slice(first, first + size)
-            seed = np.random.SeedSequence(env_seed.entropy, spawn_key=(*env_seed.spawn_key, number))
-            self._play_wave(starts[wave], scales[wave], seed, rng, gatherer, outcomes[wave])
-        return outcomes
-
-    def _play_wave(
-        self,
-        starts: Array,
-        scales: Array,
-        seed: np.random.SeedSequence,
-        rng: np.random.Generator,
-        gatherer: ObsGatherer | NullGatherer,
-        outcomes: Array,
-    ) -> None:
-        """From one reset of all environments on; fills `outcomes`."""
-        env, mlps = self._env, self._mlps
-        limit = self.config.max_episode_steps
-        num_slots, num_left = env.num_envs, len(starts)
-
-        def begin(slot: int, k: int) -> None:
-            """Slot plays episode k from its next observation on; where there is none, what it does does not count."""
-            if k < len(starts):
-                mlps.load(slot, starts[k], scales[k])
-            gatherer.begin(slot, k < len(starts))
-
-        playing = np.arange(num_slots)
-        for slot in range(num_slots):
-            begin(slot, slot)
-        obs = env.reset(seed)
-        returns, lengths = np.zeros(num_slots), np.zeros(num_slots, np.int64)
-        before = perf_counter()
-        while num_left:
-            assert isinstance(obs, np.ndarray)
-            gatherer.add(obs)
-            actions = mlps.act(obs, rng)
-            between = perf_counter()
-            step = env.step(actions)
-            after = perf_counter()
-            self._act_s += between - before
-            self._env_s += after - between
-            before = after
-            obs = step.obs
-            returns += step.rewards
-            lengths += step.valid
-            if step.final_obs is None and limit is None:
-                continue
-            ended = step.terminated | step.truncated
-            if limit is not None:
-                ended = ended | (lengths >= limit)
-            for slot in np.flatnonzero(ended).tolist():
-                k = int(playing[slot])
-                if k < len(starts):
-                    outcomes[k] = returns[slot], lengths[slot]
-                    num_left -= 1
-                returns[slot], lengths[slot] = 0.0, 0
-                playing[slot] = k + num_slots
-                begin(slot, k + num_slots)
 
     def close(self) -> None:
         self._env.close()

@@ -7,12 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES, MOST_FILES = 500, 14
-LONGER = {
-    "algorithms/a3c.py": 514,  # a learner that is also the worker, with its state and reports
-    "algorithms/dqn.py": 785,  # all of Rainbow, Ape-X and R2D2 in one file
-    "algorithms/es.py": 584,  # workers, learner and two ways to add up
-    "algorithms/ppo.py": 516,  # the learner alone and in a group
-}
+LONGER = {"algorithms/dqn.py": 776}  # all of Rainbow and R2D2, and two rings
 """Files that are longer still, and with what. Their present length is their limit: it may only go down."""
 
 

@@ -1,0 +1,105 @@
+"""`PerturbedEpisodes`: episodes of many perturbed networks, side by side in one vector environment."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+
+from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.interfaces import Array
+from rlplat.rl.policies.perturbed_mlp import PerturbedMLPs
+from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer
+
+
+class PerturbedEpisodes:
+    """episodes = PerturbedEpisodes(env, mlps)           # a network for every slot of the environment
+    outcomes = episodes.play(starts, scales, env_seed, rng, gatherer)
+    env_s, act_s = episodes.pop_seconds()
+    """
+
+    def __init__(self, env: VectorEnv, mlps: PerturbedMLPs, max_episode_steps: int | None = None) -> None:
+        """max_episode_steps: an episode counts up to there and no further."""
+        self._env, self._mlps, self._max_episode_steps = env, mlps, max_episode_steps
+        self._env_s = self._act_s = 0.0
+
+    def play(
+        self,
+        starts: Array,
+        scales: Array,
+        env_seed: np.random.SeedSequence,
+        rng: np.random.Generator,
+        gatherer: ObsGatherer | NullGatherer,
+    ) -> Array:
+        """One episode with theta + scales[k] * (noise at starts[k]) for every k < K -> float64[K, 2], (return, length).
+
+        Slot b plays episodes b, b + B, b + 2B and so on, one after another. Its share is fixed: if whoever is through
+        first took another's, short episodes would be favoured.
+        """
+        outcomes = np.zeros((len(starts), 2))
+        # One slot alone cannot be reset: where this side cuts episodes off, all slots start each episode together.
+        size = len(starts) if self._max_episode_steps is None else self._env.num_envs
+        for number, first in enumerate(range(0, len(starts), size)):
+            wave = slice(first, first + size)
+            seed = np.random.SeedSequence(env_seed.entropy, spawn_key=(*env_seed.spawn_key, number))
+            self._play_wave(starts[wave], scales[wave], seed, rng, gatherer, outcomes[wave])
+        return outcomes
+
+    def _play_wave(
+        self,
+        starts: Array,
+        scales: Array,
+        seed: np.random.SeedSequence,
+        rng: np.random.Generator,
+        gatherer: ObsGatherer | NullGatherer,
+        outcomes: Array,
+    ) -> None:
+        """From one reset of all environments on; fills `outcomes`."""
+        env, mlps = self._env, self._mlps
+        limit = self._max_episode_steps
+        num_slots, num_left = env.num_envs, len(starts)
+
+        def begin(slot: int, k: int) -> None:
+            """Slot plays episode k from its next observation on; where there is none, what it does does not count."""
+            if k < len(starts):
+                mlps.load(slot, starts[k], scales[k])
+            gatherer.begin(slot, k < len(starts))
+
+        playing = np.arange(num_slots)
+        for slot in range(num_slots):
+            begin(slot, slot)
+        obs = env.reset(seed)
+        returns, lengths = np.zeros(num_slots), np.zeros(num_slots, np.int64)
+        before = perf_counter()
+        while num_left:
+            assert isinstance(obs, np.ndarray)
+            gatherer.add(obs)
+            actions = mlps.act(obs, rng)
+            between = perf_counter()
+            step = env.step(actions)
+            after = perf_counter()
+            self._act_s += between - before
+            self._env_s += after - between
+            before = after
+            obs = step.obs
+            returns += step.rewards
+            lengths += step.valid
+            if step.final_obs is None and limit is None:
+                continue
+            ended = step.terminated | step.truncated
+            if limit is not None:
+                ended = ended | (lengths >= limit)
+            for slot in np.flatnonzero(ended).tolist():
+                k = int(playing[slot])
+                if k < len(starts):
+                    outcomes[k] = returns[slot], lengths[slot]
+                    num_left -= 1
+                returns[slot], lengths[slot] = 0.0, 0
+                playing[slot] = k + num_slots
+                begin(slot, k + num_slots)
+
+    def pop_seconds(self) -> tuple[float, float]:
+        """Of stepping environments and of acting, since the last call of this."""
+        seconds = self._env_s, self._act_s
+        self._env_s = self._act_s = 0.0
+        return seconds
