@@ -125,6 +125,29 @@ def test_a_slow_function_goes_to_the_thread() -> None:
     assert asyncio.run(main()) == {"MainThread", "elsewhere"}
 
 
+def test_one_batch_that_took_long_moves_nothing_to_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+    import time
+
+    async def main() -> None:
+        clock = [0.0]
+        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+        with ThreadPoolExecutor(1) as executor:
+            threads: list[str] = []
+
+            def run(pieces: list[Piece]) -> Sequence[Any]:
+                threads.append(threading.current_thread().name)
+                clock[0] += 0.5 if len(threads) == 20 else 0.0001  # once the process had no CPU
+                return [None] * len(pieces)
+
+            batcher = Batcher(run, max_rows=4, executor=executor)
+            for _ in range(40):
+                await batcher.submit(0)
+            assert set(threads) == {"MainThread"}
+
+    asyncio.run(main())
+
+
 def test_the_decorator_batches_per_object_and_checks_what_comes_back() -> None:
     class Model:
         def __init__(self, add: int) -> None:

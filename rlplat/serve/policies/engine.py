@@ -81,7 +81,7 @@ def _act(agent: Any, pieces: list[Piece], greedy: bool) -> list[Any]:
     ]
     rows = parts[0] if len(parts) == 1 else concat_obs(parts)
     sizes = [piece.stop - piece.start for piece in pieces]
-    state = np.concatenate([_state_of(agent, piece) for piece in pieces])
+    state = np.concatenate([_state_of(agent, piece) for piece in pieces]) if agent.state_size else None
     output, following = agent.act_on_rows(rows, greedy=greedy, state=state)
     env_steps = agent.checkpoint.info.env_steps
     if len(pieces) == 1:

@@ -20,7 +20,7 @@ from rlplat.serve.policies.web_socket import serve_web_socket
 from rlplat.serve.refusals import Refused
 
 MAX_BODY_BYTES = 64 << 20
-BINARY = "application/octet-stream"
+BINARY = b"application/octet-stream"
 
 
 class PolicyServer(ServedPolicy):
@@ -50,7 +50,7 @@ class PolicyServer(ServedPolicy):
         if path == "/v1/act":
             _require_method(method, "POST", path)
             body = await _body(scope, receive)
-            if _header(scope, b"content-type").startswith(BINARY.encode()):
+            if _headers(scope, b"content-type")[0].startswith(BINARY):
                 return await self._act_raw(scope, body)
             request = read_json(body, self.agent.spaces, self.agent.state_size, self.max_rows_per_request)
             return _json(answer_of(request, await self.act(request), self.agent.spaces))
@@ -89,16 +89,15 @@ class PolicyServer(ServedPolicy):
             (b"x-arrays", names.encode()),
             (b"x-env-steps", str(acted.env_steps).encode()),
         ]
-        return 200, BINARY.encode(), answer
+        return 200, BINARY, answer
 
 
 async def _body(scope: Any, receive: Any) -> bytes:
-    if _header(scope, b"content-encoding") not in (b"", b"identity"):
+    encoding, length = _headers(scope, b"content-encoding", b"content-length")
+    if encoding not in (b"", b"identity"):
         raise bad("encoded-body", "bodies are not compressed here: leave content-encoding out", 415)
-    length = _header(scope, b"content-length")
-    too_large = Refused(413, "too-large", f"the body is larger than {MAX_BODY_BYTES:,} bytes")
     if length and (len(length) > 15 or int(length) > MAX_BODY_BYTES):
-        raise too_large
+        raise _too_large()
     message = await receive()
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
@@ -113,16 +112,18 @@ async def _body(scope: Any, receive: Any) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MAX_BODY_BYTES:
-            raise too_large
+            raise _too_large()
     return b"".join(parts)
 
 
-def _header(scope: Any, name: bytes) -> bytes:
-    for key, value in scope["headers"]:
-        if key == name:
-            found: bytes = value
-            return found
-    return b""
+def _too_large() -> Refused:
+    return Refused(413, "too-large", f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+
+
+def _headers(scope: Any, *names: bytes) -> list[bytes]:
+    """Their values, in one pass; empty where there is none."""
+    found = dict(scope["headers"])
+    return [found.get(name, b"") for name in names]
 
 
 def _require_method(method: str, expected: str, path: str) -> None:

@@ -1,0 +1,66 @@
+"""uvicorn's HTTP protocol, with one thing more: an answer's head and body can be written as one.
+
+    scope[WRITER].as_one()                         # a context manager: what is written within leaves when it ends
+
+uvicorn writes them one after the other: two system calls and, without Nagle's algorithm, two packets for each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+WRITER = "rlplat.writer"
+"""The key of a request's `Writer` in its scope."""
+
+
+class Writer:
+    """A transport whose writes can be held back."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def as_one(self) -> Writer:
+        return self
+
+    def __enter__(self) -> None:
+        self._held = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._flush()
+        self._held = None
+
+    def _flush(self) -> None:
+        if self._held:
+            self._transport.write(b"".join(self._held))
+            self._held.clear()
+
+
+class Connection(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        writer: Any = Writer(transport)
+        super().connection_made(writer)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope: Any = self.scope
+        scope[WRITER] = self.transport

@@ -1,0 +1,125 @@
+"""The HTTP server of a replica by itself: on a transport that notes what is written, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from starlette.responses import StreamingResponse
+
+from rlplat.serve.deployments import DeploymentOptions
+from rlplat.serve.http.server import HttpServer
+from rlplat.serve.listening import ListeningSocket
+from rlplat.serve.metrics import Metrics
+from rlplat.serve.refusals import Gate
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    def resume_reading(self) -> None:
+        """Nothing is read."""
+
+
+def writes(served: Callable[[Any], Awaitable[Any]], request: bytes, **options: Any) -> Transport:
+    """What is written in answer to one request."""
+
+    async def serve() -> Transport:
+        listening = ListeningSocket("127.0.0.1", 0)
+        transport, gate = Transport(), Gate("model", 10, 10)
+        with ThreadPoolExecutor(1) as executor:
+            server = HttpServer(
+                served, gate, DeploymentOptions(**options), "", executor, Metrics("model-0"), no_metrics
+            )
+            await server.start(listening.door)
+            protocol = server._protocol()
+            protocol.connection_made(transport)
+            protocol.data_received(request)
+            while protocol.cycle is None or not protocol.cycle.response_complete:
+                await asyncio.sleep(0)
+            protocol.connection_lost(None)
+            await server.stop(0.0)
+        listening.close()
+        assert gate.ongoing == 0
+        return transport
+
+    return asyncio.run(serve())
+
+
+async def no_metrics() -> str:
+    return ""
+
+
+def get(*headers: str) -> bytes:
+    return "\r\n".join(["GET / HTTP/1.1", "host: x", *headers, "", ""]).encode()
+
+
+async def hello(request: Any) -> str:
+    return "hello"
+
+
+def test_an_answer_whose_length_is_known_is_written_at_once() -> None:
+    [written] = writes(hello, get()).writes
+    head, _, body = written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK") and b"content-length: 5" in head and body == b"hello"
+
+
+def test_an_answer_that_closes_the_connection_is_written_before_it_is_closed() -> None:
+    transport = writes(hello, get("connection: close"))
+    assert len(transport.writes) == 1 and transport.writes[0].endswith(b"hello") and transport.is_closed
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
+    async def stream(request: Any) -> Any:
+        async def parts() -> Any:
+            yield "a"
+            yield "b"
+
+        return StreamingResponse(parts())
+
+    head, *parts = writes(stream, get()).writes
+    assert head.endswith(b"\r\n\r\n") and parts == [b"1\r\na\r\n", b"1\r\nb\r\n", b"0\r\n\r\n"]
+
+
+async def never(request: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "seconds"),
+    [
+        (["X-Request-Timeout: 0.01"], {}, "0.01 s"),
+        ([], {"request_timeout_s": 0.02}, "0.02 s"),
+        (["x-request-timeout: 60"], {"request_timeout_s": 0.03}, "0.03 s"),
+    ],
+)
+def test_an_answer_that_is_late_is_a_504_with_the_figure(headers: Any, options: Any, seconds: str) -> None:
+    text = b"".join(writes(never, get(*headers), **options).writes).decode()
+    assert text.startswith("HTTP/1.1 504") and f"no answer within {seconds}" in text
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", ""])
+def test_a_timeout_that_is_no_number_is_refused(value: str) -> None:
+    text = b"".join(writes(hello, get(f"x-request-timeout: {value}")).writes).decode()
+    assert text.startswith("HTTP/1.1 400") and "expected a positive number of seconds" in text
