@@ -23,8 +23,10 @@ class ExportedPolicy(ExportedModel):
         obs, reward, terminated, truncated, info = env.step(policy.act(obs))
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, num_threads: int = 1) -> None:
-        super().__init__(path, num_threads=num_threads)
+    def __init__(
+        self, path: str | os.PathLike[str], *, num_threads: int = 1, data: bytes | None = None
+    ) -> None:
+        super().__init__(path, num_threads=num_threads, data=data)
         self.contract = Contract.from_json(self.metadata[CONTRACT], str(path))
         self._rng = np.random.default_rng()
         self._state = self.initial_state(0)

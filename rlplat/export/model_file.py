@@ -30,10 +30,15 @@ CONTRACT = "rlplat.contract"
 
 
 class ExportedModel:
-    def __init__(self, path: str | os.PathLike[str], *, num_threads: int = 1) -> None:
-        """CheckpointError for a file that is damaged, or that rlplat did not write; num_threads: of onnxruntime."""
+    def __init__(
+        self, path: str | os.PathLike[str], *, num_threads: int = 1, data: bytes | None = None
+    ) -> None:
+        """CheckpointError for a file that is damaged, or that rlplat did not write; num_threads: of onnxruntime; data:
+        the file's bytes, where they came here in another way."""
         self.path = Path(path)
-        data = _read(self.path)
+        if data is None:
+            data = _read(self.path)
+        self.data = data
         if sealing.is_sealed(data):
             sealing.require_whole(data, str(path))
         self._session = open_session(data, str(path), num_threads)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlplat.errors import CheckpointError, RlplatError
+from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.controller import Running, run
 from rlplat.serve.deployments import deployment
+from rlplat.serve.policies.exported_agent import ExportedAgent
 from rlplat.serve.policies.server import PolicyServer
 
 FOLLOW_PERIOD_S = 0.25
@@ -32,16 +33,25 @@ def serve_policy(
     max_rows: int = 256,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Running:
-    """Serve the agent of a run, or of one of its checkpoints.
+    """Serve the agent of a run, of one of its checkpoints, or of a file that `rlplat export` wrote.
 
     checkpoint: latest, best or step_N; policy: which one, where the run has several; name: of the model (that of the
     run's directory); follow: newer weights of the run are taken as they appear; max_rows: of a forward pass.
     """
-    agent = load(path, checkpoint, policy=policy)
+    path = Path(path)
+    agent: Any
+    if path.suffix == ".onnx":
+        for option, value in (("checkpoint", checkpoint), ("policy", policy), ("follow", follow)):
+            if value:
+                raise ConfigError(f"{option} is for a run, and {path} is one exported policy: omit it")
+        agent = ExportedAgent(path)
+        name = name or path.stem
+    else:
+        agent = load(path, checkpoint, policy=policy)
+        name = name or agent.directory.absolute().name
     for line in agent.warnings:
         say(f"warning: {line}")
     _ = agent.spaces  # the environment is made here, once, and in no replica
-    name = name or agent.directory.absolute().name
     deployment_name = deployment_of(name)
     target = deployment(
         num_replicas=num_replicas,

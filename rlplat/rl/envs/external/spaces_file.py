@@ -54,7 +54,7 @@ def make_space(said: Any, where: str) -> Any:
     makers: dict[str, Callable[..., Any]] = {
         "box": _box,
         "discrete": lambda n, start=0: spaces.Discrete(int(n), start=int(start)),
-        "multi_discrete": lambda nvec: spaces.MultiDiscrete(nvec),
+        "multi_discrete": lambda nvec, start=None: spaces.MultiDiscrete(nvec, start=start),
         "multi_binary": lambda n: spaces.MultiBinary(n),
     }
     if kind not in makers or not isinstance(given, dict):
