@@ -1,13 +1,15 @@
-"""`rlplat serve RUN`: a trained agent behind a port, until Ctrl-C."""
+"""`rlplat serve RUN`: a trained agent behind a port, until Ctrl-C; deploy, status and shutdown of a serve.yaml."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import queue
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.listening import read_token
@@ -18,7 +20,11 @@ examples:
   rlplat serve runs/demo --checkpoint best --replicas 2 --port 8000
   rlplat serve runs/demo --follow                     newer weights of a run that trains, as they come
   rlplat serve runs/experiment                        the best trial of `rlplat tune`
+  rlplat serve policy.onnx                            a file of `rlplat export`; neither torch nor the run is needed
   rlplat serve app.py:app                             an application of your own (docs/serving.md)
+  rlplat serve deploy serve.yaml                      several, in the background; again: what differs is changed
+  rlplat serve status serve.yaml
+  rlplat serve shutdown serve.yaml
   rlplat serve runs/demo --host 0.0.0.0 --token-file token.txt
 then, in another terminal:
   curl -d '{"obs": [0.01, 0, 0.02, 0]}' http://127.0.0.1:8000/v1/act
@@ -37,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
         "run",
         metavar="RUN",
         type=Path,
-        help="a run directory, one of its checkpoints, an experiment of `rlplat tune`, or FILE.py:NAME",
+        help="a run directory, one of its checkpoints, an exported .onnx file, an experiment of `rlplat tune`, "
+        "FILE.py:NAME, or a serve.yaml",
     )
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
@@ -67,7 +74,23 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def build_file_parser(verb: str) -> argparse.ArgumentParser:
+    """Of `rlplat serve deploy`, `status` and `shutdown`."""
+    what = {
+        "deploy": "Change what runs to what the file says; where nothing runs, start it in the background.",
+        "status": "What runs of the file: replicas, their processes, addresses.",
+        "shutdown": "Finish the requests that run, then end all of it.",
+    }
+    parser = argparse.ArgumentParser(prog=f"rlplat serve {verb}", description=what[verb], allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", default=Path("serve.yaml"))
+    if verb == "status":
+        parser.add_argument("--json", action="store_true", help="everything that is known")
+    return parser
+
+
 def run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("deploy", "status", "shutdown"):
+        return _of_file(arguments[0], build_file_parser(arguments[0]).parse_args(arguments[1:]))
     options = build_parser().parse_args(arguments)
     if options.replicas < 1:
         raise ConfigError(f"--replicas is a positive number, not {options.replicas}")
@@ -76,6 +99,10 @@ def run(arguments: list[str]) -> int:
     token = read_token(options.token_file) if options.token_file else os.environ.get("RLPLAT_SERVE_TOKEN", "")
     from rlplat.serve.policies.serving import serve_policy
 
+    if options.run.suffix in (".yaml", ".yml"):
+        from rlplat.serve.files import verbs
+
+        return verbs.serve_file(options.run, wait_for_signal)
     if ":" in str(options.run):
         return _serve_application(str(options.run), options, token)
     path = best_trial(options.run)
@@ -94,6 +121,34 @@ def run(arguments: list[str]) -> int:
     with running:
         print(f"serving {path} at {running.url}  (Ctrl-C ends it)", flush=True)
         return wait_for_signal()
+
+
+def _of_file(verb: str, options: argparse.Namespace) -> int:
+    from rlplat.serve.files import verbs
+
+    if verb == "deploy":
+        done = verbs.deploy(options.file)
+        for name, what in done.items():
+            print(f"{name}: {what}")
+        if not done:
+            print("nothing differs")
+    elif verb == "shutdown":
+        verbs.shutdown(options.file)
+    elif options.json:
+        print(json.dumps(verbs.status(options.file), indent=1))
+    else:
+        _show(verbs.status(options.file))
+    return 0
+
+
+def _show(status: dict[str, Any]) -> None:
+    print(f"process {status['pid']}, {'ready' if status['is_ready'] else 'starting'}")
+    for name, application in status["applications"].items():
+        print(f"{name}  {application['url']}")
+        for deployment, each in application["deployments"].items():
+            states = [replica["state"] for replica in each["replicas"].values()]
+            failed = f"; update failed: {each['update_failed']}" if "update_failed" in each else ""
+            print(f"  {deployment}: {states.count('ready')} of {each['num_replicas']} replicas ready{failed}")
 
 
 def _serve_application(where: str, options: argparse.Namespace, token: str) -> int:

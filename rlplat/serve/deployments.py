@@ -112,6 +112,35 @@ def deployment(target: Any = None, **options: Any) -> Any:
     return decorate if target is None else decorate(target)
 
 
+def with_options(app: Application, options: dict[str, dict[str, Any]]) -> Application:
+    """The same application with other options, by the deployment's name. ConfigError for a name that is not in it."""
+    names = [part.deployment.name for part in parts_of(app)]
+    for name in options:
+        if name not in names:
+            raise ConfigError(
+                f"there is no deployment '{name}'{closest(name, names)}; there are {', '.join(names)}"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"several deployments are named {name}: tell them apart by .options(name=...)")
+    made: dict[int, Application] = {}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Application):
+            if id(value) not in made:
+                args, kwargs = replaced(value.args), replaced(value.kwargs)
+                deployment = value.deployment.options(**options.get(value.deployment.name, {}))
+                made[id(value)] = Application(deployment, args, kwargs)
+            return made[id(value)]
+        if type(value) in (list, tuple):
+            return type(value)(map(replaced, value))
+        if type(value) is dict:
+            return {key: replaced(each) for key, each in value.items()}
+        return value
+
+    changed: Application = replaced(app)
+    return changed
+
+
 @dataclass(frozen=True)
 class Part:
     """One deployment of an application, its arguments with the names of others in place of them."""

@@ -170,9 +170,16 @@ def check_tune(arguments: list[str]) -> None:
         assert all(spec.checked() for spec in tune_command.planned(options))
 
 
+def check_serve(arguments: list[str]) -> None:
+    if arguments[0] in ("deploy", "status", "shutdown"):
+        serve_command.build_file_parser(arguments[0]).parse_args(arguments[1:])
+    else:
+        serve_command.build_parser().parse_args(arguments)
+
+
 CHECKS: dict[str, Callable[[list[str]], object]] = {
     "train": check_train,
-    "serve": lambda arguments: serve_command.build_parser().parse_args(arguments),
+    "serve": check_serve,
     "check-env": check_check_env,
     "tune": check_tune,
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),

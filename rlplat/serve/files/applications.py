@@ -1,0 +1,120 @@
+"""`Applications`: those of a serve.yaml, as they run in this process; `apply` changes what differs and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rlplat
+from rlplat.errors import RlplatError, UsageError
+from rlplat.listening import read_token
+from rlplat.serve.application_file import load_application
+from rlplat.serve.controller import Running, run
+from rlplat.serve.deployments import Application, with_options
+from rlplat.serve.files.settings import Adjust, Restart, Start, Stop, Update, Wanted, changes
+from rlplat.serve.policies.serving import deployment_of, serve_policy
+
+
+class Applications:
+    def __init__(
+        self, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+    ) -> None:
+        self._say = say
+        self._running: dict[str, Running] = {}
+        self._wanted: dict[str, Wanted] = {}
+        self._lock = threading.Lock()
+        self._is_ending = False
+
+    def apply(self, wanted: dict[str, Wanted]) -> dict[str, str]:
+        """What was done, by application. RlplatError (UsageError where all are) with every one that failed; an update
+        that failed leaves its application as it was."""
+        done: dict[str, str] = {}
+        failures: list[str] = []
+        kind: type[RlplatError] = UsageError
+        with self._lock:
+            if self._is_ending:
+                raise RlplatError("the server is ending; deploy again")
+            found = changes(self._wanted, wanted)
+            for name in sorted(
+                found, key=lambda name: not isinstance(found[name], Stop)
+            ):  # ports get free first
+                try:
+                    done[name] = self._perform(name, found[name], wanted.get(name))
+                except (RlplatError, OSError) as error:
+                    failures.append(f"{name}: {error}")
+                    kind = kind if isinstance(error, UsageError) else RlplatError
+        if failures:
+            raise kind("\n".join(failures))
+        return done
+
+    def status(self) -> dict[str, Any]:
+        """JSON values."""
+        return {name: running.status() for name, running in list(self._running.items())}
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_ending = True
+            threads = [threading.Thread(target=each.stop) for each in self._running.values()]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self._running.clear()
+            self._wanted.clear()
+
+    def _perform(self, name: str, change: Any, wanted: Wanted | None) -> str:
+        if isinstance(change, Stop | Restart):
+            self._running.pop(name).stop()
+            del self._wanted[name]
+        if wanted is None:
+            return "stopped"
+        if isinstance(change, Start | Restart):
+            self._running[name] = self._start(name, wanted)
+        elif isinstance(change, Update):
+            self._running[name].update(_application(wanted))
+        elif isinstance(change, Adjust):
+            running = self._running[name]
+            for deployment, config in change.user_configs.items():
+                running.reconfigure(deployment, config)
+            for deployment, number in change.num_replicas.items():
+                running.scale(deployment or deployment_of(name), number)
+        self._wanted[name] = wanted
+        return {Start: "started", Restart: "restarted", Update: "updated", Adjust: "adjusted"}[type(change)]
+
+    def _start(self, name: str, wanted: Wanted) -> Running:
+        settings = wanted.settings
+        token = read_token(Path(settings.token_file)) if settings.token_file else ""
+        if settings.run is None:
+            app = _application(wanted)
+            return run(app, host=settings.host, port=settings.port, token=token, say=self._say)
+        return serve_policy(
+            settings.run,
+            settings.checkpoint,
+            policy=settings.policy,
+            name=name,
+            num_replicas=settings.replicas,
+            host=settings.host,
+            port=settings.port,
+            token=token,
+            follow=settings.follow,
+            max_rows=settings.max_rows,
+            say=self._say,
+        )
+
+    def __enter__(self) -> Applications:
+        if not rlplat.is_initialized():  # one cluster for all of them
+            rlplat.init()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if rlplat.is_initialized():
+            rlplat.shutdown()
+
+
+def _application(wanted: Wanted) -> Application:
+    assert wanted.settings.app is not None
+    return with_options(load_application(wanted.settings.app), wanted.settings.deployments)
