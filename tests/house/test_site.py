@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,8 @@ def docs() -> dict[str, str]:
 def test_every_link_of_every_page_leads_to_a_page_of_the_site() -> None:
     pages = docs()
     site = {hooks.page_of(path) for path in (*pages, *hooks.outside_pages(pages))}
-    site |= {hooks.page_of(str(path.relative_to(ROOT))) for path in (ROOT / "docs").glob("images/*")}
+    others = (*(ROOT / "docs").glob("images/*"), *(ROOT / "docs").glob("notebooks/*"))
+    site |= {hooks.page_of(str(path.relative_to(ROOT))) for path in others}
     for path, text in pages.items():
         rewritten = hooks.rewritten(path, text)
         for part in hooks.FENCE.split(rewritten)[::2]:
@@ -102,3 +105,33 @@ def test_the_programs_of_the_new_pages_run(tmp_path: Path, monkeypatch: pytest.M
             with contextlib.redirect_stdout(said):
                 exec(compile(block, f"{page}.md", "exec"), {"__name__": "__main__"})
             assert said.getvalue().strip(), f"{page}: a program that prints nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("notebook", "smaller", "last"),
+    [("ppo-cartpole", ("80_000", "4_000"), float), ("own-env-and-policy", ("30_000", "6_000"), list)],
+)
+def test_a_notebook_runs_from_its_first_cell_to_its_last(
+    notebook: str, smaller: tuple[str, str], last: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells one after the other in this process, with less training; the last one's value is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    cells = json.loads((ROOT / "docs" / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell.get("outputs", []) == [] for cell in cells), "committed without outputs"
+    assert any(smaller[0] in cell for cell in code)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in code[:-1]:
+        exec(
+            compile(cell.replace(*smaller).replace('period": 20_000', 'period": 2_000'), notebook, "exec"),
+            names,
+        )
+    *before, value = ast.parse(code[-1]).body
+    assert isinstance(value, ast.Expr)
+    exec(compile(ast.Module(before, []), notebook, "exec"), names)
+    assert isinstance(eval(compile(ast.Expression(value.value), notebook, "eval"), names), last)
+    if "plt" in names:
+        names["plt"].close("all")
