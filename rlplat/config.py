@@ -195,7 +195,12 @@ def _hint(path: KeyPath, siblings: Iterable[str], root: type[BaseModel]) -> str:
     everywhere = key_names(root)
     elsewhere: Mapping[str, tuple[str, ...]] = getattr(root, "names_elsewhere", {})
     same = [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
-    same += [name for name in elsewhere.get(word.lower(), ()) if name in everywhere]
+    # (a key of a free dict, such as env_kwargs, is listed nowhere)
+    same += [
+        name
+        for name in elsewhere.get(word.lower(), ())
+        if name in everywhere or name.partition(".")[0] in everywhere
+    ]
     if same:
         return f"; did you mean '{same[0]}'?"
     return closest(".".join(path), [f"{parent}.{name}" if parent else name for name in siblings]) or closest(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.config import Layer, layer_from_flags
@@ -65,6 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="a network of your own: pkg.module:Class, ./file.py:Class (sets policy.custom)",
     )
     parser.add_argument(
+        "--callback",
+        action="append",
+        metavar="CLASS",
+        help="code of your own that hears of every step: ./file.py:Class; more than once (sets callbacks)",
+    )
+    parser.add_argument(
         "--spaces",
         metavar="FILE",
         help="of --env external: the spaces of the simulators (sets env_kwargs.spaces)",
@@ -117,9 +124,11 @@ def run(arguments: list[str]) -> int:
     named = layer_from_flags([*((name, text) for name, text in given if text is not None), *flags])
     if options.policy is not None:
         put(named, ("policy", "custom"), options.policy, "--policy")
+    if options.callback:
+        put(named, ("callbacks",), options.callback, "--callback")
     layers = [*external_layers(options), named, settings_layer(options.set)]
     try:
-        with tracking(options.track) as start_trackers:
+        with tracking(options.track) as callbacks:
             trained = train(
                 options.algo,
                 config=options.config,
@@ -127,7 +136,7 @@ def run(arguments: list[str]) -> int:
                 resume=options.resume,
                 init_from=options.init_from,
                 flags=layers,
-                on_open=start_trackers,
+                callbacks=callbacks,
             )
     except KeyboardInterrupt as interrupt:
         if not hasattr(
@@ -160,16 +169,20 @@ def run(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def tracking(names: Sequence[str]) -> Iterator[Callable[[Path], object] | None]:
-    """What starts the trackers of a run, given its directory; they are waited for when the training has ended."""
-    if not names:
-        yield None
-        return
+def tracking(names: Sequence[str]) -> Iterator[list[Any]]:
+    """The callback that starts the trackers of a run; they are waited for when the training has ended."""
+    from rlplat.rl.callbacks import Callback
     from rlplat.tracking.sidecar import Sidecar
 
     started: list[Sidecar] = []
+
+    class StartTrackers(Callback):
+        def on_start(self, algorithm: Any, directory: Path | None) -> None:
+            assert directory is not None, "a run of this command has one"
+            started.extend(Sidecar(directory, name) for name in names)
+
     try:
-        yield lambda directory: started.extend(Sidecar(directory, name) for name in names)
+        yield [StartTrackers()] if names else []
     finally:
         for sidecar in started:
             sidecar.wait()

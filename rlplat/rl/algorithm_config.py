@@ -23,6 +23,10 @@ ClassPath = Annotated[
     str, Field(pattern=r"^[^:]+:[^:]+$"), Words("the name of a class, pkg.mod:Class or ./file.py:Class")
 ]
 """pkg.mod:Class or ./file.py:Class"""
+NamedClasses = Annotated[
+    list[ClassPath | dict[ClassPath, dict[str, Any]]],
+    Words("a list of ./file.py:Class and {./file.py:Class: {argument: value}}"),
+]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 """Numbers side by side in a layer."""
 
@@ -140,7 +144,7 @@ class AlgorithmConfig(Section):
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments for the environment's constructor."""
+    """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it."""
     seed: int = Field(0, ge=0, le=2**64 - 1)
     """Root of all random numbers of the run: same seed, same config, same curve."""
     framework: Literal["torch", "tf"] = "torch"
@@ -175,6 +179,8 @@ class AlgorithmConfig(Section):
     """Env steps between checkpoints; 0: only by the clock and at the end."""
     checkpoint_period_s: float = Field(600.0, ge=0.0, le=1e9)
     """Seconds between checkpoints; 0: not by the clock. A failure and the end of a run save one in any case."""
+    callbacks: NamedClasses = Field(default_factory=list)
+    """Code of your own that hears of every step, evaluation and checkpoint: ./file.py:Class (docs/callbacks.md)."""
     stop: StopConfig = Field(default_factory=StopConfig)
     expect: ExpectConfig = Field(default_factory=ExpectConfig)
 

@@ -56,3 +56,25 @@ def _module_from_file(path: Path) -> Any:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def made_of(named: Any, setting: str, *arguments: Any) -> tuple[str, Any]:
+    """(name, object) of `./file.py:Class`, or of {`./file.py:Class`: {keyword: value}}, which is made with them.
+
+    arguments: positional ones, before those. What the class itself raises is a ConfigError that names `setting`.
+    """
+    name, keywords = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (named, {})
+    if not isinstance(name, str) or not isinstance(keywords, dict):
+        raise ConfigError(
+            f"{setting}: {named!r} is neither pkg.module:Class or ./file.py:Class nor "
+            "{./file.py:Class: {argument: value}}"
+        )
+    try:
+        return name, load_class(name)(*arguments, **keywords)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    except Exception as error:
+        given = f"with {keywords}" if keywords else "without arguments"
+        raise ConfigError(
+            f"{setting}: making {name} ({given}) raised {type(error).__name__}: {error}"
+        ) from error

@@ -40,6 +40,7 @@ _HERE = {
     "learner.num_gpus": "num_gpus_per_learner",
     "env": "env_id env_name environment gym_id",
     "env_kwargs": "env_config make_kwargs",
+    "env_kwargs.wrappers": "wrappers wrapper env_wrapper wrapper_class frame_stack",
     "deterministic": "torch_deterministic",
     "replay_capacity": "buffer_size memory_size replay_buffer_capacity",
     "learning_starts": "start_training_after num_steps_sampled_before_learning_starts warmup_steps",

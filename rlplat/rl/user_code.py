@@ -16,10 +16,14 @@ import rlplat
 
 
 def named_in(settings: Mapping[str, Any]) -> list[str]:
-    """The names of code in an algorithm's settings: of its environment, and of a network of the user's own."""
-    policy = settings.get("policy")
+    """The names of code in an algorithm's settings: of its environment and what it is wrapped in, and of a network of
+    the user's own."""
+    policy, kwargs = settings.get("policy"), settings.get("env_kwargs")
     custom = policy.get("custom") if isinstance(policy, Mapping) else None
-    return [str(name) for name in (settings.get("env"), custom) if name]
+    wrappers = kwargs.get("wrappers", []) if isinstance(kwargs, Mapping) else []
+    listed = wrappers if isinstance(wrappers, list) else [wrappers]
+    names = [name for each in listed for name in (each if isinstance(each, Mapping) else [each])]
+    return [str(name) for name in (settings.get("env"), custom, *names) if name]
 
 
 def folder_of(names: Iterable[str]) -> str | None:

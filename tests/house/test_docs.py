@@ -301,9 +301,10 @@ def test_the_environment_of_the_docs_is_sound_and_can_be_trained_on(tmp_path: Pa
     run_block(script.replace('"ppo"', counting), tmp_path)
     (tmp_path / "nim.py").write_text(nim)
     assert "no problems found" in run(["-m", "rlplat.cli", "check-env", "./nim.py:Nim"], tmp_path)
-    (check, training) = (words for words in commands(page) if words[0] == "rlplat")
+    check, training, stacked = (words for words in commands(page) if words[0] == "rlplat")
     assert "no problems found" in run(["-m", "rlplat.cli", *check[1:]], tmp_path)
     assert "evaluation" in run(["-m", "rlplat.cli", *training[1:], "--stop.env-steps", "3000"], tmp_path)
+    assert "evaluation" in run(["-m", "rlplat.cli", *stacked[1:], "--stop.env-steps", "500"], tmp_path)
 
 
 def figures(file: Path) -> dict[str, float]:

@@ -36,6 +36,12 @@ PREPROCESSING: dict[str, Any] = {
 def atari_settings(source: EnvSource, env_kwargs: dict[str, Any]) -> dict[str, Any]:
     """PREPROCESSING with the caller's changes; UsageError on a name that is not in it."""
     for key in env_kwargs:
+        if key == "wrappers":
+            raise UsageError(
+                f"{source.name} steps in C++, many games at once, where no wrapper of gymnasium's fits; its own keys "
+                f"are {', '.join(PREPROCESSING)}. For wrappers name a function that makes the environment: "
+                "./file.py:make"
+            )
         if key not in PREPROCESSING:
             raise UsageError(
                 f"unknown key '{key}' in env_kwargs of {source.name}{closest(key, PREPROCESSING) or ';'} "

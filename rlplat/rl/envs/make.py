@@ -12,12 +12,13 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
+from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own, where
 from rlplat.rl.envs.gym_spaces import space_spec
@@ -146,10 +147,12 @@ def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
     try:
         if source.kind == "registered":
             _log_mujoco_warnings(source)
-            env = gymnasium.make(source.env_id, disable_env_checker=True, **env_kwargs)
+            env = call_wrapped(
+                lambda **kwargs: gymnasium.make(source.env_id, disable_env_checker=True, **kwargs), env_kwargs
+            )
         else:
             assert source.factory is not None
-            env = source.factory(**env_kwargs)
+            env = call_wrapped(source.factory, env_kwargs)
     except RlplatError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -168,6 +171,18 @@ def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
                 f"{source.name} made a {type(env).__name__}, which has no {attribute}; an environment is a "
                 "gymnasium.Env (https://gymnasium.farama.org/api/env)"
             )
+    return env
+
+
+def call_wrapped(factory: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
+    """The environment, in the wrappers that the key `wrappers` names, the first one innermost: each is
+    `pkg.mod:Wrapper` or {`pkg.mod:Wrapper`: {argument: value}}, called with the environment. ConfigError where one
+    cannot be made."""
+    kwargs = dict(env_kwargs)
+    wrappers = kwargs.pop("wrappers", [])
+    env = factory(**kwargs)
+    for named in wrappers if isinstance(wrappers, list) else [wrappers]:
+        _, env = made_of(named, "env_kwargs.wrappers", env)
     return env
 
 
@@ -234,6 +249,10 @@ def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorizat
         if not exists:
             raise UsageError(
                 f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
+            )
+        if "wrappers" in kwargs:
+            raise UsageError(
+                f"wrappers take one environment each: set vectorization of {source.name} to 'auto', 'sync' or 'async'"
             )
         return True
     return vectorization == "auto" and exists and set(kwargs) <= _parameters(spec.vector_entry_point)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra, RlplatError
 from rlplat.rl.env_objects import EnvObject
+from rlplat.rl.envs.make import call_wrapped
 from rlplat.rl.envs.names import resolve_env
 
 
@@ -189,7 +190,7 @@ def is_multi_agent(name: str, env_kwargs: Mapping[str, Any]) -> bool:
     if name.rpartition(":")[2] in ("env", "raw_env", "parallel_env"):
         return True
     try:
-        env = factory(**env_kwargs)
+        env = call_wrapped(factory, env_kwargs)
     except Exception:
         return False  # the pre-flight makes it again and says what is wrong
     try:
@@ -209,7 +210,7 @@ def make_game(name: str, env_kwargs: Mapping[str, Any]) -> Game:
     if factory is None:
         raise EnvNotFound(f"'{name}' is an environment of one agent; leave out what is for several")
     try:
-        env = factory(**env_kwargs)
+        env = call_wrapped(factory, env_kwargs)
     except RlplatError:
         raise
     except Exception as error:

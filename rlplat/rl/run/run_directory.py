@@ -169,17 +169,18 @@ class RunDirectory:
 
     def save_checkpoint(
         self, algorithm: Algorithm[Any], evaluations: dict[str, Any], *, after_failure: bool = False
-    ) -> None:
-        """Save now, unless just that state is saved; OSError and CheckpointError where it cannot be.
+    ) -> Path | None:
+        """Save now, unless just that state is saved (None); OSError and CheckpointError where it cannot be.
 
         evaluations: the state of the run's `Evaluations`; after_failure: a step has been begun and not finished.
         """
         env_steps = self.last.env_steps if self.last else 0
         if env_steps == self.saved_env_steps:
-            return
-        self.save_to(self.path / "checkpoints", algorithm, evaluations, after_failure=after_failure)
+            return None
+        saved = self.save_to(self.path / "checkpoints", algorithm, evaluations, after_failure=after_failure)
         self.saved_env_steps = env_steps
         self.log(f"checkpoint step_{env_steps}")
+        return saved
 
     def save_to(
         self,
@@ -210,12 +211,12 @@ class RunDirectory:
         }
         return save(directory, state, info, keep=keep)
 
-    def try_save_checkpoint(self, algorithm: Algorithm[Any], evaluations: dict[str, Any]) -> None:
+    def try_save_checkpoint(self, algorithm: Algorithm[Any], evaluations: dict[str, Any]) -> Path | None:
         """Within a run: a checkpoint that cannot be written is a warning, the older ones stay; the next try is a
-        period later, as on a full disk every try costs time."""
+        period later, as on a full disk every try costs time. None where nothing was written."""
         self._tried_env_steps = self.last.env_steps if self.last else 0
         try:
-            self.save_checkpoint(algorithm, evaluations)
+            return self.save_checkpoint(algorithm, evaluations)
         except (OSError, CheckpointError, RuntimeFault) as error:
             if isinstance(error, EnvError | NonFiniteError):
                 raise  # of a step that was still going on: it ends the run
@@ -223,6 +224,7 @@ class RunDirectory:
                 f"warning: no checkpoint at {self._tried_env_steps:,} env steps: {error}; "
                 "training continues, the older checkpoints stay"
             )
+            return None
         finally:
             self._tried_s = monotonic()
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import rlplat
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
+from rlplat.rl.callbacks import Callback, Callbacks
 from rlplat.rl.env_objects import is_same_env, what_it_takes
 from rlplat.rl.interfaces import Result
 from rlplat.rl.policies.spec import bounds_advice
@@ -55,6 +56,7 @@ def training_loop(
     run: RunDirectory | None = None,
     evaluations: Evaluations | None = None,
     *,
+    callbacks: Callbacks | Sequence[Callback] = (),
     saves_by_clock: bool = True,
 ) -> Iterator[Result]:
     """Step until the first stop rule holds; yields after every step.
@@ -64,12 +66,17 @@ def training_loop(
     config hold beside them; a key given here replaces the config's, None takes it away.
     run: where to write metrics and checkpoints; also continues that run's clock.
     evaluations: those of the run, where they are to outlive the loop; else they end with it.
+    callbacks: more than those of the config; as `Callbacks` all of them, which are told of start and end elsewhere.
     saves_by_clock: false where somebody else saves: `checkpoint_period_s` counts for nothing.
     """
     rules = stop_rules(algorithm.config, stop)
     with contextlib.ExitStack() as stack:
         if evaluations is None:
             evaluations = stack.enter_context(Evaluations(algorithm, run=run))
+        if not isinstance(callbacks, Callbacks):
+            callbacks = stack.enter_context(
+                Callbacks(algorithm.config.callbacks, callbacks).around(algorithm, run.path if run else None)
+            )
         checkpoint_period = algorithm.config.checkpoint_period
         checkpoint_period_s = algorithm.config.checkpoint_period_s if saves_by_clock else 0.0
         earlier_wall_s = run.wall_s if run else 0.0
@@ -83,14 +90,19 @@ def training_loop(
             now_s = time.monotonic()
             wall_s = earlier_wall_s + now_s - started_s
             rate = (result.env_steps - previous_env_steps) / max(now_s - before_s, 1e-9)
-            result.metrics.update(evaluations.after_step(previous_env_steps, result))
+            evaluated = evaluations.after_step(previous_env_steps, result)
+            result.metrics.update(evaluated)
+            wish = callbacks.on_result(algorithm, result, is_evaluated=bool(evaluated))
             if run:
                 run.record(result, wall_s, rate)
                 if run.is_checkpoint_due(checkpoint_period, result.env_steps, checkpoint_period_s):
-                    run.try_save_checkpoint(algorithm, evaluations.get_state())
+                    if saved := run.try_save_checkpoint(algorithm, evaluations.get_state()):
+                        callbacks.on_checkpoint(algorithm, saved)
+                if wish:
+                    run.say(f"ended by {wish}")
             previous_env_steps, before_s = result.env_steps, time.monotonic()
             yield result
-            if stop_reason(rules, result, wall_s):
+            if wish or stop_reason(rules, result, wall_s):
                 return
 
 
@@ -152,8 +164,8 @@ def train(
     config: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
     init_from: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Any] = (),
     flags: Sequence[Layer] = (),
-    on_open: Callable[[Path], object] | None = None,
     **overrides: Any,
 ) -> TrainedRun:
     """The same as the command `rlplat train`: settings, run directory, training, checkpoints, final evaluation.
@@ -163,12 +175,15 @@ def train(
     config: a YAML file (default: the tuned one of algo and env, if any); out: the run directory (default:
     runs/<algo>-<env>-<time>); resume: a run directory to resume;
     init_from: RUN, RUN:best or RUN:step_N, whose weights (and normaliser statistics) the run begins with;
-    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`;
-    on_open: called with the run directory once it is there, before the first step.
+    callbacks: `Callback`s, and names of such as in a config (docs/callbacks.md);
+    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
 
     Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
     """
     given = {"env": env, **overrides} if env is not None else overrides
+    objects = [each for each in callbacks if isinstance(each, Callback)]
+    if names := [each for each in callbacks if not isinstance(each, Callback)]:
+        given = {**given, "callbacks": names}
     layers = [*flags, layer_from_arguments(given)]
     checkpoint: Checkpoint | None = None
     initial: InitialWeights | None = None
@@ -192,7 +207,8 @@ def train(
             initial = find_initial(source)
             plan.init_from = initial.path
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
-    return _run(plan, directory, checkpoint, initial, on_open)
+    told = Callbacks(getattr(plan.config, "callbacks", ()), objects)
+    return _run(plan, directory, checkpoint, initial, told)
 
 
 def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
@@ -238,7 +254,7 @@ def _run(
     directory: Path,
     checkpoint: Checkpoint | None,
     initial: InitialWeights | None,
-    on_open: Callable[[Path], object] | None,
+    callbacks: Callbacks,
 ) -> TrainedRun:
     progress = open_progress(getattr(plan.config.stop, "env_steps", None))
     for note in plan.notes:
@@ -254,9 +270,8 @@ def _run(
         ):
             begun = run
             try:
-                if on_open is not None:
-                    on_open(run.path)
-                return _turn(plan, algorithm, run, evaluations, interruption)
+                with callbacks.around(algorithm, run.path):
+                    return _turn(plan, algorithm, run, evaluations, interruption, callbacks)
             except Interrupted as signal:
                 run.log(f"ended by {signal}")
                 if run.last:
@@ -334,17 +349,19 @@ def _turn(
     run: RunDirectory,
     evaluations: Evaluations,
     interruption: Interruption,
+    callbacks: Callbacks,
 ) -> TrainedRun:
     """Train, save, evaluate; in that order, so that nothing that was learnt can be lost any more."""
     num_iterations = 0
     seconds: dict[str, float] = {}
     with interruption.deferred():
-        for result in training_loop(algorithm, run=run, evaluations=evaluations):
+        for result in training_loop(algorithm, run=run, evaluations=evaluations, callbacks=callbacks):
             num_iterations += 1
             add_seconds(seconds, result.metrics)
             if interruption.signal_number:
                 break
-        _save_last_checkpoint(algorithm, run, evaluations)
+        if saved := _save_last_checkpoint(algorithm, run, evaluations):
+            callbacks.on_checkpoint(algorithm, saved)
     if interruption.signal_number:
         raise Interrupted(interruption.signal_number)
     evaluation: dict[str, float] = {}
@@ -352,6 +369,7 @@ def _turn(
         evaluation = evaluations.final(run.last)
     if run.last and evaluation:
         run.last.metrics.update(evaluation)
+        callbacks.on_evaluation(algorithm, run.last)
         # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
         run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
         run.log(f"evaluation at the end: return {evaluation.get('eval/return_mean', math.nan):g}")
@@ -363,7 +381,9 @@ def _turn(
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
 
 
-def _save_last_checkpoint(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> None:
+def _save_last_checkpoint(
+    algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations
+) -> Path | None:
     """Tried again while the actors live: the weights of the whole run are in them."""
     for attempt in range(1, SAVE_ATTEMPTS + 1):
         try:
@@ -376,6 +396,7 @@ def _save_last_checkpoint(algorithm: Algorithm[Any], run: RunDirectory, evaluati
                 raise CheckpointError(text) from error
             else:
                 raise
+    return None
 
 
 def _save_after_failure(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> None:
@@ -390,7 +411,8 @@ def _save_after_failure(algorithm: Algorithm[Any], run: RunDirectory, evaluation
     def save() -> None:
         while len(failures) < SAVE_ATTEMPTS:
             try:
-                return run.save_checkpoint(algorithm, evaluations.get_state(), after_failure=True)
+                run.save_checkpoint(algorithm, evaluations.get_state(), after_failure=True)
+                return
             except Exception as error:  # what failed may show anywhere
                 failures.append(error)
 
