@@ -33,12 +33,7 @@ import numpy as np
 from pydantic import Field
 
 import rlplat
-from rlplat.errors import (
-    ActorDied,
-    EnvError,
-    NonFiniteError,
-    WorkerCrashed,
-)
+from rlplat.errors import ActorDied, EnvError, NonFiniteError, WorkerCrashed
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights

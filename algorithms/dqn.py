@@ -37,10 +37,7 @@ import numpy as np
 from pydantic import Field
 
 import rlplat
-from rlplat.errors import (
-    ConfigError,
-    NonFiniteError,
-)
+from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import in_framework
@@ -78,7 +75,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle, ObjectRef
-    from rlplat.rl.torch.encoders import TensorObs
 
 
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
@@ -294,11 +290,12 @@ class TorchDQN:
         import torch
 
         from rlplat.rl.torch.q_network import check_q_network, make_q_network
+        from rlplat.rl.torch.tensor_rows import tensor_on
         from rlplat.rl.torch.trainee import Trainee
 
         self.trainee = Trainee(config, spec, seed, lambda precision: make_q_network(spec, q, precision))
         self.config, self._spec, self.device = config, spec, self.trainee.device
-        self.network = self.trainee.network
+        self.network, self._tensor = self.trainee.network, partial(tensor_on, self.device)
         check_q_network(self.network, self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         self._noise = torch.Generator().manual_seed(int(seed.generate_state(2)[1]))
@@ -354,7 +351,7 @@ class TorchDQN:
         import torch
 
         with torch.no_grad():
-            outputs: Tensor = self.target(self._tensors(next_obs))[0]
+            outputs: Tensor = self.target(map_obs(self._tensor, next_obs))[0]
             return outputs
 
     def _forward(
@@ -363,11 +360,13 @@ class TorchDQN:
         """Outputs [N, A, Z] for s; the target network's for s', Q(s', .) [N, A] that chooses a', legal a' [N, A]."""
         import torch
 
-        outputs, _ = self.network(self._tensors(batch.obs))
+        outputs, _ = self.network(map_obs(self._tensor, batch.obs))
         if next_outputs is None:
             next_outputs = self.target_outputs(batch.next_obs)
         with torch.no_grad():
-            choosing = self.network(self._tensors(batch.next_obs))[0] if self.config.double else next_outputs
+            choosing = (
+                self.network(map_obs(self._tensor, batch.next_obs))[0] if self.config.double else next_outputs
+            )
             next_q = self.network.q_values(choosing)
         mask = batch.next_obs[MASK] if isinstance(batch.next_obs, dict) and self._spec.has_mask else None
         return outputs, next_outputs, next_q, None if mask is None else self._tensor(mask)
@@ -379,7 +378,7 @@ class TorchDQN:
         L, M = batch.starts.shape
         U = len(batch.actions)
         burn_in = self.config.burn_in
-        obs = self._tensors(map_obs(lambda leaf: leaf.reshape(L * M, *leaf.shape[2:]), batch.obs))
+        obs = map_obs(self._tensor, map_obs(lambda leaf: leaf.reshape(L * M, *leaf.shape[2:]), batch.obs))
         starts = self._tensor(batch.starts)
         state = target_state = self._tensor(batch.core_states)
         with torch.no_grad():
@@ -424,20 +423,6 @@ class TorchDQN:
         load_weights(self.target, state["target"])
         if "noise" in state:  # not where the other framework saved it
             self._noise.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
-
-    def _tensor(self, array: Array) -> Tensor:
-        import torch
-
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
-        # What came through shared memory is read-only; torch has no read-only tensors and warns about the alias.
-        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        # The clone lies where torch puts things: rounding must not depend on where numpy's array happened to lie.
-        return tensor.clone() if self.device.type == "cpu" else tensor.to(self.device)
-
-    def _tensors(self, obs: Any) -> TensorObs:
-        tensors: TensorObs = map_obs(self._tensor, obs)
-        return tensors
 
 
 class DQNLearner(Learner[DQNConfig]):

@@ -21,33 +21,15 @@ VALUES_BATCH = 256
 """Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
 
 
-class TfActorCritic:
-    """Acts with the weights of a network built from the same spec (see interfaces.Policy)."""
+class ActingNetwork:
+    """What policies on TensorFlow have in common: a network on the CPU that is not trained here, and the core's state
+    from one `act` to the next."""
 
-    def __init__(
-        self,
-        spec: PolicySpec,
-        seed: np.random.SeedSequence,
-        *,
-        precision: str = "auto",
-        num_threads: int = 0,
-    ) -> None:
-        set_up(num_threads, spec)
+    def __init__(self, network: Any, spec: PolicySpec) -> None:
         self.spec = spec
-        with tf.device(CPU):
-            with seeded(seed):
-                self._network = make_network(spec, resolve_precision(precision, spec, CPU))
-            check_network(self._network, spec)  # builds Keras layers; their weights come by name
-            self._generator = tf.random.Generator.from_seed(
-                int(seed.generate_state(1, np.uint64)[0]) >> 1, alg="philox"
-            )
-        self._normalize = ObsNormalizer()
-        self._state_size = int(getattr(self._network, "state_size", 0))
+        self._network = network
+        self._state_size = int(getattr(network, "state_size", 0))
         self._core_state = np.zeros((0, self._state_size), np.float32)
-        signature = obs_signature(spec.obs), rows(self._state_size)
-        self._sample = graph(self._sample_rows, *signature)
-        self._choose = graph(self._choose_rows, *signature)
-        self._value = graph(self._value_rows, *signature)
 
     @property
     def core_state(self) -> Array:
@@ -59,6 +41,43 @@ class TfActorCritic:
         """For rows that did not act: where agents take turns, all rows pass through the core."""
         self._core_state = np.array(state, np.float32)
 
+    def reset_core(self, ended: Array) -> None:
+        if self._state_size and ended.any():
+            self._core_state = self._core_state * ~ended[:, None]
+
+    def _state_of(self, obs: Obs) -> Array:
+        """The core's state for these rows: an episode's beginning where their number is new."""
+        num_rows = obs_rows(obs)
+        is_new = len(self._core_state) != num_rows
+        return np.zeros((num_rows, self._state_size), np.float32) if is_new else self._core_state
+
+
+class TfActorCritic(ActingNetwork):
+    """Acts with the weights of a network built from the same spec (see interfaces.Policy)."""
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        seed: np.random.SeedSequence,
+        *,
+        precision: str = "auto",
+        num_threads: int = 0,
+    ) -> None:
+        set_up(num_threads, spec)
+        with tf.device(CPU):
+            with seeded(seed):
+                network = make_network(spec, resolve_precision(precision, spec, CPU))
+            check_network(network, spec)  # builds Keras layers; their weights come by name
+            self._generator = tf.random.Generator.from_seed(
+                int(seed.generate_state(1, np.uint64)[0]) >> 1, alg="philox"
+            )
+        super().__init__(network, spec)
+        self._normalize = ObsNormalizer()
+        signature = obs_signature(spec.obs), rows(self._state_size)
+        self._sample = graph(self._sample_rows, *signature)
+        self._choose = graph(self._choose_rows, *signature)
+        self._value = graph(self._value_rows, *signature)
+
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
         self._normalize.set_weights(weights)
@@ -66,8 +85,7 @@ class TfActorCritic:
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> actions as in `spec.action`, log_probs float32[B], values float32[B]."""
         act = self._choose if deterministic else self._sample
-        state = self._state_of(obs)
-        actions, log_probs, values, state = act(self._tensors(obs), state)
+        actions, log_probs, values, state = act(self._tensors(obs), self._state_of(obs))
         self._core_state = state.numpy()
         return PolicyOutput(actions.numpy(), log_probs.numpy(), values.numpy())
 
@@ -83,10 +101,6 @@ class TfActorCritic:
             [self._value(self._tensors(chunk), empty[: obs_rows(chunk)]).numpy() for chunk in chunks]
         )
 
-    def reset_core(self, ended: Array) -> None:
-        if self._state_size and ended.any():
-            self._core_state = self._core_state * ~ended[:, None]
-
     def seed(self, seed: np.random.SeedSequence) -> None:
         self._generator.reset_from_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
 
@@ -98,13 +112,6 @@ class TfActorCritic:
         if "tf_generator" in state:
             self._generator.reset(np.array(state["tf_generator"], np.int64))
         self._core_state = np.array(state["core"], np.float32)
-
-    def _state_of(self, obs: Obs) -> Array:
-        """The core's state for these rows: an episode's beginning where their number is new."""
-        num_rows = obs_rows(obs)
-        if len(self._core_state) != num_rows:
-            self._core_state = np.zeros((num_rows, self._state_size), np.float32)
-        return self._core_state
 
     def _tensors(self, obs: Obs) -> Any:
         normalized: Obs = obs if isinstance(obs, dict) else self._normalize(obs)

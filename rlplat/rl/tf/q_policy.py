@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
-from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
+from rlplat.rl.tf.policy import ActingNetwork
 from rlplat.rl.tf.q_network import check_q_network, make_q_network
 from rlplat.rl.tf.tensors import graph, obs_signature, obs_tensors, rows
 from rlplat.rl.tf.weights import load_weights
 
 
-class TfQPolicy:
+class TfQPolicy(ActingNetwork):
     """Acts with the weights of a Q-network built from the same specs; see `NumpyQPolicy`."""
 
     def __init__(
@@ -32,23 +32,13 @@ class TfQPolicy:
         epsilons: Array | None = None,
     ) -> None:
         set_up(num_threads, spec)
-        self.spec, self.q = spec, q
+        self.q = q
         self.exploration = EpsilonGreedy(seed, epsilons)
         with tf.device(CPU), seeded(seed):
-            self._network = make_q_network(spec, q, resolve_precision(precision, spec, CPU))
-            check_q_network(self._network)
-        self._core_state = np.zeros((0, self._network.state_size), np.float32)
-        self._forward = graph(self._forward_rows, obs_signature(spec.obs), rows(self._network.state_size))
-
-    @property
-    def core_state(self) -> Array:
-        """float32[B, S], a copy."""
-        return self._core_state.copy()
-
-    @core_state.setter
-    def core_state(self, state: Array) -> None:
-        """For rows that did not act: where agents take turns, all rows pass through the core."""
-        self._core_state = np.array(state, np.float32)
+            network = make_q_network(spec, q, resolve_precision(precision, spec, CPU))
+            check_q_network(network)
+        super().__init__(network, spec)
+        self._forward = graph(self._forward_rows, obs_signature(spec.obs), rows(self._state_size))
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
@@ -73,10 +63,6 @@ class TfQPolicy:
         """obs: [B, ...] -> float32[B, A], without noise."""
         return self._advance(obs)[0]
 
-    def reset_core(self, ended: Array) -> None:
-        if self._network.state_size and ended.any():
-            self._core_state = self._core_state * ~ended[:, None]
-
     def seed(self, seed: np.random.SeedSequence) -> None:
         self.exploration.rng = np.random.Generator(np.random.PCG64(seed))
 
@@ -90,10 +76,7 @@ class TfQPolicy:
 
     def _advance(self, obs: Obs) -> tuple[Array, Array]:
         """(Q float32[B, A], the core's next state float32[B, S])"""
-        num_rows, state = obs_rows(obs), self._core_state
-        if len(state) != num_rows:
-            state = np.zeros((num_rows, self._network.state_size), np.float32)
-        q_values, state = self._forward(obs_tensors(obs, self.spec), state)
+        q_values, state = self._forward(obs_tensors(obs, self.spec), self._state_of(obs))
         return q_values.numpy(), state.numpy()
 
     def _forward_rows(self, obs: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

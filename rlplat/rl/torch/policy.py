@@ -22,7 +22,51 @@ VALUES_BATCH = 256
 """Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
 
 
-class TorchActorCritic:
+class ActingNetwork:
+    """What policies on torch have in common: a network on the CPU that is not trained here, a generator, and the core's
+    state from one `act` to the next."""
+
+    def __init__(self, network: Any, spec: PolicySpec) -> None:
+        self.spec = spec
+        self._network = network.requires_grad_(False)
+        module: Any
+        for module in network.modules():
+            if hasattr(module, "hold_in_compute_dtype"):
+                module.hold_in_compute_dtype()
+        self._generator = torch.Generator()
+        self._state_size = int(getattr(network, "state_size", 0))
+        self._state = torch.zeros(0, self._state_size)
+
+    @property
+    def core_state(self) -> Array:
+        """float32[B, S], a copy."""
+        return self._state.numpy().copy()
+
+    @core_state.setter
+    def core_state(self, state: Array) -> None:
+        """For rows that did not act: where agents take turns, all rows pass through the core."""
+        self._state = torch.from_numpy(np.array(state, np.float32)).clone()
+
+    def reset_core(self, ended: Array) -> None:
+        has_state = self._state_size and len(self._state) == len(ended)  # else: it begins anew as it is
+        if has_state and ended.any():
+            self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state().numpy().copy(), "core": self.core_state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if "generator" in state:  # not where the other framework saved it
+            self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
+        self.core_state = state["core"]
+
+    def _state_of(self, obs: Obs) -> Tensor:
+        """The core's state for these rows: an episode's beginning where their number is new."""
+        num_rows = obs_rows(obs)
+        return self._state if len(self._state) == num_rows else torch.zeros(num_rows, self._state_size)
+
+
+class TorchActorCritic(ActingNetwork):
     """Acts with the weights of a network built from the same spec (see interfaces.Policy)."""
 
     def __init__(
@@ -35,28 +79,9 @@ class TorchActorCritic:
     ) -> None:
         # Without convolutions a step is over before a second thread wakes.
         use_threads(num_threads if spec.has_images else 1, spec)
-        self.spec = spec
-        self._network = make_network(spec, resolve_precision(precision, spec, torch.device("cpu")))
-        self._network.requires_grad_(False)
-        module: Any
-        for module in self._network.modules():
-            if hasattr(module, "hold_in_compute_dtype"):
-                module.hold_in_compute_dtype()
-        self._generator = torch.Generator()
+        super().__init__(make_network(spec, resolve_precision(precision, spec, torch.device("cpu"))), spec)
         self.seed(seed)
         self._normalize = ObsNormalizer()
-        self._state_size = int(getattr(self._network, "state_size", 0))
-        self._state = torch.zeros(0, self._state_size)
-
-    @property
-    def core_state(self) -> Array:
-        """float32[B, S], a copy."""
-        return self._state.numpy().copy()
-
-    @core_state.setter
-    def core_state(self, state: Array) -> None:
-        """For rows that did not act: where agents take turns, all rows pass through the core."""
-        self._state = torch.from_numpy(np.array(state, np.float32)).clone()
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
@@ -81,27 +106,8 @@ class TorchActorCritic:
             ]
             return torch.cat(chunks).numpy()
 
-    def reset_core(self, ended: Array) -> None:
-        if (
-            self._state_size and ended.any() and len(self._state) == len(ended)
-        ):  # else: it begins anew as it is
-            self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
-
     def seed(self, seed: np.random.SeedSequence) -> None:
         self._generator.manual_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state().numpy().copy(), "core": self.core_state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        if "generator" in state:  # not where the other framework saved it
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self.core_state = state["core"]
-
-    def _state_of(self, obs: Obs) -> Tensor:
-        """The core's state for these rows: an episode's beginning where their number is new."""
-        num_rows = obs_rows(obs)
-        return self._state if len(self._state) == num_rows else torch.zeros(num_rows, self._state_size)
 
     def _tensors(self, obs: Obs) -> TensorObs:
         """In the dtypes that the learner's network sees (`TensorRows`): vectors float32, everything else as it is."""

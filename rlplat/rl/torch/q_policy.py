@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
-from rlplat.rl.obs_tree import map_obs, obs_rows
+from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.device import resolve_precision, use_threads
 from rlplat.rl.torch.encoders import TensorObs
+from rlplat.rl.torch.policy import ActingNetwork
 from rlplat.rl.torch.q_network import make_q_network
 from rlplat.rl.torch.weights import load_weights
 
 
-class TorchQPolicy:
+class TorchQPolicy(ActingNetwork):
     """Acts with the weights of a Q-network built from the same specs; see `NumpyQPolicy`."""
 
     def __init__(
@@ -33,27 +34,12 @@ class TorchQPolicy:
         epsilons: Array | None = None,
     ) -> None:
         use_threads(num_threads, spec)
-        self.spec, self.q = spec, q
+        super().__init__(
+            make_q_network(spec, q, resolve_precision(precision, spec, torch.device("cpu"))), spec
+        )
+        self.q = q
         self.exploration = EpsilonGreedy(seed, epsilons)
-        self._network = make_q_network(spec, q, resolve_precision(precision, spec, torch.device("cpu")))
-        self._network.requires_grad_(False)
-        for module in self._network.modules():
-            hold: Any = getattr(module, "hold_in_compute_dtype", None)
-            if hold is not None:
-                hold()
-        self._generator = torch.Generator()
         self.seed(seed)
-        self._state = torch.zeros(0, self._network.state_size)
-
-    @property
-    def core_state(self) -> Array:
-        """float32[B, S], a copy."""
-        return self._state.numpy().copy()
-
-    @core_state.setter
-    def core_state(self, state: Array) -> None:
-        """For rows that did not act: where agents take turns, all rows pass through the core."""
-        self._state = torch.from_numpy(np.array(state, np.float32)).clone()
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
@@ -76,36 +62,22 @@ class TorchQPolicy:
         """obs: [B, ...] -> float32[B, A], without noise."""
         return self._forward(obs)[0]
 
-    def reset_core(self, ended: Array) -> None:
-        if self._network.state_size and ended.any():
-            self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
-
     def seed(self, seed: np.random.SeedSequence) -> None:
         numpy_seed, torch_seed = np.random.SeedSequence(seed.entropy, spawn_key=seed.spawn_key).spawn(2)
         self.exploration.rng = np.random.Generator(np.random.PCG64(numpy_seed))
         self._generator.manual_seed(int(torch_seed.generate_state(1, np.uint64)[0]) >> 1)
 
     def get_state(self) -> dict[str, Any]:
-        return {
-            "rng": self.exploration.rng.bit_generator.state,
-            "generator": self._generator.get_state().numpy().copy(),
-            "core": self.core_state,
-        }
+        return super().get_state() | {"rng": self.exploration.rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.exploration.rng.bit_generator.state = state["rng"]
-        if "generator" in state:  # not where the other framework saved it
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self.core_state = state["core"]
+        super().set_state(state)
 
     def _forward(self, obs: Obs) -> tuple[Array, Tensor]:
-        num_rows = obs_rows(obs)
-        state = self._state
-        if len(state) != num_rows:
-            state = torch.zeros(num_rows, self._network.state_size)
         with torch.inference_mode():
             tensors: TensorObs = map_obs(_tensor, obs)
-            outputs, state = self._network(tensors, state)
+            outputs, state = self._network(tensors, self._state_of(obs))
             return self._network.q_values(outputs).numpy(), state
 
 

@@ -1,4 +1,4 @@
-"""`TensorRows`: the flattened columns of a round on the learner's device, from which minibatches are taken."""
+"""Arrays on the learner's device: `TensorRows`, the flattened columns of a round, from which minibatches are taken."""
 
 from __future__ import annotations
 
@@ -69,6 +69,13 @@ class _Leaf:
     def take(self, rows: Tensor) -> Tensor:
         taken = self._tensor.index_select(0, rows)
         return taken.permute(0, 3, 1, 2) if self._channels_first else taken
+
+
+def tensor_on(device: torch.device, array: Array) -> Tensor:
+    """A copy there; float64 becomes float32."""
+    tensor = _tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
+    # The clone lies where torch puts things: rounding must not depend on where numpy's array happened to lie.
+    return tensor.clone() if device.type == "cpu" else tensor.to(device)
 
 
 def _tensor(array: Array) -> Tensor:
