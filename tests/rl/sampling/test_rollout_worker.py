@@ -157,6 +157,18 @@ def test_a_dead_worker_is_replaced_and_its_fragment_sampled_anew(counting: None)
     assert group.restarts == 1
 
 
+def test_the_metrics_of_a_round(counting: None) -> None:
+    group = make_group()
+    assert group.metrics() == {"rollout/worker_restarts": 0, "time/sample_s": 0.0, "time/update_s": 0.0}
+    group.deliver(group.sample(WEIGHTS), rlplat.get)
+    first = group.metrics()
+    rlplat.kill(group.handles[1])
+    group.deliver(group.sample(WEIGHTS), rlplat.get)
+    second = group.metrics()
+    assert (first.pop("rollout/worker_restarts"), second.pop("rollout/worker_restarts")) == (0, 1)
+    assert all(second[name] != seconds > 0.0 for name, seconds in first.items())
+
+
 def test_an_error_that_is_not_a_workers_is_passed_on(counting: None) -> None:
     group = make_group()
     with pytest.raises(ActorDied, match="the learner"):
