@@ -123,14 +123,20 @@ class Task:
         return env
 
     def _run_program(self, env: Mapping[str, str]) -> int:
-        command = program_of(self._command, Path(self._workdir), self._seed())
+        workdir = Path(self._workdir)
+        if self._restarts and (run := unfinished_start(self._command, workdir, self._seed())):
+            kept = run.with_name(f"{run.name}-ended-{self._job_id}-{self._restarts}")
+            run.rename(kept)
+            print(f"rlplat: {run} has no checkpoint yet: it is now {kept.name}, and begins again", flush=True)
+        command = program_of(self._command, workdir, self._seed())
         path = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"
         environment = {**os.environ, **env, "PATH": path, marks.JOB: str(self._folder)}
         print(f"rlplat: {' '.join(command)}", flush=True)
         try:
             self._program = subprocess.Popen(
-                command, cwd=self._workdir, env=environment, stdin=subprocess.DEVNULL
-            )
+                command, cwd=self._workdir, env=environment, stdin=subprocess.DEVNULL,
+                preexec_fn=marks.ignore_user_signals,
+            )  # fmt: skip
         except OSError as error:
             raise HostError(f"{command[0]}: {error.strerror}") from error
         if self._signal is not None:  # it came while the program was being started
@@ -196,8 +202,23 @@ def address_towards(host: str) -> str:
 def program_of(command: Sequence[str], workdir: Path, seed: int | None) -> list[str]:
     """The program with its seed; a `rlplat train` whose run directory has a checkpoint resumes that run."""
     command = [argument.replace(SEED, str(seed)) for argument in command]
-    if command[:2] == ["rlplat", "train"] and "--out" in command[:-1]:
-        run = command[command.index("--out") + 1]
-        if (workdir / run / "checkpoints" / "latest").exists():
-            return ["rlplat", "train", "--resume", run]
+    run = _run_of(command)
+    if run is not None and (workdir / run / "checkpoints" / "latest").exists():
+        return ["rlplat", "train", "--resume", run]
     return command
+
+
+def unfinished_start(command: Sequence[str], workdir: Path, seed: int | None) -> Path | None:
+    """The run directory of a `rlplat train` that ended before its first checkpoint: it cannot be resumed, and it is in
+    the way."""
+    run = _run_of([argument.replace(SEED, str(seed)) for argument in command])
+    if run is None or not (workdir / run).exists() or (workdir / run / "checkpoints" / "latest").exists():
+        return None
+    return workdir / run
+
+
+def _run_of(command: Sequence[str]) -> str | None:
+    """Of `rlplat train ... --out RUN`: RUN."""
+    if list(command[:2]) == ["rlplat", "train"] and "--out" in command[:-1]:
+        return command[command.index("--out") + 1]
+    return None

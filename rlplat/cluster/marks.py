@@ -72,6 +72,13 @@ def _signal(pid: int, number: int) -> None:
         pass
 
 
+def ignore_user_signals() -> None:
+    """In a child, before its program begins: SLURM sends SIGUSR1 and SIGUSR2 to every process of a job, and they are
+    for the launcher. One that has no handler would die of them."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
 def exit_code_of(process: subprocess.Popen[bytes]) -> int:
     """Its exit code, once it has ended. It is looked at again and again: a signal that comes just before a wait without
     an end begins would be heard only after it."""

@@ -102,6 +102,7 @@ class NodeProcess:
                 process = subprocess.Popen(
                     [_filled(text, places) for text in start.argv],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
+                    preexec_fn=marks.ignore_user_signals,
                 )  # fmt: skip
             except OSError as error:
                 shutil.rmtree(temp, ignore_errors=True)

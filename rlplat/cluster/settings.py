@@ -106,6 +106,19 @@ class SlurmSettings(Section):
     seeds: list[CountOrZero] = []
     """A job for each: `{seed}` in the program's arguments is its seed."""
 
+    @model_validator(mode="after")
+    def _has_time_to_work(self) -> Self:
+        """Else every run of the job would be told to end as soon as it begins, and be queued again for ever."""
+        days, _, clock = self.time_limit.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        limit_s = 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds
+        if limit_s <= self.grace_s + 60:
+            raise ValueError(
+                f"time_limit={self.time_limit} leaves no time to work: SLURM may send its signal a minute before "
+                f"grace_s={self.grace_s} s are left: raise time_limit or lower grace_s"
+            )
+        return self
+
 
 class NodeTypeSettings(Section):
     """Nodes that are alike and come and go with the demand."""

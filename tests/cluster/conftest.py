@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from rlplat.cluster import marks
+from tests.cluster.debian import CACHE, LIBRARIES, unpacked
 
 _PACKAGES = ("openssh-server", "openssh-sftp-server", "libwrap0")
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlplat-tests" / "sshd"
 
 
 @dataclass
@@ -68,7 +68,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         f"mount --bind {folder}/passwd /etc/passwd && mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && "
         f"exec {program} -D -e -f {folder}/sshd_config"
     )
-    libraries = f"{_CACHE}/usr/lib/x86_64-linux-gnu:{_CACHE}/lib/x86_64-linux-gnu"
+    libraries = f"{CACHE}/sshd/{LIBRARIES}:{CACHE}/sshd/lib/x86_64-linux-gnu"
     log = folder / "log"
     with log.open("wb") as file:
         server = subprocess.Popen(
@@ -97,28 +97,7 @@ def _program() -> Path:
         pytest.skip("ssh and unshare are not installed")
     if system := shutil.which("sshd", path="/usr/sbin:/usr/local/sbin"):
         return Path(system)
-    unpacked = _CACHE / "usr" / "sbin" / "sshd"
-    if unpacked.exists():
-        return unpacked
-    if not shutil.which("apt-get"):
-        pytest.skip("there is neither sshd nor apt-get to fetch it")
-    downloads = _CACHE.with_name(f"sshd-{os.getpid()}")
-    downloads.mkdir(parents=True)
-    try:
-        done = subprocess.run(
-            ["apt-get", "download", *_PACKAGES], cwd=downloads, capture_output=True, text=True, timeout=60
-        )
-        if done.returncode:
-            pytest.skip(f"apt-get cannot fetch openssh-server: {done.stderr.strip().splitlines()[-1:]}")
-        for package in downloads.glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, downloads / "root"], check=True)
-        try:
-            (downloads / "root").rename(_CACHE)
-        except OSError:  # another test process was first
-            pass
-    finally:
-        shutil.rmtree(downloads)
-    return unpacked
+    return unpacked("sshd", _PACKAGES) / "usr" / "sbin" / "sshd"
 
 
 @pytest.fixture

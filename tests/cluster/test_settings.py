@@ -43,6 +43,7 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
         ("provider: slurm\nslurm: {partition: 'a b'}", "must be one word of letters, digits"),
         ("provider: slurm\nslurm: {account: --uid=0}", "bad value for 'slurm.account'"),
         ("provider: slurm\nslurm: {time_limit: forever}", "must be [DAYS-]HOURS:MINUTES:SECONDS"),
+        ("provider: slurm\nslurm: {time_limit: '0:03:00'}", "leaves no time to work"),
         ("provider: ssh", "provider=ssh needs a section ssh: with hosts: [HOST, ...]"),
         ("provider: local\nssh: {hosts: [a]}", "ssh= is for provider: ssh, and provider=local: remove one"),
         ("provider: ssh\nssh: {hosts: [a, a]}", "a is in ssh.hosts= more than once"),

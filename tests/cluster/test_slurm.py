@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplat.cli import main
-from rlplat.cluster.join import program_of
+from rlplat.cluster.join import program_of, unfinished_start
 from rlplat.cluster.settings import SlurmSettings
 from rlplat.cluster.slurm import job_script
 
@@ -79,6 +79,16 @@ def test_a_training_with_a_checkpoint_resumes_and_anything_else_starts_as_it_was
         "--out",
         "runs/5",
     ]
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_in_the_way_of_the_next(tmp_path: Path) -> None:
+    train = ["rlplat", "train", "--algo", "ppo", "--out", "runs/{seed}"]
+    assert unfinished_start(train, tmp_path, 5) is None
+    (tmp_path / "runs" / "5").mkdir(parents=True)
+    assert unfinished_start(train, tmp_path, 5) == tmp_path / "runs" / "5"
+    assert unfinished_start(["python", "x.py", "--out", "runs/5"], tmp_path, 5) is None
+    (tmp_path / "runs" / "5" / "checkpoints" / "latest").mkdir(parents=True)
+    assert unfinished_start(train, tmp_path, 5) is None
 
 
 @pytest.mark.process

@@ -47,7 +47,8 @@ class ToyEngine:
 
     def _start(self, role: str, place: str, address: str, address_file: str | None = None) -> NodeStart:
         role = "broken" if address == self.broken_address else role
-        return NodeStart(("{python}", __file__, role, "{token}", place), {}, "ready\n", address_file)
+        argv = ("{python}", __file__, role, "{token}", place, address)
+        return NodeStart(argv, {}, "ready\n", address_file)
 
     def complaint(self, seen: Mapping[str, Any]) -> str | None:
         return None
@@ -78,10 +79,10 @@ class ToyScaling:
         return True
 
 
-def head(token: str, address_file: Path) -> None:
+def head(token: str, address_file: Path, host: str) -> None:
     """Answers `yes` to those who know the key."""
-    server = socket.create_server(("127.0.0.1", 0))
-    address_file.write_text(f"127.0.0.1:{server.getsockname()[1]}\n")
+    server = socket.create_server((host, 0))
+    address_file.write_text(f"{host}:{server.getsockname()[1]}\n")
     print("ready", flush=True)
     while True:
         peer, _ = server.accept()
@@ -110,17 +111,17 @@ def join(folder: str) -> None:
     sys.exit(Task(Path(folder), os.environ, ToyEngine()).run())
 
 
-def main(role: str, token_file: str, place: str = "", demand_file: str = "") -> None:
+def main(role: str, token_file: str, place: str = "", address: str = "") -> None:
     if role == "join":
         join(token_file)
-    if role == "autoscale":
+    if role == "autoscale":  # the last is then the file of the demand
         autoscaler.PERIOD_S = 0.05
-        autoscaler.main(token_file, place, ToyEngine(demand_file=demand_file))
+        autoscaler.main(token_file, place, ToyEngine(demand_file=address))
     token = Path(token_file).read_text()
     if role == "broken":
         sys.exit("no room for a node here")
     if role == "head":
-        head(token, Path(place))
+        head(token, Path(place), address)
     else:
         assert asked(token, place) == "yes"
         print("ready", flush=True)
