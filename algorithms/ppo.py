@@ -56,7 +56,7 @@ from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
 from rlplat.rl.schedules import ClipRange, EntropyCoef
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
 from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
 
@@ -104,7 +104,7 @@ class PPOConfig(AlgorithmConfig):
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return (m8), clip to +-10 (m9)."""
     normalize_observations: bool = False
-    """Subtract the running mean, divide by the running deviation (m6), clip to +-10 (m7); not for images."""
+    """Subtract the running mean, divide by the running deviation (m6), clip to +-10 (m7); of images each pixel's."""
     overlap_sampling: bool = False
     """Sample the next round while the learner updates: weights are one version behind. Worth it where learner and
     rollout workers do not share CPUs (a GPU)."""
@@ -240,9 +240,9 @@ class PPOLearner(Learner[PPOConfig]):
         self._net: TorchPPO = computes(self.config, spec, network_seed)
         self.trainee = self._net.trainee
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
-        normalizes = self.config.normalize_observations
-        shape = spec.obs.shape if normalizes and isinstance(spec.obs, ObsSpec) else None
-        self._obs_statistics = ObsStatistics(shape)
+        obs = spec.obs if self.config.normalize_observations else None
+        assert not isinstance(obs, dict)  # `require_normalizable`
+        self._obs_statistics = ObsStatistics(obs and obs.shape, is_image=bool(obs and obs.kind == "image"))
         self._learning_rewards = LearningRewards(self.config)
         self.publish()
 
@@ -484,7 +484,7 @@ def preflight(config: PPOConfig) -> SpaceSpec | MultiAgentPlan:
     for spec in policy_specs(settings, spaces):
         backend.require_backend(config, spec)
         if config.normalize_observations:
-            require_normalizable(spec.obs)
+            require_normalizable(spec.obs, images=config.framework == "torch")
     LearningRewards(config)  # refuses settings that exclude each other
     num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
     if num_envs < config.learner.num_learners:

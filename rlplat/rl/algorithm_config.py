@@ -34,7 +34,7 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 class PolicyConfig(Section):
     """The network."""
 
-    encoder: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] | ClassPath = "auto"
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | ClassPath = "auto"
     """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for uint8 images, else mlp."""
     hidden_sizes: list[Width] = Field([64, 64], min_length=1)
     """Widths of the MLP's layers."""

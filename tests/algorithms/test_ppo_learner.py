@@ -29,6 +29,7 @@ TWO = ActionSpec("discrete", n=2)
 VECTOR = make_spec(action=TWO, hidden_sizes=[16, 16])
 BOX_SPEC = make_spec(action=BOX, hidden_sizes=[16, 16])
 IMAGE_SPEC = make_spec(IMAGE, hidden_sizes=[16])
+NORMAL_IMAGE_SPEC = make_spec(IMAGE, encoder="small_cnn")
 
 
 @pytest.fixture
@@ -231,9 +232,9 @@ def test_observation_statistics_travel_in_the_weights_one_round_late(parameter_s
     np.testing.assert_allclose(weights[OBS_VAR], seen.var(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [VECTOR, IMAGE_SPEC])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE_SPEC, NORMAL_IMAGE_SPEC])
 def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, spec: PolicySpec) -> None:
-    vector = {"normalize_observations": True} if spec is VECTOR else {}
+    vector = {} if spec is IMAGE_SPEC else {"normalize_observations": True}
     settings: dict[str, Any] = vector | {
         "normalize_rewards": True,
         "learning_rate": {"schedule": "linear", "start": 1e-3, "end": 0.0},

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, RewardNormalizer, RunningMeanVar
+from rlplat.errors import ConfigError
+from rlplat.rl.normalization import (
+    OBS_MEAN,
+    OBS_VAR,
+    ObsNormalizer,
+    ObsStatistics,
+    RewardNormalizer,
+    RunningMeanVar,
+    require_normalizable,
+)
+from rlplat.rl.spaces import ObsSpec
 
 
 @settings(max_examples=40, deadline=None)
@@ -21,6 +31,47 @@ def test_batches_merge_to_the_statistics_of_the_whole(sizes: list[int], offset: 
     if len(whole):
         np.testing.assert_allclose(statistics.mean, whole.mean(axis=0), rtol=1e-9)
         np.testing.assert_allclose(statistics.var, whole.var(axis=0), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_rows", [1, 63, 64, 65, 128])
+def test_bytes_are_summed_exactly(num_rows: int) -> None:
+    """Cut into pieces of 64 rows; the largest values must not overflow."""
+    rng = np.random.default_rng(num_rows)
+    images = rng.integers(0, 256, (num_rows, 2, 3, 3)).astype(np.uint8)
+    images[:, 0] = 255
+    statistics = RunningMeanVar(images.shape[1:])
+    statistics.update(images)
+    np.testing.assert_array_equal(statistics.mean, images.astype(np.float64).mean(axis=0))
+    np.testing.assert_allclose(statistics.var, images.astype(np.float64).var(axis=0), rtol=1e-12, atol=1e-9)
+    assert statistics.count == num_rows and (statistics.var[0] == 0.0).all()
+
+
+def test_pixels_begin_as_fractions_and_seldom_ones_are_held_down() -> None:
+    statistics = ObsStatistics((1, 1, 3), is_image=True)
+    statistics.weights()
+    images = np.zeros((100, 1, 1, 3), np.uint8)
+    images[..., 0] = 87  # the background
+    images[0, ..., 1] = 10  # changed once: the deviation is 1, and 2 is taken
+    images[50:, ..., 2] = 200
+    np.testing.assert_allclose(statistics.normalize(images), images / 255.0, rtol=1e-6)
+    statistics.update(images, np.ones(100, np.bool_))
+    statistics.weights()
+    normalized = statistics.normalize(images)
+    assert normalized.dtype == np.float32
+    np.testing.assert_allclose(normalized[0, 0, 0], [0.0, 9.9 / 2.0, -1.0], rtol=1e-5)
+    np.testing.assert_allclose(normalized[-1, 0, 0], [0.0, -0.1 / 2.0, 1.0], rtol=1e-5)
+
+
+def test_what_cannot_be_normalised_is_refused() -> None:
+    image, vector = ObsSpec("image", (1, 8, 8), "uint8", "CHW"), ObsSpec("vector", (3,), "float32")
+    require_normalizable(vector)
+    require_normalizable(vector, images=True)
+    require_normalizable(image, images=True)
+    with pytest.raises(ConfigError, match="for vectors .PPO with framework=torch: an image, too., but"):
+        require_normalizable(image)
+    for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": vector}):
+        with pytest.raises(ConfigError, match="for one vector or one image, but observations are"):
+            require_normalizable(refused, images=True)
 
 
 def test_state_round_trip_continues_identically() -> None:

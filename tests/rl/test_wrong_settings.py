@@ -64,7 +64,7 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
         ({"policy": {"hidden_sizes": []}}, "[] (must be a list of one or more whole numbers"),
         ({"policy": {"hidden_sizes": [True]}}, "[True] (must be a list of one or more whole numbers"),
         ({"policy": {"custom": "mine"}}, "must be the name of a class, pkg.mod:Class or ./file.py:Class"),
-        ({"policy": {"encoder": "mine"}}, "must be auto, mlp, nature_cnn or impala_cnn or the name of a class"),
+        ({"policy": {"encoder": "mine"}}, "must be auto, mlp, nature_cnn, small_cnn or impala_cnn or the name"),
         ({"policy": 3}, "bad value for 'policy' (from argument policy): 3 (must be a group {key: value})"),
         ({"deterministic": 3}, "3 (must be true or false)"),
         ({"stop": {"wall_s": math.inf}}, "inf (must be a number above 0 and up to 1e+09 or null)"),

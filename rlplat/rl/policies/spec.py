@@ -13,11 +13,9 @@ import numpy as np
 from rlplat.errors import ConfigError
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
-MIN_IMAGE_SIZE = 36
-"""Smallest height and width that the Nature CNN's three convolutions (8/4, 4/2, 3/1) leave anything of."""
-MIN_IMPALA_IMAGE_SIZE = 8
-"""Three times halved, something is left."""
-CNNS = ("nature_cnn", "impala_cnn")
+MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8}
+"""The encoders for images, with the smallest height and width that they leave anything of: convolutions 8/4, 4/2, 3/1
+(kernel / stride); 8/4, 4/2; three times halved."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class PolicySpec:
     heads: tuple[Head, ...]
     """The parts of an action in the order of its columns."""
     encoder: str
-    """mlp, nature_cnn, impala_cnn or "pkg.mod:Class"."""
+    """mlp, nature_cnn, small_cnn, impala_cnn or "pkg.mod:Class"."""
     hidden_sizes: tuple[int, ...]
     activation: Literal["tanh", "relu"]
     share_encoder: bool
@@ -100,8 +98,7 @@ class PolicySpec:
 
     def encodes_as_image(self, leaf: ObsSpec) -> bool:
         """Whether this leaf of the observation goes through a CNN."""
-        least = MIN_IMPALA_IMAGE_SIZE if self.encoder == "impala_cnn" else MIN_IMAGE_SIZE
-        return self.encoder != "mlp" and is_large_image(leaf, least)
+        return self.encoder != "mlp" and is_large_image(leaf, _least_size(self.encoder))
 
 
 def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
@@ -111,8 +108,8 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     leaves = obs if isinstance(obs, dict) else {"": obs}
     if encoder == "auto":
         encoder = "nature_cnn" if any(is_large_image(leaf) for leaf in leaves.values()) else "mlp"
-    least = MIN_IMPALA_IMAGE_SIZE if encoder == "impala_cnn" else MIN_IMAGE_SIZE
-    if encoder in CNNS and not any(is_large_image(leaf, least) for leaf in leaves.values()):
+    least = _least_size(encoder)
+    if encoder in MIN_IMAGE_SIZES and not any(is_large_image(leaf, least) for leaf in leaves.values()):
         raise ConfigError(
             f"policy.encoder={encoder} needs uint8 images of at least {least} x {least} with channels, but "
             f"observations are {_shown(obs)}; use policy.encoder=mlp"
@@ -136,7 +133,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         encoder=encoder,
         hidden_sizes=tuple(policy["hidden_sizes"]),
         activation=policy["activation"],
-        share_encoder=(encoder in CNNS or core != "none") if shared == "auto" else bool(shared),
+        share_encoder=(encoder in MIN_IMAGE_SIZES or core != "none") if shared == "auto" else bool(shared),
         orthogonal_init=policy["orthogonal_init"],
         initial_log_std=policy["initial_log_std"],
         core=core,
@@ -200,9 +197,14 @@ def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
     return f"{what}: {cure}" if found else ""
 
 
-def is_large_image(leaf: ObsSpec, least: int = MIN_IMAGE_SIZE) -> bool:
+def is_large_image(leaf: ObsSpec, least: int = MIN_IMAGE_SIZES["nature_cnn"]) -> bool:
     """Whether both sides of an image have `least` pixels."""
     return leaf.kind == "image" and sorted(leaf.shape)[1] >= least
+
+
+def _least_size(encoder: str) -> int:
+    """For classes of the user's own, and for `auto`, the Nature CNN's."""
+    return MIN_IMAGE_SIZES.get(encoder, MIN_IMAGE_SIZES["nature_cnn"])
 
 
 def cpu_share(num_processes: int) -> int:

@@ -54,25 +54,36 @@ class NatureCNN(tf.Module):
     uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]; pixels are fractions of 255 by scaling the first kernel.
     """
 
+    CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    """(channels, kernel, stride) of conv1, conv2, ..."""
+    NUM_FEATURES = 512
+
     def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
         super().__init__()
         self.channels_first, (channels, height, width) = _channels_height_width(image)
         self.compute_dtype = compute_dtype
-        self.conv1 = Conv(channels, 32, 8, stride=4)
-        self.conv2 = Conv(32, 64, 4, stride=2)
-        self.conv3 = Conv(64, 64, 3)
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.linear = Linear(64 * height * width, 512)
-        self.num_features = 512
+        for number, (size, kernel, stride) in enumerate(self.CONVOLUTIONS, 1):
+            setattr(self, f"conv{number}", Conv(channels, size, kernel, stride=stride))
+            channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.linear = Linear(channels * height * width, self.NUM_FEATURES)
+        self.num_features = self.NUM_FEATURES
 
     def __call__(self, obs: tf.Tensor) -> tf.Tensor:
         dtype = self.compute_dtype
-        features = tf.nn.relu(self.conv1(_channels_last(obs, self.channels_first), dtype, scale=1.0 / 255.0))
-        features = tf.nn.relu(self.conv2(features, dtype))
-        features = tf.nn.relu(self.conv3(features, dtype))
+        features, scale = _channels_last(obs, self.channels_first), 1.0 / 255.0
+        for number in range(1, len(self.CONVOLUTIONS) + 1):
+            features = tf.nn.relu(getattr(self, f"conv{number}")(features, dtype, scale=scale))
+            scale = 1.0
         features = tf.nn.relu(self.linear(_flattened(features), dtype))
         return tf.cast(features, tf.float32)
+
+
+class SmallCNN(NatureCNN):
+    """The network of Mnih et al. 2013 (arXiv:1312.5602) and of A3C (Mnih et al. 2016): two convolutions and a layer of
+    256. uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 256]."""
+
+    CONVOLUTIONS = ((16, 8, 4), (32, 4, 2))
+    NUM_FEATURES = 256
 
 
 class ImpalaCNN(tf.Module):
@@ -122,8 +133,7 @@ class TreeEncoder(tf.Module):
         self._leaves = tuple((path, leaf) for path, leaf in spec.obs.items() if leaf.kind != "mask")
         images = [(path, leaf) for path, leaf in self._leaves if spec.encodes_as_image(leaf)]
         self._image_paths = tuple(path for path, _ in images)
-        cnn = "impala_cnn" if spec.encoder == "impala_cnn" else "nature_cnn"
-        self.images = [_image_encoder(cnn, leaf, compute_dtype) for _, leaf in images]
+        self.images = [_image_encoder(spec.encoder, leaf, compute_dtype) for _, leaf in images]
         num_numbers = sum(leaf.num_features for path, leaf in self._leaves if path not in self._image_paths)
         num_inputs = num_numbers + sum(encoder.num_features for encoder in self.images)
         self.mlp = MLPEncoder(num_inputs, spec)
@@ -148,7 +158,12 @@ def leaf_features(obs: tf.Tensor, leaf: ObsSpec) -> tf.Tensor:
 
 
 def _image_encoder(name: str, image: ObsSpec, compute_dtype: tf.DType) -> NatureCNN | ImpalaCNN:
-    return (ImpalaCNN if name == "impala_cnn" else NatureCNN)(image, compute_dtype)
+    encoders: dict[str, type[NatureCNN | ImpalaCNN]] = {
+        "nature_cnn": NatureCNN,
+        "small_cnn": SmallCNN,
+        "impala_cnn": ImpalaCNN,
+    }
+    return encoders[name](image, compute_dtype)
 
 
 def _channels_last(images: tf.Tensor, channels_first: bool) -> tf.Tensor:

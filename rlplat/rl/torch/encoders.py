@@ -53,46 +53,61 @@ class MLPEncoder(nn.Module):
 class NatureCNN(nn.Module):
     """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512.
 
-    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]. Pixels are taken as fractions of 255 by scaling the first
+    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]; float32 images are taken as they are (normalised ones).
+    Pixels are taken as fractions of 255 by scaling the first
     kernel instead of every pixel: exact in bfloat16, which holds the integers up to 256, and one pass over the images
     less. Images stay in channels-last order in memory, which CPU convolutions and GPU tensor cores want.
     `compute_dtype` bfloat16 casts at each call; the parameters stay float32.
     """
 
+    CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    """(channels, kernel, stride) of conv1, conv2, ..."""
+    NUM_FEATURES = 512
+
     def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.channels_last, (channels, height, width) = _channels_height_width(image)
         self.compute_dtype = compute_dtype
-        self.conv1 = nn.Conv2d(channels, 32, 8, stride=4)
-        self.conv2 = nn.Conv2d(32, 64, 4, stride=2)
-        self.conv3 = nn.Conv2d(64, 64, 3, stride=1)
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.linear = nn.Linear(64 * height * width, 512)
-        self.num_features = 512
-        for conv in (self.conv1, self.conv2, self.conv3):
+        for number, (size, kernel, stride) in enumerate(self.CONVOLUTIONS, 1):
+            conv = nn.Conv2d(channels, size, kernel, stride=stride)
             conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+            self.add_module(f"conv{number}", conv)
+            channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.linear = nn.Linear(channels * height * width, self.NUM_FEATURES)
+        self.num_features = self.NUM_FEATURES
+
+    @property
+    def convs(self) -> list[nn.Conv2d]:
+        return [module for module in self.children() if isinstance(module, nn.Conv2d)]
 
     def hold_in_compute_dtype(self) -> None:
         """For acting: keep the large parameters in the compute dtype, instead of casting them at each call.
 
         Not the first kernel: its scaling by 1/255 is done in float32, as in the learner.
         """
-        for layer in (self.conv2, self.conv3, self.linear):
+        for layer in (*self.convs[1:], self.linear):
             layer.to(self.compute_dtype)
 
     def forward(self, obs: Tensor) -> Tensor:
         dtype = self.compute_dtype
         images = obs.permute(0, 3, 1, 2) if self.channels_last else obs
         features = images.to(dtype, memory_format=torch.channels_last)
-        for conv in (self.conv1, self.conv2, self.conv3):
+        for number, conv in enumerate(self.convs):
             assert conv.bias is not None
-            kernel = conv.weight / 255.0 if conv is self.conv1 else conv.weight
+            kernel = conv.weight / 255.0 if number == 0 and obs.dtype == torch.uint8 else conv.weight
             features = F.conv2d(features, kernel.to(dtype), conv.bias.to(dtype), stride=conv.stride)
             features = F.relu_(features)
         features = F.linear(features.flatten(1), self.linear.weight.to(dtype), self.linear.bias.to(dtype))
         features = F.relu_(features)
         return features.float()
+
+
+class SmallCNN(NatureCNN):
+    """The network of Mnih et al. 2013 (arXiv:1312.5602) and of A3C (Mnih et al. 2016): two convolutions and a layer of
+    256. uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 256]."""
+
+    CONVOLUTIONS = ((16, 8, 4), (32, 4, 2))
+    NUM_FEATURES = 256
 
 
 class ImpalaCNN(nn.Module):
@@ -125,7 +140,8 @@ class ImpalaCNN(nn.Module):
         entry: Any
         convs: Any  # nn.ModuleList's items have no narrower type
         for section, (entry, convs) in enumerate(zip(self.entries, self.blocks, strict=True)):
-            features = F.max_pool2d(self._conv(features, entry, section == 0), 3, stride=2, padding=1)
+            scales_pixels = section == 0 and obs.dtype == torch.uint8
+            features = F.max_pool2d(self._conv(features, entry, scales_pixels), 3, stride=2, padding=1)
             for first in (0, 2):
                 inner = self._conv(F.relu(features), convs[first])
                 features = features + self._conv(F.relu(inner), convs[first + 1])
@@ -148,8 +164,7 @@ class TreeEncoder(nn.Module):
         self.leaves = {path: leaf for path, leaf in spec.obs.items() if leaf.kind != "mask"}
         images = {path: leaf for path, leaf in self.leaves.items() if spec.encodes_as_image(leaf)}
         self.image_paths = tuple(images)
-        cnn = "impala_cnn" if spec.encoder == "impala_cnn" else "nature_cnn"
-        encoders = [_image_encoder(cnn, leaf, compute_dtype) for leaf in images.values()]
+        encoders = [_image_encoder(spec.encoder, leaf, compute_dtype) for leaf in images.values()]
         self.images = nn.ModuleList(encoders)
         num_numbers = sum(leaf.num_features for path, leaf in self.leaves.items() if path not in images)
         num_inputs = num_numbers + sum(each.num_features for each in encoders)
@@ -179,11 +194,16 @@ def leaf_features(obs: Tensor, leaf: ObsSpec) -> Tensor:
         parts = [F.one_hot(obs[:, i].long(), n) for i, n in enumerate(leaf.nvec)]
         return torch.cat(parts, dim=1).float()
     features = obs.flatten(1).float()
-    return features / 255.0 if leaf.kind == "image" else features
+    return features / 255.0 if obs.dtype == torch.uint8 and leaf.kind == "image" else features
 
 
 def _image_encoder(name: str, image: ObsSpec, compute_dtype: torch.dtype) -> NatureCNN | ImpalaCNN:
-    return (ImpalaCNN if name == "impala_cnn" else NatureCNN)(image, compute_dtype)
+    encoders: dict[str, type[NatureCNN | ImpalaCNN]] = {
+        "nature_cnn": NatureCNN,
+        "small_cnn": SmallCNN,
+        "impala_cnn": ImpalaCNN,
+    }
+    return encoders[name](image, compute_dtype)
 
 
 def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:

@@ -56,6 +56,7 @@ SPECS: dict[str, Callable[[], PolicySpec]] = {
     "tree": lambda: spec_of(SpaceSpec(TREE, DISCRETE)),
     "nature": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE)),
     "nature HWC": lambda: spec_of(SpaceSpec(ObsSpec("image", (52, 44, 3), "uint8", "HWC"), DISCRETE)),
+    "small": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE), encoder="small_cnn"),
     "impala": lambda: spec_of(
         SpaceSpec(ObsSpec("image", (2, 15, 12), "uint8", "CHW"), DISCRETE), encoder="impala_cnn"
     ),

@@ -79,6 +79,30 @@ def test_nature_cnn_is_the_plain_network_on_fractions_of_255() -> None:
     assert sum(p.numel() for p in network.parameters()) == 1_687_719  # 1.69 M, as published
 
 
+def test_small_cnn_is_the_network_of_2013_on_fractions_of_255() -> None:
+    """Mnih et al. 2013, section 4.1: 16 filters 8x8 stride 4, 32 filters 4x4 stride 2, 256 units."""
+    spec = make_spec(PONG, replace(DISCRETE, n=6), encoder="small_cnn")
+    assert spec.share_encoder and spec.has_images
+    network = ActorCritic(spec)
+    obs, encoder = tensors(spec, 3), network.actor_encoder
+    features = obs.float() / 255.0
+    for conv in (encoder.conv1, encoder.conv2):
+        features = torch.relu(conv(features))
+    assert features.shape[1:] == (32, 9, 9)
+    features = torch.relu(encoder.linear(features.contiguous().flatten(1)))
+    torch.testing.assert_close(encoder(obs), features, atol=1e-5, rtol=1e-4)
+    assert encoder.num_features == 256
+    # 4 * 8 * 8 * 16 + 16, 16 * 4 * 4 * 32 + 32, 9 * 9 * 32 * 256 + 256, and the heads' 257 * (6 + 1)
+    assert sum(p.numel() for p in network.parameters()) == 4_112 + 8_224 + 663_808 + 1_799
+
+
+@pytest.mark.parametrize("name", ["nature_cnn", "small_cnn", "impala_cnn", "mlp"])
+def test_normalised_images_are_taken_as_they_are(name: str) -> None:
+    spec = make_spec(ObsSpec("image", (1, 36, 36), "uint8", "CHW"), encoder=name)
+    encoder, obs = make_encoder(spec), tensors(spec, 2)
+    torch.testing.assert_close(encoder(obs.float() / 255.0), encoder(obs), atol=1e-5, rtol=1e-4)
+
+
 def test_impala_cnn_is_the_plain_network_on_fractions_of_255() -> None:
     """Espeholt et al. 2018, figure 3, right: written down section by section."""
     spec = make_spec(PONG, encoder="impala_cnn")
@@ -97,7 +121,7 @@ def test_impala_cnn_is_the_plain_network_on_fractions_of_255() -> None:
     assert [conv.out_channels for conv in convolutions[:3]] == [16, 32, 32] and len(convolutions) == 15
 
 
-@pytest.mark.parametrize("name, side", [("nature_cnn", 36), ("impala_cnn", 8)])
+@pytest.mark.parametrize("name, side", [("nature_cnn", 36), ("small_cnn", 20), ("impala_cnn", 8)])
 def test_the_smallest_images(name: str, side: int) -> None:
     leaf = ObsSpec("image", (3, side, side + 1), "uint8", "CHW")
     spec = make_spec(leaf, encoder=name)
@@ -106,7 +130,7 @@ def test_the_smallest_images(name: str, side: int) -> None:
         make_spec(replace(leaf, shape=(3, side - 1, 90)), encoder=name)
 
 
-@pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+@pytest.mark.parametrize("name", ["nature_cnn", "small_cnn", "impala_cnn"])
 def test_channels_last_are_the_same_pictures(name: str) -> None:
     first_spec = make_spec(PONG, encoder=name)
     last_spec = make_spec(replace(PONG, shape=(84, 84, 4), layout="HWC"), encoder=name)
@@ -116,7 +140,7 @@ def test_channels_last_are_the_same_pictures(name: str) -> None:
     torch.testing.assert_close(first(obs), last(obs.permute(0, 2, 3, 1).contiguous()))
 
 
-@pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+@pytest.mark.parametrize("name", ["nature_cnn", "small_cnn", "impala_cnn"])
 def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters(name: str) -> None:
     torch.manual_seed(0)
     spec = make_spec(PONG, encoder=name)
@@ -156,6 +180,12 @@ def test_a_tree_is_its_images_through_cnns_beside_its_numbers() -> None:
     layer = encoder.mlp.layers[0]
     assert layer.weight.shape == (7, 512 + 5 + 6 + 3 + 5) and encoder.num_features == 7
     torch.testing.assert_close(encoder(obs), torch.relu(inputs @ layer.weight.T + layer.bias))
+
+
+def test_a_tree_has_the_cnn_that_is_named() -> None:
+    encoder = make_encoder(make_spec(TREE, encoder="small_cnn"))
+    (cnn,) = encoder.images
+    assert cnn.num_features == 256 and encoder.mlp.layers[0].in_features == 256 + 5 + 6 + 3 + 5
 
 
 def test_a_tree_with_an_mlp_sees_its_pictures_as_numbers() -> None:

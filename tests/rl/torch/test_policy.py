@@ -229,7 +229,7 @@ def test_cnn_policy_acts_like_the_learners_network(precision: str, tolerance: fl
     np.testing.assert_allclose(policy.values(obs), values, atol=tolerance)
 
 
-@pytest.mark.parametrize("encoder", ["nature_cnn", "impala_cnn"])
+@pytest.mark.parametrize("encoder", ["nature_cnn", "small_cnn", "impala_cnn"])
 def test_images_within_a_tree_act_in_bfloat16(encoder: str) -> None:
     spec = make_spec(TREE, encoder=encoder, core="lstm")
     network = network_for(spec)
