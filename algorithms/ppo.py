@@ -46,7 +46,7 @@ from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_s
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.normalization import ObsStatistics, require_normalizable
+from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -240,9 +240,7 @@ class PPOLearner(Learner[PPOConfig]):
         self._net: TorchPPO = computes(self.config, spec, network_seed)
         self.trainee = self._net.trainee
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
-        obs = spec.obs if self.config.normalize_observations else None
-        assert not isinstance(obs, dict)  # `require_normalizable`
-        self._obs_statistics = ObsStatistics(obs and obs.shape, is_image=bool(obs and obs.kind == "image"))
+        self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)
         self._learning_rewards = LearningRewards(self.config)
         self.publish()
 

@@ -68,8 +68,8 @@ def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int, b
 
 
 def rlplat_config(task: str, in_one_process: bool) -> Any:
-    """Pong: the tuned config, whose rounds are these; CartPole with PPO: one rollout worker, 64x64 networks; DQN and
-    ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers."""
+    """Pong: the published config, whose rounds are these; CartPole with PPO: one rollout worker, 64x64 networks; DQN
+    and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers."""
     from rlplat.algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
     from rlplat.rl.run.registry import tuned_config
@@ -102,8 +102,8 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
         return plan_from_file(
             path, [layer_from_arguments({"num_rollout_workers": 0} if in_one_process else {})]
         ).config
-    path = tuned_config("ppo", "Pong")
-    assert path is not None, "configs/ppo/Pong.yaml is part of rlplat"
+    path = tuned_config("ppo", "Pong-published")
+    assert path is not None, "configs/ppo/Pong-published.yaml is part of rlplat"
     changes = {"num_rollout_workers": 0, "num_envs_per_worker": NUM_ENVS} if in_one_process else {}
     config = plan_from_file(path, [layer_from_arguments(changes)]).config
     samples = max(1, config.num_rollout_workers) * config.num_envs_per_worker * config.rollout_length

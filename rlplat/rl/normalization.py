@@ -30,8 +30,8 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
         return
     what = "one vector or one image" if images else "vectors (PPO with framework=torch: an image, too)"
     raise ConfigError(
-        f"normalize_observations is for {what}, but observations are {obs}: set it to false (images are scaled by 1/255 "
-        "as it is)"
+        f"normalize_observations is for {what}, but observations are {obs}: set it to false (images are scaled by "
+        "1/255 as it is)"
     )
 
 
@@ -157,6 +157,13 @@ class ObsStatistics:
     def set_state(self, state: dict[str, Any] | None) -> None:
         if self.running is not None and state is not None:
             self.running.set_state(state)
+
+
+def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None) -> ObsStatistics:
+    """obs: what they are kept of (`require_normalizable`); None: of nothing."""
+    if not isinstance(obs, ObsSpec):
+        return ObsStatistics(None)
+    return ObsStatistics(obs.shape, is_image=obs.kind == "image")
 
 
 class RewardNormalizer:

@@ -9,7 +9,13 @@ import pytest
 
 from rlplat.config import layer_from_flags, load_yaml
 from rlplat.rl.envs.names import env_family
-from rlplat.rl.run.registry import algorithm_homes, base_config, configs_directory, load_algorithm
+from rlplat.rl.run.registry import (
+    algorithm_homes,
+    base_config,
+    configs_directory,
+    find_config,
+    load_algorithm,
+)
 from rlplat.rl.run.training_plan import TrainingPlan, plan_from_file, plan_training
 from rlplat.tune.trials.rl_config import plan_trial
 
@@ -55,6 +61,19 @@ def test_a_tuned_config_goes_before_its_familys() -> None:
     tuned = plan("ppo", "Pong")
     assert tuned.notes == ["using the tuned config configs/ppo/Pong.yaml"]
     assert tuned.base == "configs/ppo/Pong.yaml"
+
+
+def test_pong_is_the_fast_one_and_the_published_one_has_a_name() -> None:
+    fast = plan("ppo", "Pong").config
+    assert fast.env_kwargs == {"img_height": 64, "img_width": 64}  # no other task: only what is seen of it
+    assert fast.policy.encoder == "small_cnn" and fast.normalize_observations and fast.clip_rewards
+    assert (fast.stop.episode_return_mean, fast.expect.episode_return_mean) == (18, 18)
+    path = find_config("ppo/Pong-published")
+    assert path is not None
+    published = plan_from_file(path, []).config
+    assert published.env == "Pong" and published.env_kwargs == {}
+    assert published.policy.encoder == "nature_cnn" and not published.normalize_observations
+    assert published.num_rollout_workers * published.num_envs_per_worker == 8
 
 
 def test_a_game_without_a_config_learns_as_all_games_do() -> None:

@@ -54,7 +54,7 @@ class NatureCNN(tf.Module):
     uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]; pixels are fractions of 255 by scaling the first kernel.
     """
 
-    CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    CONVOLUTIONS: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """(channels, kernel, stride) of conv1, conv2, ..."""
     NUM_FEATURES = 512
 

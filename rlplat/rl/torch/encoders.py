@@ -60,7 +60,7 @@ class NatureCNN(nn.Module):
     `compute_dtype` bfloat16 casts at each call; the parameters stay float32.
     """
 
-    CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    CONVOLUTIONS: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """(channels, kernel, stride) of conv1, conv2, ..."""
     NUM_FEATURES = 512
 
