@@ -13,6 +13,8 @@ import numpy as np
 
 NUM_POINTS = 200
 NUM_RESAMPLES = 1000
+MOST_NUMBERS = 1_000_000
+"""Of the resampled curves that are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], num_points: int = NUM_
         where = (present == np.asarray(members)[:, None]).all(axis=0)
         values = at_grid[np.ix_(chosen, np.flatnonzero(where))]
         samples = rng.integers(len(chosen), size=(NUM_RESAMPLES, len(chosen)))
-        means = np.stack([interquartile_mean(values[sample]) for sample in samples])
+        num_chunks = 1 + samples.size * values.shape[1] // MOST_NUMBERS
+        chunks = np.array_split(samples, num_chunks)  # many samples at once, in bounded memory
+        means = np.concatenate([interquartile_mean(values[chunk.T]) for chunk in chunks])
         middle[where] = interquartile_mean(values)
         low[where], high[where] = np.percentile(means, [2.5, 97.5], axis=0)
     there = num_runs > 0

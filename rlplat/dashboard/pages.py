@@ -30,6 +30,10 @@ MAX_LOG_BYTES = 64 * 1024
 NOT_COMPARED = ("seed", "out", "expect", "stop", "evaluation")
 """Settings in which runs of one group may differ, besides the seed: when they end and how they are looked at."""
 _MAX_ROWS_KEPT = 20_000
+_MAX_CURVES_KEPT = 500
+"""Of 32 KB each."""
+Points = tuple[np.ndarray, np.ndarray]
+"""float64[M] each: x, y."""
 
 
 class NoSuchRun(UsageError):
@@ -42,6 +46,9 @@ class Pages:
         self._described: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._rows: OrderedDict[Path, tuple[Cursor, list[dict[str, Any]]]] = OrderedDict()
         self._num_rows = 0
+        self._curves: OrderedDict[tuple[Path, str, str], tuple[tuple[int, int, int], Points, list[str]]] = (
+            OrderedDict()
+        )
 
     def runs(self) -> dict[str, Any]:
         """Every run and experiment below the root, the most recent one first."""
@@ -120,13 +127,14 @@ class Pages:
         """Runs in one plot: of each group of seeds one band of `metric` over `x`, and the settings that differ."""
         groups: dict[str, list[str]] = {}
         settings: dict[str, dict[str, Any]] = {}
-        points: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        points: dict[str, Points] = {}
         known: set[str] = set()
         for name in names:
             path = self._directory(name, "config.yaml")
-            own, rows = settings_of(path), self._all_rows(path)
-            settings[name], points[name] = flat(own), _curve(rows, metric, x)
-            known.update(columns(rows[-50:]))
+            own = settings_of(path)
+            settings[name] = flat(own)
+            points[name], names_of_run = self._curve_once(path, metric, x)
+            known.update(names_of_run)
             groups.setdefault(group_of(own), []).append(name)
         curves = []
         for members in groups.values():
@@ -143,6 +151,18 @@ class Pages:
                 }
             )
         return {"curves": curves, "names": sorted(known), "differences": differences(settings)}
+
+    def _curve_once(self, path: Path, metric: str, x: str) -> tuple[Points, list[str]]:
+        """A run's curve and the names that its newest rows have; made again only when its file has changed."""
+        state = _state_of(path / "metrics.jsonl")
+        before = self._curves.pop((path, metric, x), None)
+        if before is None or before[0] != state:
+            rows = self._all_rows(path)
+            before = (state, _curve(rows, metric, x), list(columns(rows[-50:])))
+        self._curves[path, metric, x] = before
+        while len(self._curves) > _MAX_CURVES_KEPT:
+            self._curves.popitem(last=False)
+        return before[1], before[2]
 
     def experiment(self, name: str) -> dict[str, Any]:
         """An experiment's trials: number, state, parameters, metrics, and the run of each where it is one."""
@@ -228,8 +248,8 @@ def videos_of(path: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["env_steps"] is None, row["env_steps"] or 0, row["file"]))
 
 
-def _curve(rows: list[dict[str, Any]], metric: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """float64[M] each: the rows that have both, x ascending."""
+def _curve(rows: list[dict[str, Any]], metric: str, x: str) -> Points:
+    """The rows that have both, x ascending."""
     chosen = columns(thinned(rows, MAX_POINTS), [x, metric])
     points = [
         (at, value)

@@ -184,3 +184,20 @@ def test_numbers_that_json_cannot_hold_do_not_break_a_page(root: Path, client: T
         file.write('{"env_steps": 1, "episode_return_mean": 1e999}\n{"env_steps": 999999999999999999999}\n')
     for path in ("/api/runs", "/api/metrics?run=nan", "/api/compare?run=nan", "/api/run?run=nan"):
         assert client.get(path).status_code == 200, path
+
+
+def test_a_curve_is_read_again_when_its_file_has_changed_and_only_then(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(root)
+    read: list[Path] = []
+    real = pages._all_rows
+    monkeypatch.setattr(pages, "_all_rows", lambda path: read.append(path) or real(path))
+    first = pages.compare(["ppo-1", "ppo-2"], "episode_return_mean", "env_steps")
+    assert pages.compare(["ppo-1", "ppo-2"], "episode_return_mean", "env_steps") == first
+    assert len(read) == 2
+    with open(root / "ppo-1" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"env_steps": 40 * 1024, "episode_return_mean": 9.0, "new/name": 1}) + "\n")
+    again = pages.compare(["ppo-1", "ppo-2"], "episode_return_mean", "env_steps")
+    assert [path.name for path in read[2:]] == ["ppo-1"]
+    assert again["curves"][0]["x"][-1] == 40 * 1024 and "new/name" in again["names"]
