@@ -1,6 +1,6 @@
 """Algorithms by rlplat and by Stable-Baselines3 with the same hyper-parameters: how fast each goes through env steps.
 
-    python -m benchmarks.train_peers rate PEER {cartpole,pong,dqn,a3c,es} --warm-up 5000 --env-steps 100000
+    python -m benchmarks.train_peers rate PEER {cartpole,pong,dqn,a3c,es,sac,td3} --warm-up 5000 --env-steps 100000
                                                                                               prints env steps/s
     python -m benchmarks.train_peers threshold --seed 1 --out DIR --env-steps 100000          SB3, to the threshold
 
@@ -19,6 +19,7 @@ from typing import Any
 NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
 A2C_ENVS, A2C_STEPS = 16, 5
+OFF_POLICY_STARTS = 100
 THRESHOLD, WINDOW = 475.0, 100
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
     rate.add_argument("peer", choices=["rlplat", "torch", "inproc", "sb3"])
-    rate.add_argument("task", choices=["cartpole", "pong", "dqn", "a3c", "es"])
+    rate.add_argument("task", choices=["cartpole", "pong", "dqn", "a3c", "es", "sac", "td3"])
     rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
     threshold = commands.add_parser("threshold")
@@ -69,7 +70,8 @@ def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int, b
 
 def rlplat_config(task: str, in_one_process: bool) -> Any:
     """Pong: the published config, whose rounds are these; CartPole with PPO: one rollout worker, 64x64 networks; DQN
-    and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers."""
+    and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers;
+    SAC, TD3: defaults (256x256, batch 256, a gradient step per env step), learning from the 100th env step on."""
     from rlplat.algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
     from rlplat.rl.run.registry import tuned_config
@@ -96,6 +98,10 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
             learning_rate=7e-4,
             **workers,
         )
+    if task in ("sac", "td3"):
+        from rlplat.rl.run.registry import load_algorithm
+
+        return load_algorithm(task).config_class(env="Pendulum-v1", learning_starts=OFF_POLICY_STARTS)
     if task in ("dqn", "es"):
         path = tuned_config(task, "CartPole-v1")
         assert path is not None, f"configs/{task}/CartPole-v1.yaml is part of rlplat"
@@ -118,7 +124,7 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
 def sb3_rate(task: str, warm_up: int, env_steps: int) -> float:
     """Env steps/s of `learn()` after a first call of it."""
     makers = {"cartpole": sb3_cartpole, "pong": sb3_pong, "dqn": sb3_dqn, "a3c": sb3_a2c, "es": sb3_ars}
-    model = makers[task]()
+    model = sb3_off_policy(task) if task in ("sac", "td3") else makers[task]()
     model.learn(warm_up)
     before, started = model.num_timesteps, time.perf_counter()
     model.learn(env_steps, reset_num_timesteps=False)
@@ -179,6 +185,26 @@ def sb3_a2c() -> Any:
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=A2C_ENVS, seed=1),
         n_steps=A2C_STEPS,
+        seed=1,
+        device="cpu",
+    )
+
+
+def sb3_off_policy(task: str) -> Any:
+    """The settings of `rlplat_config`: SB3's defaults, for TD3 with SAC's networks and batch; one torch thread."""
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    algorithm = {"sac": stable_baselines3.SAC, "td3": stable_baselines3.TD3}[task]
+    return algorithm(
+        "MlpPolicy",
+        make_vec_env("Pendulum-v1", n_envs=1, seed=1),
+        learning_rate=3e-4,
+        batch_size=256,
+        learning_starts=OFF_POLICY_STARTS,
+        policy_kwargs={"net_arch": [256, 256]},
         seed=1,
         device="cpu",
     )

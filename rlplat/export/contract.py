@@ -10,6 +10,7 @@ Outputs:
     action              or action/<path>: drawn with the noise, as the environment takes it (from `start`, clipped)
     greedy_action       the most likely one (DQN: of the largest Q)
     params, log_std     logits (illegal: -1e8) and means of the heads side by side; of Gaussian ones, log deviations
+                        (SAC, TD3: params are what the actor's head gives, before tanh and scaling)
     q_values            float32[N, A], of a policy that acts by them
     log_prob, value     float32[N]: of `action` before it was clipped; V(obs), or the largest legal Q
     state_out           float32[N, S]

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from rlplat.errors import UsageError
 from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, Contract, Leaf
 from rlplat.rl.interfaces import Policy
+from rlplat.rl.policies.bounded_actor import ActionScale, BoundedActor
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy
 from rlplat.rl.spaces import ActionSpec, SpaceSpec, action_leaves, obs_leaves
 from rlplat.rl.torch.action_distributions import ActionDistribution, normal_to_gumbel
 from rlplat.rl.torch.agent_module import AgentModule
+from rlplat.rl.torch.continuous.networks import squashed_sample
 
 
 class PolicyModule(nn.Module):
@@ -122,12 +124,42 @@ class _MLPChoice(nn.Module):
         return drawn, params, {"params": params}
 
 
+class _ActorChoice(nn.Module):
+    """Actions within (-1, 1), scaled to the bounds; see `policies.bounded_actor`."""
+
+    middle: Tensor
+    half_width: Tensor
+
+    def __init__(self, network: nn.Module, policy: BoundedActor) -> None:
+        super().__init__()
+        self.network, self.actor = network, policy.actor
+        scale = ActionScale(policy.spec)
+        self.register_buffer("middle", torch.from_numpy(scale.middle))
+        self.register_buffer("half_width", torch.from_numpy(scale.half))
+
+    def forward(self, obs: Any, state: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor, dict]:
+        assert noise is not None
+        params = self.network(obs)
+        found = {"params": params}
+        if self.actor.kind == "squashed_gaussian":
+            drawn, log_probs = squashed_sample(params, noise)
+            found["log_prob"] = log_probs - self.half_width.log().sum()
+            greedy = params.chunk(2, dim=-1)[0].tanh()
+        else:
+            greedy = params.tanh()
+            drawn = (greedy + self.actor.action_noise * noise).clamp(-1.0, 1.0)
+        return self.middle + self.half_width * drawn, self.middle + self.half_width * greedy, found
+
+
 def choice_outputs(module: AgentModule, policy: Any) -> tuple[tuple[str, ...], int]:
     """(the outputs beside the actions, the size of the noise) of a trained agent."""
     if isinstance(policy, MLPPolicy):
         places = list(policy.shape.places.values())
         draws = policy.sample_actions if policy.shape.is_discrete else policy.action_noise > 0
         return ("params",), places[-1][0][0] if draws else 0
+    if isinstance(policy, BoundedActor):
+        log_prob = ("log_prob",) if policy.actor.kind == "squashed_gaussian" else ()
+        return ("params", *log_prob), policy.spec.action.flat_size
     state = ("state_out",) if module.state_size else ()
     if module.kind == "q":
         network: Any = module.network
@@ -146,6 +178,8 @@ def run_module(module: PolicyModule, feeds: dict[str, np.ndarray]) -> dict[str, 
 def _chooser(module: AgentModule, policy: Any) -> nn.Module:
     if isinstance(policy, MLPPolicy):
         return _MLPChoice(module.network, policy)
+    if isinstance(policy, BoundedActor):
+        return _ActorChoice(module.network, policy)
     if module.kind == "q":
         return _QChoice(module.network, float(np.max(policy.exploration.epsilon)))
     return _ActorCriticChoice(module.network)

@@ -225,7 +225,7 @@ def test_the_smallest_replay_holds_a_fragment_of_episodes_that_are_all_cut_off(r
 @pytest.mark.parametrize(
     "settings, complaint",
     [
-        ({"env": "Pendulum-v1"}, "use PPO: rlplat train --algo ppo --env Pendulum-v1"),
+        ({"env": "Pendulum-v1"}, "use SAC: rlplat train --algo sac --env Pendulum-v1"),
         ({"distributional": "c51", "value_range": (1.0, -1.0)}, r"value_range is \[1, -1\]"),
         (
             {"asynchronous": True, "num_replay_shards": 2},

@@ -124,6 +124,8 @@ CASES = [
     ("dqn", "dict", {"distributional": "c51", "value_range": [0, 10]}),
     ("es", "discrete", {"sample_actions": True}),
     ("es", "box", {"action_noise": 0.1}),
+    ("sac", "box", {}),
+    ("td3", "box", {"exploration_noise": 0.5, "normalize_observations": True}),
 ]
 
 

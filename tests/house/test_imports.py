@@ -55,6 +55,8 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
         "rlplat.algorithms.ppo",
+        "rlplat.algorithms.sac",
+        "rlplat.algorithms.td3",
     ],
 )
 def test_the_driver_of_a_run_loads_no_framework(module: str) -> None:

@@ -15,6 +15,8 @@ from rlplat.algorithms.a3c import A3CConfig
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.es import ESConfig
 from rlplat.algorithms.ppo import PPOConfig
+from rlplat.algorithms.sac import SACConfig
+from rlplat.algorithms.td3 import TD3Config
 from rlplat.cli.settings import rows_of
 from rlplat.config import layer_from_flags, parse_yaml, resolve
 from rlplat.errors import ConfigError
@@ -28,7 +30,7 @@ from rlplat.rl.unused_settings import announcement
 from rlplat.section import InvalidSettings
 
 CONFIGS: dict[str, type[BaseModel]] = {
-    "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig,
+    "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig, "sac": SACConfig, "td3": TD3Config,
 }  # fmt: skip
 SCHEDULE = "or a schedule of such numbers, {schedule: linear, start: A, end: B}"
 LEARNING_RATE = f"must be a number from 0 to 10 {SCHEDULE}"

@@ -45,7 +45,11 @@ class QSpec:
 def require_discrete(spaces: SpaceSpec, env: str) -> None:
     """Raises UsageError where actions are not Discrete."""
     if spaces.action.kind != "discrete":
+        is_bounded_box = (
+            spaces.action.kind == "box" and np.isfinite([*spaces.action.low, *spaces.action.high]).all()
+        )
+        use = "sac" if is_bounded_box else "ppo"
         raise UsageError(
-            f"DQN chooses among a fixed number of actions (Discrete), but {env} has actions {spaces.action}; use PPO: "
-            f"rlplat train --algo ppo --env {env}"
+            f"DQN chooses among a fixed number of actions (Discrete), but {env} has actions {spaces.action}; use "
+            f"{use.upper()}: rlplat train --algo {use} --env {env}"
         )

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Policy, Weights
 from rlplat.rl.normalization import CLIP, EPSILON, OBS_MEAN, OBS_VAR
+from rlplat.rl.policies.bounded_actor import BoundedActor
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.action_distributions import ActionDistribution
+from rlplat.rl.torch.continuous.networks import Actor, features
 from rlplat.rl.torch.encoders import TensorObs
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.q_network import make_q_network
@@ -34,7 +36,7 @@ class AgentModule(nn.Module):
     obs: [N, ...] as `agent.spaces.read` gives them: as the environment does where that is one array, else by path,
     discrete leaves int64 from 0, "action_mask" bool. P: PPO, A3C: logits and means of `spec.heads` side by side
     (illegal actions -1e8; `log_std`: float32[G], or None; means are those before squashing or rescaling). DQN: Q. ES:
-    logits, or the actions themselves.
+    logits, or the actions themselves. SAC: means and log deviations; TD3: actions; both before tanh.
     """
 
     mean: Tensor
@@ -63,11 +65,13 @@ class AgentModule(nn.Module):
         if self.kind == "mlp":
             assert isinstance(obs, Tensor)
             return obs.float()
+        if self.kind == "actor":
+            return features(obs, self.network.spec.obs)  # type: ignore[union-attr, arg-type]
         return _as_floats(obs, self.network.spec)  # type: ignore[arg-type]
 
     def forward(self, obs: TensorObs, state: Tensor | None = None) -> Any:
         obs = self.prepare(obs)
-        if self.kind == "mlp":
+        if self.kind in ("mlp", "actor"):
             return self.network(obs)
         if self.kind == "q":
             outputs, state = self.network(obs, state)
@@ -87,6 +91,10 @@ def agent_module(policy: Policy, weights: Weights, framework: str) -> AgentModul
     """policy: what acts with these weights; UsageError where it has no form in torch."""
     if isinstance(policy, MLPPolicy):
         return AgentModule(_mlp(policy.shape, weights), "mlp", weights)
+    if isinstance(policy, BoundedActor):
+        actor = Actor(policy.spec, policy.actor)
+        load_weights(actor, weights)
+        return AgentModule(actor, "actor", weights)
     spec = getattr(policy, "spec", None)
     if not isinstance(spec, PolicySpec):
         raise UsageError(

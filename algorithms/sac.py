@@ -1,0 +1,185 @@
+"""Soft actor-critic (Haarnoja et al. 2018b, arXiv:1812.05905): off-policy learning of bounded continuous actions.
+
+    rollout workers ──TransitionBatch refs──▶ learner (with its replay) ──weights──▶ parameter server ──▶ workers
+
+The actor is a squashed Gaussian, a = tanh(mean(s) + std(s) * noise), scaled to the bounds of the environment. Each
+gradient step trains, on one minibatch from the replay:
+
+    critics   sum_i (Q_i(s, a) - y)^2 / 2,  y = R + discount * (min_i Q_target_i(s', a') - alpha * log pi(a'|s')),
+              a' ~ pi(.|s')
+    actor     alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(.|s)
+    alpha     -log alpha * (log pi(a|s) + target_entropy)
+    targets   Q_target = (1 - tau) * Q_target + tau * Q
+
+Different from the paper:
+
+- an episode that was cut off (time limit) bootstraps from its last observation; termination alone cuts;
+- a round is `rollout_length` steps of every environment, then the gradient steps that are due, so that a policy acts
+  for a few steps before it learns from them;
+- `n_step` > 1 sums rewards before the bootstrap, without importance weights or the entropies in between.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rlplat.rl.learning.numpy_optimizers import Adam
+from rlplat.rl.off_policy.config import OffPolicyConfig
+from rlplat.rl.off_policy.learner import ReplayLearner
+from rlplat.rl.off_policy.ring import ReplayRing
+from rlplat.rl.policies.bounded_actor import ActorSpec
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.replay.buffer import ReplayShape
+from rlplat.rl.seeding import seed_sequences
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplat import ActorHandle
+    from rlplat.rl.torch.continuous.trainee import Transitions
+
+Auto = Literal["auto"]
+
+
+class SACConfig(OffPolicyConfig):
+    """SAC's settings. The defaults are those of the paper, with MuJoCo's environments in mind."""
+
+    entropy_coef: Auto | Annotated[float, Field(ge=0.0, le=1000.0)] = "auto"
+    """alpha, what a nat of entropy is worth in rewards; auto: learnt, so that the entropy is target_entropy."""
+    initial_entropy_coef: float = Field(1.0, gt=0.0, le=1000.0)
+    """entropy_coef auto: where it starts."""
+    target_entropy: Auto | Annotated[float, Field(ge=-1e6, le=1e6)] = "auto"
+    """entropy_coef auto: the mean entropy to reach, of actions within (-1, 1); auto: minus their number."""
+
+
+def soft_targets(
+    returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float
+) -> Tensor:
+    """float32[N]: y = R + discount * (min_i Q_i(s', a') - alpha * log pi(a'|s')). next_q: float32[2, N], of the target
+    networks; returns (of n steps), discounts (0 where terminated), next_log_probs: float32[N]."""
+    return returns + discounts * (next_q.amin(dim=0) - alpha * next_log_probs)
+
+
+def actor_loss(q: Tensor, log_probs: Tensor, alpha: float) -> Tensor:
+    """mean (alpha * log pi(a|s) - min_i Q_i(s, a)). q: float32[2, N], of actions that have gradients; log_probs:
+    float32[N]."""
+    return (alpha * log_probs - q.amin(dim=0)).mean()
+
+
+class EntropyCoefficient:
+    """alpha: fixed, or learnt by Adam on -log alpha * (log pi + target_entropy)."""
+
+    def __init__(self, config: SACConfig, num_actions: int) -> None:
+        is_learnt = config.entropy_coef == "auto"
+        initial = config.initial_entropy_coef if is_learnt else config.entropy_coef
+        self._adam = Adam(epsilon=config.adam_epsilon) if is_learnt else None
+        self._value = float(initial)
+        self._log = {"log_alpha": np.log(np.array([self._value or 1.0], np.float32))}
+        self.target_entropy = (
+            -float(num_actions) if config.target_entropy == "auto" else float(config.target_entropy)
+        )
+
+    @property
+    def value(self) -> float:
+        return float(np.exp(self._log["log_alpha"][0])) if self._adam is not None else self._value
+
+    def descend(self, mean_log_prob: float, learning_rate: float) -> None:
+        """One gradient step; mean_log_prob: of the policy's actions on the minibatch."""
+        if self._adam is not None:
+            gradient = np.array([-(mean_log_prob + self.target_entropy)], np.float32)
+            self._adam.step(self._log, {"log_alpha": gradient}, learning_rate)
+
+    def get_state(self) -> dict[str, Any] | None:
+        return None if self._adam is None else {"optimizer": self._adam.get_state()} | self._log
+
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        if self._adam is not None and state is not None:
+            self._adam.set_state(state["optimizer"])
+            self._log["log_alpha"] = np.array(state["log_alpha"], np.float32)
+
+
+class TorchSAC:
+    """Networks, optimizers and losses on torch."""
+
+    def __init__(self, config: SACConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
+        from rlplat.rl.torch.continuous.trainee import ActorAndCritics
+
+        self.trainee = ActorAndCritics(config, spec, ActorSpec("squashed_gaussian"), seed)
+        self.alpha = EntropyCoefficient(config, spec.action.flat_size)
+        self.minibatches, self.weights = self.trainee.minibatches, self.trainee.weights
+        self.non_finite_gradients = self.trainee.non_finite_gradients
+
+    def train(self, batch: Transitions, learning_rate: float) -> dict[str, float]:
+        """One gradient step of critics, actor and alpha."""
+        import torch
+
+        from rlplat.rl.torch.continuous.networks import critic_loss, squashed_sample
+
+        nets, alpha = self.trainee, self.alpha.value
+        with torch.no_grad():
+            next_outputs = nets.actor(batch.next_features)
+            next_actions, next_log_probs = squashed_sample(next_outputs, nets.noise(batch.actions))
+            next_q = nets.target_critics(batch.next_features, next_actions)
+            targets = soft_targets(batch.returns, batch.discounts, next_q, next_log_probs, alpha)
+        q = nets.critics(batch.features, batch.actions)
+        loss = critic_loss(q, targets)
+        norm = nets.descend_critics(loss, learning_rate)
+        figures = {
+            "critic_loss": float(loss.detach()),
+            "q_mean": float(q.detach().mean()),
+            "gradient_norm": norm,
+        }
+        if not math.isfinite(norm):
+            return figures
+
+        actions, log_probs = squashed_sample(nets.actor(batch.features), nets.noise(batch.actions))
+        loss = actor_loss(nets.critics(batch.features, actions), log_probs, alpha)
+        actor_norm = nets.descend_actor(loss, learning_rate)
+        mean_log_prob = float(log_probs.detach().mean())
+        if math.isfinite(actor_norm):
+            self.alpha.descend(mean_log_prob, learning_rate)
+        nets.update_targets()
+        return figures | {
+            "actor_loss": float(loss.detach()),
+            "gradient_norm": math.hypot(norm, actor_norm),
+            "entropy": -mean_log_prob,
+            "entropy_coef": alpha,
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        return self.trainee.get_state() | {"alpha": self.alpha.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.trainee.set_state(state)
+        self.alpha.set_state(state["alpha"])
+
+
+class SACLearner(ReplayLearner):
+    """An actor: the replay and `TorchSAC`."""
+
+    def __init__(
+        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
+    ) -> None:
+        config = SACConfig.model_validate(settings)
+        network_seed, replay_seed = seed_sequences(config.seed, "learner")
+        trainee = TorchSAC(config, spec, network_seed)
+        super().__init__(config, spec, parameter_server, replay, trainee, replay_seed)
+
+
+class SAC(ReplayRing[SACConfig]):
+    """The ring, which `step()` turns once.
+
+    with SAC(SACConfig(env="Pendulum-v1", seed=1)) as sac:
+        while (result := sac.step()).env_steps < 10_000:
+            print(result.env_steps, result.episode_return_mean)
+    """
+
+    name, config_class, learner_class = "sac", SACConfig, SACLearner
+
+    @staticmethod
+    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
+        return ActorSpec("squashed_gaussian")

@@ -1,0 +1,163 @@
+"""TD3, twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477): off-policy learning of
+bounded continuous actions.
+
+    rollout workers ──TransitionBatch refs──▶ learner (with its replay) ──weights──▶ parameter server ──▶ workers
+
+The actor is deterministic, a = tanh(mu(s)), scaled to the bounds of the environment; exploration adds Gaussian noise.
+Each gradient step trains the critics, on one minibatch from the replay; every `policy_delay`-th step also the actor and
+the targets:
+
+    critics   sum_i (Q_i(s, a) - y)^2 / 2,  y = R + discount * min_i Q_target_i(s', a'),
+              a' = clip(mu_target(s') + clip(target_noise * noise, +-target_noise_clip))     target policy smoothing
+    actor     -Q_1(s, mu(s))
+    targets   Q_target, mu_target = (1 - tau) * target + tau * online
+
+DDPG (Lillicrap et al. 2016) but for its single critic: policy_delay=1 target_noise=0.
+
+Different from the paper:
+
+- an episode that was cut off (time limit) bootstraps from its last observation; termination alone cuts;
+- a round is `rollout_length` steps of every environment, then the gradient steps that are due;
+- `n_step` > 1 sums rewards before the bootstrap, without importance weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from rlplat.rl.off_policy.config import OffPolicyConfig
+from rlplat.rl.off_policy.learner import ReplayLearner
+from rlplat.rl.off_policy.ring import ReplayRing
+from rlplat.rl.policies.bounded_actor import ActorSpec
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.replay.buffer import ReplayShape
+from rlplat.rl.seeding import seed_sequences
+from rlplat.section import Count
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplat import ActorHandle
+    from rlplat.rl.torch.continuous.trainee import Transitions
+
+
+class TD3Config(OffPolicyConfig):
+    """TD3's settings. The defaults are those of the paper, with the batch and the networks of SAC."""
+
+    exploration_noise: float = Field(0.1, ge=0.0, le=10.0)
+    """Standard deviation of the noise on actions, in units of half the width of their bounds."""
+    policy_delay: Count = 2
+    """Gradient steps of the critics for one of the actor and of all targets."""
+    target_noise: float = Field(0.2, ge=0.0, le=10.0)
+    """Standard deviation of the noise on the target's actions, in the same units."""
+    target_noise_clip: float = Field(0.5, ge=0.0, le=10.0)
+    """That noise is cut off here."""
+
+
+def smoothed_actions(outputs: Tensor, noise: Tensor, *, std: float, clip: float) -> Tensor:
+    """float32[N, A]: clip(tanh(outputs) + clip(std * noise, -clip, clip), -1, 1). outputs: of the target actor; noise:
+    standard normal."""
+    return (outputs.tanh() + (std * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
+
+
+def clipped_targets(returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tensor:
+    """float32[N]: y = R + discount * min_i Q_i(s', a'). next_q: float32[2, N], of the target networks; returns (of n
+    steps), discounts (0 where terminated): float32[N]."""
+    return returns + discounts * next_q.amin(dim=0)
+
+
+class TorchTD3:
+    """Networks, optimizers and losses on torch."""
+
+    def __init__(self, config: TD3Config, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
+        from rlplat.rl.torch.continuous.networks import Flat
+        from rlplat.rl.torch.continuous.trainee import ActorAndCritics
+
+        self.config, self.trainee = config, ActorAndCritics(config, spec, actor_spec(config), seed)
+        self.target_actor = copy.deepcopy(self.trainee.actor).requires_grad_(False)
+        self._flat_target = Flat(self.target_actor)
+        self.minibatches, self.weights = self.trainee.minibatches, self.trainee.weights
+        self.non_finite_gradients = self.trainee.non_finite_gradients
+        self._updates = 0
+
+    def train(self, batch: Transitions, learning_rate: float) -> dict[str, float]:
+        """One gradient step of the critics, and where it is due, of actor and targets."""
+        import torch
+
+        from rlplat.rl.torch.continuous.networks import critic_loss, polyak
+
+        nets, config = self.trainee, self.config
+        with torch.no_grad():
+            outputs, noise = self.target_actor(batch.next_features), nets.noise(batch.actions)
+            next_actions = smoothed_actions(
+                outputs, noise, std=config.target_noise, clip=config.target_noise_clip
+            )
+            next_q = nets.target_critics(batch.next_features, next_actions)
+            targets = clipped_targets(batch.returns, batch.discounts, next_q)
+        q = nets.critics(batch.features, batch.actions)
+        loss = critic_loss(q, targets)
+        norm = nets.descend_critics(loss, learning_rate)
+        figures = {
+            "critic_loss": float(loss.detach()),
+            "q_mean": float(q.detach().mean()),
+            "gradient_norm": norm,
+        }
+        if not math.isfinite(norm):
+            return figures
+        self._updates += 1
+        if self._updates % config.policy_delay == 0:
+            loss = -nets.critics(batch.features, nets.actor(batch.features).tanh())[0].mean()
+            figures["gradient_norm"] = math.hypot(norm, nets.descend_actor(loss, learning_rate))
+            figures["actor_loss"] = float(loss.detach())
+            nets.update_targets()
+            polyak(self._flat_target, nets.flat_actor, config.target_tau)
+        return figures
+
+    def get_state(self) -> dict[str, Any]:
+        from rlplat.rl.torch.weights import weights_of
+
+        target = {"target_actor": weights_of(self.target_actor), "delayed": self._updates}
+        return self.trainee.get_state() | target
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        from rlplat.rl.torch.weights import load_weights
+
+        self.trainee.set_state(state)
+        load_weights(self.target_actor, state["target_actor"])
+        self._updates = int(state["delayed"])
+
+
+def actor_spec(config: TD3Config) -> ActorSpec:
+    return ActorSpec("deterministic", config.exploration_noise)
+
+
+class TD3Learner(ReplayLearner):
+    """An actor: the replay and `TorchTD3`."""
+
+    def __init__(
+        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
+    ) -> None:
+        config = TD3Config.model_validate(settings)
+        network_seed, replay_seed = seed_sequences(config.seed, "learner")
+        trainee = TorchTD3(config, spec, network_seed)
+        super().__init__(config, spec, parameter_server, replay, trainee, replay_seed)
+
+
+class TD3(ReplayRing[TD3Config]):
+    """The ring, which `step()` turns once.
+
+    with TD3(TD3Config(env="Pendulum-v1", seed=1)) as td3:
+        while (result := td3.step()).env_steps < 10_000:
+            print(result.env_steps, result.episode_return_mean)
+    """
+
+    name, config_class, learner_class = "td3", TD3Config, TD3Learner
+
+    @staticmethod
+    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
+        return actor_spec(TD3Config.model_validate(settings))

@@ -1,0 +1,182 @@
+"""`ReplayLearner`: an actor that keeps the replay, makes the gradient steps that are due, and publishes the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from rlplat.errors import NonFiniteError
+from rlplat.rl.interfaces import Array, UpdateReport, Weights
+from rlplat.rl.learning.learner import Learner
+from rlplat.rl.learning.non_finite import non_finite_error
+from rlplat.rl.normalization import ObsStatistics
+from rlplat.rl.off_policy.config import OffPolicyConfig
+from rlplat.rl.policies.exploration import EPSILON
+from rlplat.rl.policies.features import flat_features
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer, ReplayShape, make_replay
+from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.spaces import ObsSpec
+
+if TYPE_CHECKING:
+    from rlplat import ActorHandle
+
+CHUNK = 64
+"""Minibatches that are drawn at once."""
+
+
+class Trained(Protocol):
+    """What holds the networks, e.g. `TorchSAC`."""
+
+    def minibatches(
+        self, features: Array, actions: Array, returns: Array, discounts: Array, next_features: Array
+    ) -> Iterator[Any]: ...
+
+    def train(self, batch: Any, learning_rate: float) -> dict[str, float]:
+        """One gradient step -> figures by name, `gradient_norm` among them; where that is not finite, what it is
+        of was not changed."""
+        ...
+
+    def non_finite_gradients(self) -> list[str]: ...
+
+    def weights(self) -> Weights:
+        """The actor's."""
+        ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class ReplayLearner(Learner[OffPolicyConfig]):
+    """Knows no framework: `trainee` does the arithmetic."""
+
+    trainee: Trained
+
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape,
+        trainee: Trained,
+        replay_seed: np.random.SeedSequence,
+    ) -> None:
+        super().__init__(config, parameter_server)
+        self.trainee, self._spec = trainee, spec
+        made = make_replay(replay, spec.obs, spec.action, replay_seed)
+        assert isinstance(made, ReplayBuffer)
+        self._replay = made
+        normalizes = config.normalize_observations and isinstance(spec.obs, ObsSpec)
+        self._obs_statistics = ObsStatistics(spec.obs.shape if normalizes else None)  # type: ignore[union-attr]
+        self._replay_steps = 0  # env steps that this replay has been given
+        self._updates = 0
+        self._credit = 0.0  # env steps for which no gradient step has been made yet
+        self.publish()
+
+    def update(self, *batches: TransitionBatch) -> UpdateReport:
+        """One round into the replay, the gradient steps that are due for it, publish version + 1."""
+        started = perf_counter()
+        config = self.config
+        for batch in batches:
+            self._replay.add(batch, batch.worker_index * batch.shape[1])
+            if config.normalize_observations:
+                assert isinstance(batch.obs, np.ndarray)
+                self._obs_statistics.update(
+                    batch.obs.reshape(-1, *batch.obs.shape[2:]), batch.valid.reshape(-1)
+                )
+        env_steps = sum(batch.env_steps for batch in batches)
+        self.env_steps += env_steps
+        self._replay_steps += env_steps
+        added = perf_counter()
+        trained: list[dict[str, float]] = []
+        if self._replay_steps >= config.learning_starts and len(self._replay):
+            self._credit += env_steps
+            due = int(self._credit // config.env_steps_per_update)
+            self._credit -= due * config.env_steps_per_update
+            for start in range(0, due, CHUNK):
+                trained += self._train(self._replay.sample(min(CHUNK, due - start) * config.batch_size))
+        learnt = perf_counter()
+        self.publish_next()
+        timings = [batch.timing for batch in batches]
+        metrics: dict[str, float] = self._metrics(trained) | {
+            "learner/replay_size": len(self._replay),
+            "time/replay_add_s": added - started,
+            "time/train_s": learnt - added,
+            "time/publish_s": perf_counter() - learnt,
+        }
+        for name in timings[0]:
+            metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
+        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+    def _train(self, drawn: Minibatch) -> list[dict[str, float]]:
+        """One gradient step for every `batch_size` of what was drawn."""
+        learning_rate, normalize = self.value(self.config.learning_rate), self._obs_statistics.normalize
+        features, next_features = (
+            flat_features(normalize(obs), self._spec.obs) for obs in (drawn.obs, drawn.next_obs)
+        )
+        trained: list[dict[str, float]] = []
+        for batch in self.trainee.minibatches(
+            features, drawn.actions, drawn.returns, drawn.discounts, next_features
+        ):
+            figures = self.trainee.train(batch, learning_rate)
+            if not math.isfinite(figures["gradient_norm"]) and self.config.non_finite == "stop":
+                raise self._non_finite(drawn, figures)
+            trained.append(figures)
+            self._updates += 1
+        return trained
+
+    def _metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
+        finite = [figures for figures in trained if math.isfinite(figures["gradient_norm"])]
+        names = {name for figures in finite for name in figures}
+        return {
+            "learner/updates": self._updates,
+            "learner/skipped_minibatches": len(trained) - len(finite),
+            "learner/learning_rate": self.value(self.config.learning_rate),
+            "learner/weights_version": self.version,
+        } | {
+            f"learner/{name}": float(np.mean([figures[name] for figures in finite if name in figures]))
+            for name in sorted(names)
+        }
+
+    def _non_finite(self, drawn: Minibatch, figures: dict[str, float]) -> NonFiniteError:
+        return non_finite_error(
+            columns={"obs": drawn.obs, "actions": drawn.actions, "returns": drawn.returns},
+            losses={name: value for name, value in figures.items() if name != "gradient_norm"},
+            gradients=self.trainee.non_finite_gradients,
+            place=f"at {self.env_steps} env steps",
+            version=self.version,
+            scaling="scale the rewards in the environment",
+        )
+
+    def _beside(self) -> Weights:
+        """What travels with the weights: the share of uniform actions, statistics of observations."""
+        warms_up = self._replay_steps < self.config.learning_starts
+        return {EPSILON: np.array([float(warms_up)], np.float32)} | self._obs_statistics.weights()
+
+    def weights(self) -> Weights:
+        return self.trainee.weights() | self._beside()
+
+    def get_state(self) -> dict[str, Any]:
+        state = super().get_state() | self.trainee.get_state()
+        return state | {
+            "beside": self._beside(),
+            "obs_statistics": self._obs_statistics.get_state(),
+            "replay_steps": self._replay_steps if self.config.save_replay else 0,
+            "updates": self._updates,
+            "credit": self._credit,
+            "replay": self._replay.get_state() if self.config.save_replay else None,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.trainee.set_state(state)
+        if state["replay"] is not None:
+            self._replay.set_state(state["replay"])
+        self._obs_statistics.set_state(state["obs_statistics"])
+        self._replay_steps = int(state["replay_steps"])
+        self._updates, self._credit = int(state["updates"]), float(state["credit"])
+        super().set_state(state)

@@ -1,0 +1,156 @@
+"""`ReplayRing`: the ring of off-policy algorithms with continuous actions, and everything of it but the learning.
+
+    rollout workers ──TransitionBatch refs──▶ learner (with its replay) ──weights──▶ parameter server ──▶ workers
+
+A round: all rollout workers make `rollout_length` steps, the learner the gradient steps that are due for them. Same
+seed, same curve, bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rlplat.errors import ConfigError
+from rlplat.rl.envs import check
+from rlplat.rl.interfaces import Policy, Result, Weights
+from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.off_policy.config import OffPolicyConfig
+from rlplat.rl.off_policy.learner import ReplayLearner
+from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
+from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.replay.buffer import ReplayShape, require_memory
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
+from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spread import is_one_machine, spread
+
+if TYPE_CHECKING:
+    from rlplat import ObjectRef
+
+RingConfig = TypeVar("RingConfig", bound=OffPolicyConfig)
+
+
+class ReplayRing(Algorithm[RingConfig]):
+    """A subclass writes `name`, `config_class`, `learner_class` and `actor_spec`."""
+
+    learner_class: type[ReplayLearner]
+    """Made with (settings, spec, parameter_server, replay_shape)."""
+
+    @staticmethod
+    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
+        """How the actor of a config (as a dict) acts."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        """Parameter server, learner, rollout workers; returns when the first weights are published."""
+        config, settings = self.config, self.config.model_dump()
+        self.spaces = preflight(config, self.name)
+        spec, shape = policy_spec(settings["policy"], self.spaces), replay_shape(config)
+        server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
+        learner = learner_actor(self.learner_class, settings, spec)
+        group = LearnerGroup(server, lambda _: learner.remote(settings, spec, server, shape))
+        self.learners = self.add(group, saved_as="learner")
+        make = partial(bounded_actor, actor=self.actor_spec(settings))
+        self.workers = self.start_workers(
+            lambda *place: worker.remote(settings, *place, make, record="transitions")
+        )
+        self.learners.wait_until_ready()
+
+    def step(self) -> Result:
+        """One round: sample, update, publish."""
+        self.require_open()
+        started = perf_counter()
+        batches = self.workers.sample(*self.learners.latest())
+        sampled = perf_counter()
+        report = self.workers.deliver(batches, self.learners.update)
+        return self.result(
+            report,
+            {
+                "rollout/worker_restarts": self.workers.restarts,
+                "time/sample_s": sampled - started,
+                "time/update_s": perf_counter() - sampled,
+            },
+        )
+
+    def weights(self) -> ObjectRef:
+        self.require_open()
+        return self.learners.weights()
+
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        replay = "the contents of the replay (save_replay: true saves them): after a resume it fills anew"
+        return (*self.workers.not_saved(), *([] if self.config.save_replay else [replay]))
+
+    @classmethod
+    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        return bounded_actor(settings, spaces, seed, actor=cls.actor_spec(settings))
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        weights: Weights = state["learner"]["weights"] | state["learner"]["beside"]
+        return weights
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its actor's; the critics stay."""
+        given = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
+        return state | {"learner": state["learner"] | given}
+
+
+def bounded_actor(
+    settings: dict[str, Any],
+    spaces: SpaceSpec,
+    seed: np.random.SeedSequence,
+    *,
+    actor: ActorSpec,
+    num_threads: int = 0,
+) -> BoundedActor:
+    """The policy of a config (as a dict) in these spaces; num_threads: of a framework, of which there is none here."""
+    return BoundedActor(policy_spec(settings["policy"], spaces), actor, seed)
+
+
+def replay_shape(config: OffPolicyConfig) -> ReplayShape:
+    return ReplayShape(
+        capacity=config.replay_capacity,
+        num_lanes=max(1, config.num_rollout_workers) * config.num_envs_per_worker,
+        n_step=config.n_step,
+        discount=config.discount,
+        alpha=0.0,
+        clip_rewards=False,
+        frame_stacks=False,
+    )
+
+
+def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
+    """In the driver, before any actor starts: environment and networks fit, and the replay fits into memory."""
+    if config.framework != "torch":
+        raise ConfigError(f"{algo} computes with torch: omit framework={config.framework}")
+    require_framework(config.framework)
+    spaces = check.preflight(config.env, config.env_kwargs).spaces
+    assert spaces is not None
+    require_bounded(spaces, config.env, algo)
+    if config.normalize_observations and not isinstance(spaces.obs, ObsSpec):
+        raise ConfigError(
+            f"normalize_observations is for one vector, and observations are {spaces.obs}: set it to false"
+        )
+    shape = replay_shape(config)
+    # Every step may be cut off, which brings a final observation each, and a gap may come before.
+    needed = max(2 * config.rollout_length + 1, config.n_step + 2)
+    if shape.lane_capacity < needed:
+        raise ConfigError(
+            f"replay_capacity={config.replay_capacity} leaves {shape.lane_capacity} steps for each of "
+            f"{shape.num_lanes} environments, and a round of rollout_length={config.rollout_length} needs {needed}: "
+            "raise replay_capacity"
+        )
+    if is_one_machine():  # else the actor that will hold it looks
+        require_memory(shape, spaces.obs)
+    return spaces

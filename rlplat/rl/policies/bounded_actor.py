@@ -1,0 +1,151 @@
+"""Actors of bounded continuous actions (SAC, TD3): what they have beside encoder and spaces, and how they act, in plain
+numpy.
+
+tests/rl/torch/test_continuous.py holds them against the networks of rl/torch/continuous/.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rlplat.errors import UsageError
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.policies.exploration import EPSILON
+from rlplat.rl.policies.features import flat_features
+from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.spaces import SpaceSpec, obs_leaves
+
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
+"""Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al. 2018)."""
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """The head of an actor whose actions are within (-1, 1), which are then scaled to the bounds of the environment."""
+
+    kind: Literal["squashed_gaussian", "deterministic"]
+    """tanh(mean + std * noise), both of the network; or tanh(output) + action_noise * noise, clipped."""
+    action_noise: float = 0.0
+    """deterministic: standard deviation of the noise that explores, in units of half the width of the bounds."""
+
+    def num_outputs(self, spec: PolicySpec) -> int:
+        """Numbers that the network gives: means and log deviations, or actions before tanh."""
+        return spec.action.flat_size * (2 if self.kind == "squashed_gaussian" else 1)
+
+
+class BoundedActor:
+    """Acts with the weights of rl/torch/continuous/networks.py's `Actor` of the same specs; see `interfaces.Policy`.
+    There is no V: values are zeros; so are log-probabilities of deterministic actors and of uniform actions."""
+
+    def __init__(self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence) -> None:
+        self.spec, self.actor = spec, actor
+        self.uniform_share = 0.0
+        """Share of actions drawn uniformly between the bounds, which comes with the weights: 1 while a run warms up."""
+        self.core_state = np.zeros((0, 0), np.float32)
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._normalize = ObsNormalizer()
+        self._layers: list[Layer] = []
+        self._scale = ActionScale(spec)
+
+    def set_weights(self, weights: Weights) -> None:
+        num_layers = len(self.spec.hidden_sizes)
+        self._layers = [*layers(weights, "encoder", num_layers), layer(weights, "head")]
+        self._normalize.set_weights(weights)
+        if EPSILON in weights:
+            self.uniform_share = float(weights[EPSILON][0])
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """obs: [B, ...] -> actions float32[B, A] within the bounds. `deterministic`: without noise."""
+        features = flat_features(self._normalize(obs), self.spec.obs)
+        outputs = forward(features, self._layers, self.spec.activation)
+        num_rows, A = len(features), self.spec.action.flat_size
+        noise = np.zeros((num_rows, A), np.float32)
+        log_probs = np.zeros(num_rows, np.float32)
+        if not deterministic:
+            noise = self._rng.standard_normal((num_rows, A), dtype=np.float32)
+        if self.actor.kind == "deterministic":
+            actions = np.tanh(outputs)
+            if not deterministic:
+                actions = np.clip(actions + np.float32(self.actor.action_noise) * noise, -1.0, 1.0)
+        else:
+            log_std = np.clip(outputs[:, A:], MIN_LOG_STD, MAX_LOG_STD)
+            u = outputs[:, :A] + np.exp(log_std) * noise
+            actions = np.tanh(u)
+            log_probs = self._log_probs(u, noise, log_std)
+        if self.uniform_share and not deterministic:
+            is_uniform = self._rng.random(num_rows) < self.uniform_share
+            uniform = self._rng.uniform(-1.0, 1.0, (num_rows, A)).astype(np.float32)
+            actions = np.where(is_uniform[:, None], uniform, actions)
+            log_probs = np.where(is_uniform, np.float32(0.0), log_probs)
+        return PolicyOutput(self._scale.to_environment(actions), log_probs, np.zeros(num_rows, np.float32))
+
+    def values(self, obs: Obs) -> Array:
+        """obs: [B, ...] -> zeros float32[B]."""
+        return np.zeros(len(next(iter(obs.values())) if isinstance(obs, dict) else obs), np.float32)
+
+    def reset_core(self, ended: Array) -> None:
+        """Nothing is carried from step to step."""
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+    def _log_probs(self, u: Array, noise: Array, log_std: Array) -> Array:
+        """float32[B]: of the actions in the environment's units; see `squashed_log_prob` in rl/torch/continuous."""
+        gaussian = -0.5 * np.square(noise) - log_std - np.float32(0.5 * math.log(2.0 * math.pi))
+        log_slopes = 2.0 * (math.log(2.0) - u - np.logaddexp(0.0, -2.0 * u))
+        log_probs: Array = (gaussian - log_slopes - np.log(self._scale.half)).sum(axis=1)
+        return log_probs.astype(np.float32, copy=False)
+
+
+class ActionScale:
+    """Between (-1, 1), in which actors and critics compute, and the bounds of the environment's actions."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        low, high = np.array(spec.action.low, np.float64), np.array(spec.action.high, np.float64)
+        self.middle = ((low + high) / 2.0).astype(np.float32)
+        self.half = ((high - low) / 2.0).astype(np.float32)
+
+    def to_environment(self, actions: Array) -> Array:
+        """float32[N, A] in [-1, 1] -> in the bounds."""
+        scaled: Array = self.middle + self.half * actions
+        return scaled
+
+    def from_environment(self, actions: Array) -> Array:
+        """The other way round."""
+        scaled: Array = (actions - self.middle) / self.half
+        return scaled
+
+
+def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
+    """Raises UsageError where actions are not a bounded Box, or observations have images: it names who takes them."""
+    action, name = spaces.action, algo.upper()
+    if action.kind != "box":
+        use = "dqn" if action.kind == "discrete" else "ppo"
+        raise UsageError(
+            f"{name} decides continuous actions (Box), but {env} has actions {action}; use {use.upper()}: rlplat train "
+            f"--algo {use} --env {env}"
+        )
+    if not np.isfinite([*action.low, *action.high]).all():
+        raise UsageError(
+            f"{name} scales its actions to their bounds, but {env} has actions {action}; give its Box finite bounds, "
+            f"or use PPO: rlplat train --algo ppo --env {env}"
+        )
+    for path, leaf in obs_leaves(spaces.obs).items():
+        if leaf.kind == "image":
+            where = f" '{path}'" if path else ""
+            raise UsageError(
+                f"{name} takes vectors, but {env} has image observations{where} {leaf}; use PPO: rlplat train "
+                f"--algo ppo --env {env}"
+            )

@@ -1,0 +1,152 @@
+"""SAC and TD3 as a whole: their ratio, resuming bit by bit, lost rollout workers, what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import rlplat
+from rlplat.algorithms.sac import SAC, SACConfig
+from rlplat.algorithms.td3 import TD3, TD3Config
+from rlplat.checkpoint_state import pack, unpack
+from rlplat.errors import ConfigError, UsageError
+
+pytestmark = pytest.mark.slow
+
+QUICK: dict[str, Any] = {
+    "env": "Pendulum-v1",
+    "seed": 3,
+    "rollout_length": 8,
+    "num_envs_per_worker": 2,
+    "learning_starts": 40,
+    "env_steps_per_update": 2,
+    "batch_size": 16,
+    "n_step": 2,
+    "policy": {"hidden_sizes": [16]},
+    "evaluation": {"episodes": 2},
+    "stop": {"env_steps": 5_000},
+}
+
+
+@pytest.fixture
+def runtime() -> Iterator[None]:
+    """For what needs several workers in this process: an algorithm uses the runtime that is there."""
+    rlplat.init(backend="inproc")
+    yield
+    rlplat.shutdown()
+
+
+def assert_equal(one: Any, other: Any, place: str = "") -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            if not key.endswith("_s"):
+                assert_equal(one[key], other[key], f"{place}/{key}")
+    elif isinstance(one, list | tuple):
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{place}/{index}")
+    else:
+        np.testing.assert_array_equal(one, other, err_msg=place)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "normalizes"),
+    [(SAC, False), (SAC, True), (TD3, False)],
+    ids=["sac", "sac normalized", "td3"],
+)
+def test_resumes_bit_by_bit(runtime: None, algorithm: Any, normalizes: bool) -> None:
+    """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""
+    more = {"deterministic": True, "num_rollout_workers": 2, "normalize_observations": normalizes}
+    config = algorithm.config_class(**(QUICK | more))
+    with algorithm(config) as one:
+        assert one.not_saved == ()
+        for _ in range(5):
+            one.step()
+        state = one.get_state()
+        expected = [one.step() for _ in range(3)]
+        final = one.get_state()
+    packed = pack(state)
+    assert packed.not_a_number == []
+    with algorithm(config) as other:
+        other.set_state(unpack(packed.files))
+        got = [other.step() for _ in range(3)]
+        assert expected[-1].metrics["learner/updates"] > 80
+        for first, second in zip(expected, got, strict=True):
+            assert_equal(vars(first), vars(second))
+        resumed = other.get_state()
+    for each in (final, resumed):
+        del each["rollout_workers"]["incarnations"]  # a resumed run has new ones
+    assert_equal(final, resumed)
+
+
+def test_warms_up_with_uniform_actions_then_learns_at_its_ratio(runtime: None) -> None:
+    with SAC(SACConfig(**QUICK)) as sac:
+        results = [sac.step() for _ in range(5)]
+        state = sac.get_state()
+        actions = np.concatenate(list(_stored_actions(state)))
+        assert sac.policy_weights(state)["exploration.epsilon"] == 0.0
+    updates = [result.metrics["learner/updates"] for result in results]
+    # Rounds of 16 env steps, one update for two of them; none before 40 env steps are there.
+    assert updates == [0, 0, 8, 16, 24]
+    assert np.abs(actions).max() <= 2.0  # Pendulum's bounds
+    assert np.abs(actions[:40]).max() > 1.5
+
+
+def _stored_actions(state: dict[str, Any]) -> Iterator[np.ndarray]:
+    yield state["learner"]["replay"]["store"]["columns"]["actions"]
+
+
+def test_a_dead_rollout_worker_costs_its_rollout_and_nothing_else(runtime: None) -> None:
+    with SAC(SACConfig(**(QUICK | {"num_rollout_workers": 2}))) as sac:
+        sac.step()
+        rlplat.kill(sac.workers.handles[1])
+        result = sac.step()
+        assert result.metrics["rollout/worker_restarts"] == 1 and result.iteration == 2
+
+
+def test_without_its_replay_a_resumed_run_warms_up_again(runtime: None) -> None:
+    config = SACConfig(**(QUICK | {"save_replay": False}))
+    with SAC(config) as one:
+        for _ in range(4):
+            one.step()
+        assert "replay" in one.not_saved[-1]
+        state = one.get_state()
+    with SAC(config) as other:
+        other.set_state(state)
+        assert other.step().metrics["learner/updates"] == state["learner"]["updates"] == 16
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (
+            "CartPole-v1",
+            "SAC decides continuous actions .Box., but CartPole-v1 has .*Discrete.2.; use DQN.* --algo dqn",
+        ),
+        ("tests.rl.fixture_envs:TreeEnv", "has actions Dict.* --algo ppo"),
+    ],
+)
+def test_spaces_that_it_cannot_take_name_who_can(runtime: None, env: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        SAC(SACConfig(env=env))
+
+
+def test_td3_names_itself(runtime: None) -> None:
+    with pytest.raises(UsageError, match="TD3 decides continuous actions"):
+        TD3(TD3Config(env="CartPole-v1"))
+
+
+def test_settings_that_cannot_be(runtime: None) -> None:
+    with pytest.raises(
+        ConfigError, match=r"policy\.core=lstm has no effect: transitions are replayed one by one"
+    ):
+        SACConfig(**QUICK | {"policy": {"core": "lstm"}})
+    with pytest.raises(ConfigError, match="computes with torch"):
+        SAC(SACConfig(**QUICK, framework="tf"))
+    with pytest.raises(ConfigError, match="raise replay_capacity"):
+        SAC(SACConfig(**QUICK, replay_capacity=20))

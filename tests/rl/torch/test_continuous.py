@@ -1,0 +1,113 @@
+"""Actors in numpy act as the torch networks of the same specs compute; the twin critic is two networks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.obs_tree import take_obs
+from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
+from rlplat.rl.policies.exploration import EPSILON
+from rlplat.rl.policies.features import flat_features, num_features
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.torch.continuous.networks import Actor, TwinCritic, squashed_sample
+from rlplat.rl.torch.weights import weights_of
+
+ACTION = ActionSpec("box", shape=(2,), dtype="float32", low=(-2.0, 0.0), high=(2.0, 10.0))
+TREE = {
+    "place": ObsSpec("discrete", (), "int64", nvec=(4,)),
+    "robot/joints": ObsSpec("vector", (2, 2), "float64"),
+    "switches": ObsSpec("multi_discrete", (2,), "int64", nvec=(2, 3)),
+}
+SQUASHED, DETERMINISTIC = ActorSpec("squashed_gaussian"), ActorSpec("deterministic", action_noise=0.1)
+
+
+def spec_of(obs: ObsSpec | dict[str, ObsSpec]) -> PolicySpec:
+    policy = PolicyConfig(hidden_sizes=[8, 8], activation="relu").model_dump()
+    return policy_spec(policy, SpaceSpec(obs, ACTION))
+
+
+def actor_of(actor: ActorSpec, spec: PolicySpec, **beside: float) -> tuple[BoundedActor, Actor]:
+    torch.manual_seed(0)
+    network = Actor(spec, actor)
+    policy = BoundedActor(spec, actor, np.random.SeedSequence(1))
+    policy.set_weights(weights_of(network) | {EPSILON: np.array([beside.get("uniform", 0.0)], np.float32)})
+    return policy, network
+
+
+def test_features_of_a_tree_are_its_leaves_side_by_side() -> None:
+    obs = {
+        "place": np.array([3, 0]),
+        "robot/joints": np.arange(8.0).reshape(2, 2, 2),
+        "switches": np.array([[1, 2], [0, 1]]),
+    }
+    features = flat_features(obs, TREE)
+    assert features.dtype == np.float32 and features.shape == (2, num_features(TREE))
+    np.testing.assert_array_equal(features[0], [0, 0, 0, 1, 0, 1, 2, 3, 0, 1, 0, 0, 1])
+    np.testing.assert_array_equal(flat_features(take_obs(obs, slice(1, 2)), TREE), features[1:])
+
+
+@pytest.mark.parametrize("actor", [SQUASHED, DETERMINISTIC], ids=["squashed", "deterministic"])
+def test_greedy_actions_are_the_networks_scaled_to_the_bounds(actor: ActorSpec) -> None:
+    spec = spec_of(ObsSpec("vector", (3,), "float32"))
+    policy, network = actor_of(actor, spec)
+    obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(obs))[:, :2].tanh().numpy() * [2.0, 5.0] + [0.0, 5.0]
+    output = policy.act(obs, deterministic=True)
+    np.testing.assert_allclose(output.actions, expected, atol=1e-5)
+    assert output.actions.dtype == np.float32 and output.actions.shape == (6, 2)
+
+
+def test_drawn_actions_have_the_networks_log_probs_in_the_units_of_the_environment() -> None:
+    spec = spec_of(ObsSpec("vector", (3,), "float32"))
+    policy, network = actor_of(SQUASHED, spec)
+    obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    noise = np.random.Generator(np.random.PCG64(np.random.SeedSequence(1))).standard_normal(
+        (6, 2), np.float32
+    )
+    with torch.no_grad():
+        actions, log_probs = squashed_sample(network(torch.from_numpy(obs)), torch.from_numpy(noise))
+    output = policy.act(obs)
+    np.testing.assert_allclose(output.actions, actions.numpy() * [2.0, 5.0] + [0.0, 5.0], atol=1e-5)
+    np.testing.assert_allclose(output.log_probs, log_probs.numpy() - np.log(10.0), atol=1e-4)
+
+
+def test_noise_of_a_deterministic_actor_stays_within_the_bounds() -> None:
+    policy, _ = actor_of(
+        ActorSpec("deterministic", action_noise=5.0), spec_of(ObsSpec("vector", (3,), "float32"))
+    )
+    actions = policy.act(np.zeros((200, 3), np.float32)).actions
+    np.testing.assert_array_equal(actions.min(axis=0), [-2.0, 0.0])
+    np.testing.assert_array_equal(actions.max(axis=0), [2.0, 10.0])
+
+
+def test_uniform_actions_while_a_run_warms_up() -> None:
+    policy, _ = actor_of(SQUASHED, spec_of(ObsSpec("vector", (3,), "float32")), uniform=1.0)
+    actions = policy.act(np.zeros((4000, 3), np.float32)).actions
+    np.testing.assert_allclose(actions.mean(axis=0), [0.0, 5.0], atol=0.2)
+    np.testing.assert_allclose(actions.var(axis=0), [16 / 12, 100 / 12], rtol=0.1)
+    greedy = policy.act(np.zeros((2, 3), np.float32), deterministic=True).actions
+    np.testing.assert_array_equal(greedy[0], greedy[1])
+
+
+def test_the_twin_critic_is_two_networks() -> None:
+    spec = spec_of(TREE)
+    critics = TwinCritic(spec)
+    rng = torch.Generator().manual_seed(0)
+    features, actions = torch.randn(5, num_features(TREE), generator=rng), torch.rand(5, 2, generator=rng)
+    both = critics(features, actions)
+    assert both.shape == (2, 5)
+    for k in range(2):
+        x = torch.cat([features, actions], dim=1)
+        for index in range(3):
+            x = x @ critics.weights[index][k] + critics.biases[index][k, 0]
+            x = torch.relu(x) if index < 2 else x
+        torch.testing.assert_close(both[k], x[:, 0])
+    assert (both[0] != both[1]).all()
