@@ -24,7 +24,6 @@ from rlplat.data_parallel.failures import (
     Died,
     Outcome,
     Raised,
-    RanksLost,
     Silent,
     verdict,
 )
@@ -149,13 +148,12 @@ class RankGroup:
         return min(fitting, self._most)
 
     def _meet(self) -> None:
-        homes = self.call("home")
-        is_one_machine = len({node for node, _ in homes}) == 1
-        place = self.call_rank(0, "open_store", "127.0.0.1" if is_one_machine else homes[0][1])
-        self.call("join", *place)
+        doors = self.call("open_door", meeting_hosts(self.call("home")))
+        self.call("join", doors)
 
-    def call_rank(self, rank: int, method: str, *arguments: Any) -> Any:
-        return self._collect([self._ranks[rank].call.remote(method, *arguments)], first=rank)[0]
+    def call_first(self, method: str, *arguments: Any) -> Any:
+        """What rank 0 alone returned."""
+        return self._collect([self._ranks[0].call.remote(method, *arguments)])[0]
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What the method of every rank's program returned, in their order."""
@@ -169,7 +167,7 @@ class RankGroup:
     def finish(self, started: Sequence[ObjectRef]) -> list[Any]:
         return self._collect(started)
 
-    def _collect(self, refs: Sequence[ObjectRef], first: int = 0) -> list[Any]:
+    def _collect(self, refs: Sequence[ObjectRef]) -> list[Any]:
         outcomes: dict[ObjectRef, Outcome] = {}
         values: dict[ObjectRef, Any] = {}
         waiting, deadline = list(refs), None
@@ -187,8 +185,6 @@ class RankGroup:
         in_order = [outcomes.get(ref, Silent()) for ref in refs]
         failure = verdict(in_order, self._hang_timeout_s) if len(values) < len(refs) else None
         if failure is not None:
-            if first and isinstance(failure, RanksLost):
-                failure = RanksLost(str(failure).replace("rank 0", f"rank {first}"))
             raise failure
         return [values[ref] for ref in refs]
 
@@ -209,6 +205,16 @@ class RankGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def meeting_hosts(homes: Sequence[tuple[str, str]]) -> list[str]:
+    """The address at which each rank opens its port; homes: (node, its address for other machines) of each.
+
+    Where all are on one node it is that of this machine alone, so that nothing is opened to the network.
+    """
+    if len({node for node, _ in homes}) == 1:
+        return ["127.0.0.1"] * len(homes)
+    return [address for _, address in homes]
 
 
 def _outcome(ref: ObjectRef, values: dict[ObjectRef, Any]) -> Outcome:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import rlplat
 from rlplat.data_parallel.group import PLACE_S, RankGroup
-from rlplat.data_parallel.torch.options import TorchOptions
 from rlplat.errors import ConfigError, InfeasibleResources
-
-PROGRAM = "rlplat.data_parallel.torch.program:TorchProgram"
-PRELOAD = (PROGRAM.partition(":")[0],)
-"""Imported once, by the process from which those of the ranks are forked."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,6 @@ class TrainerSettings:
     """How long ranks wait for one that does not take part in an exchange, before it counts as lost."""
     place_timeout_s: float = PLACE_S
     """How long to wait for room for all ranks, before fewer are taken, or the run is given up."""
-    options: TorchOptions = field(default_factory=TorchOptions)
 
     def __post_init__(self) -> None:
         least, most = self.num_ranks
@@ -40,14 +35,9 @@ class TrainerSettings:
             )
         if not self.hang_timeout_s > 0:
             raise ConfigError(f"hang_timeout_s must be seconds above 0, not {self.hang_timeout_s!r}")
-        self.options.check()
         demand = self.demand
         if not demand or any(not amount > 0 for amount in demand.values()):
             raise ConfigError(f"resources must be amounts above 0 for each rank, not {self.resources!r}")
-        if 0 < demand.get("GPU", 0) < 1 and self.options.backend == "nccl":
-            raise ConfigError(
-                "nccl refuses two ranks on one GPU: backend='gloo', or a whole GPU for each rank"
-            )
 
     @property
     def num_ranks(self) -> tuple[int, int]:
@@ -74,12 +64,9 @@ class TrainerSettings:
                     f"has {total.get(name, 0.0):g}: fewer num_workers, or {less}"
                 )
 
-    def open_group(self) -> RankGroup:
-        options = asdict(self.options)
-        if 0 < self.demand.get("GPU", 0) < 1 and self.options.backend is None:
-            options["backend"] = "gloo"  # nccl refuses two ranks on one GPU
+    def open_group(self, program: str, options: dict[str, Any]) -> RankGroup:
         return RankGroup(
-            PROGRAM,
+            program,
             self.num_ranks,
             self.demand,
             seed=self.seed,

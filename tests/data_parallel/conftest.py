@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 import rlplat
-from rlplat.data_parallel.settings import PRELOAD
 
 
 @pytest.fixture(scope="module")
 def ranks_cluster() -> Iterator[None]:
-    rlplat.init(num_cpus=4, num_gpus=0, preload=[*PRELOAD, "tests.data_parallel.loops"], log_to_driver=False)
+    rlplat.init(
+        num_cpus=4,
+        num_gpus=0,
+        preload=["rlplat.data_parallel.torch.program", "tests.data_parallel.loops"],
+        log_to_driver=False,
+    )
     yield
     rlplat.shutdown()

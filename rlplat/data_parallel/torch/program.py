@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +47,12 @@ class TorchProgram:
         context = rlplat.get_runtime_context()
         return context.get_node_id(), context.node_address
 
-    def open_store(self, host: str) -> tuple[str, int]:
-        return process_group.open_store(host)
+    def open_door(self, hosts: Sequence[str]) -> tuple[str, int] | None:
+        """Where the others find rank 0: (host, port)."""
+        return process_group.open_store(hosts[0]) if self._settings.rank == 0 else None
 
-    def join(self, host: str, port: int) -> None:
+    def join(self, doors: Sequence[tuple[str, int]]) -> None:
+        host, port = doors[0]
         backend = self._options.backend or ("nccl" if self._settings.use_gpu else "gloo")
         process_group.join(
             host,
@@ -85,8 +87,8 @@ class TorchProgram:
         self,
         operator: type[TrainingOperator] | None,
         creators: Creators,
-        config: dict[str, Any],
         ways: dict[str, Any],
+        config: dict[str, Any],
         checkpoint: dict[str, Any] | None,
     ) -> None:
         context = self._context = Context(self._settings, self.device, _no_report, checkpoint)

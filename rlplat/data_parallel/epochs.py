@@ -1,0 +1,213 @@
+"""`EpochTrainer`: a training that the driver tells epoch by epoch; what `TorchTrainer` and `TFTrainer` share.
+
+It holds one group of ranks (`group.RankGroup`). After a loss of ranks another group continues from the last state.
+No torch and no TensorFlow here: what a rank does is its program's (`torch.program`, `tf.program`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import rlplat
+from rlplat import checkpoints
+from rlplat.data_parallel.failures import RanksLost
+from rlplat.data_parallel.group import RankGroup
+from rlplat.data_parallel.reports import Result, merged_state, merged_stats
+from rlplat.data_parallel.settings import TrainerSettings
+from rlplat.data_parallel.trainable import trainable_of
+from rlplat.errors import CheckpointError, ConfigError
+
+
+class EpochTrainer:
+    name: ClassVar[str]
+    """In the manifest of its checkpoints."""
+    program: ClassVar[str]
+    """What each rank runs: "module:class"."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        options: dict[str, Any],
+        config: Mapping[str, Any] | None,
+        *,
+        out: str | os.PathLike[str] | None,
+        resume: bool,
+        keep: int,
+    ) -> None:
+        """options: of the framework, for each rank."""
+        self.settings, self.config = settings, dict(config or {})
+        self._options = options
+        self._out, self._resume, self._keep = None if out is None else Path(out), resume, keep
+        self._group: RankGroup | None = None
+        self._runtime = ExitStack()
+        self._state: dict[str, Any] | None = None
+        """After the last epoch."""
+
+    def _parts(self) -> tuple[Any, ...]:
+        """What the program of each rank is set up with, before the state."""
+        raise NotImplementedError
+
+    def validate(self, num_steps: int | None = None, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """-> means over the validation data of all ranks: `val_loss`, `val_accuracy`, `num_samples`."""
+        return merged_stats(self._on_ranks("validate", num_steps, dict(info or {})))
+
+    def train(self, num_steps: int | None = None, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One epoch, or its first `num_steps` batches; -> means over all ranks: `train_loss`, `num_samples`, `epoch`.
+
+        An epoch during which ranks were lost begins again from its start. info: for `train_batch`.
+        """
+        with_state = self.settings.max_failures > 0 or self._out is not None
+        answers = self._on_ranks("train_epoch", num_steps, dict(info or {}), with_state)
+        stats = merged_stats([one for one, _ in answers])
+        if with_state:
+            self._state = merged_state([state for _, state in answers])
+            if self._out is not None and self._state is not None:
+                self._write(self._out, stats["epoch"], self._state)
+        return stats
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """A checkpoint in the directory `path`, whole or absent; -> where it is."""
+        state = self.current_state()
+        return self._write(Path(path), int(state["user"]["epoch"]), state)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """What `save` wrote in `path`, the newest that is valid."""
+        found, refused = checkpoints.latest_valid(path)
+        if found is None:
+            raise CheckpointError(
+                f"there is no checkpoint in {path}" + "".join(f"; {one}" for one in refused)
+            )
+        self._check_kind(found)
+        self.load_encoded(found.state)
+
+    def apply_all_workers(self, function: Callable[[], Any]) -> list[Any]:
+        """What it returns in the process of each rank."""
+        return self._on_ranks("apply", function)
+
+    def shutdown(self, force: bool = False) -> None:
+        """End the ranks. force: RaySGD's; ranks are always ended at once."""
+        self._close_group()
+        self._runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def has_validation(self) -> bool:
+        return all(self._on_ranks("has_validation"))
+
+    def current_state(self) -> dict[str, Any]:
+        """As it is saved: with arrays for tensors, without pickle."""
+        state = merged_state(self._on_ranks("state"))
+        assert state is not None
+        return state
+
+    def load_encoded(self, state: dict[str, Any]) -> None:
+        """state: of `current_state`; the ranks begin again with it."""
+        self._close_group()
+        self._state = state
+        self._on_ranks("ready")
+
+    @classmethod
+    def as_trainable(cls, *form: Any, **settings: Any) -> Any:
+        """For `tune.run`: the arguments of a trainer, whose config each trial completes."""
+        return trainable_of(cls, form, settings)
+
+    # ---------------------------------------------------------------- the group of ranks
+
+    def _begin(self) -> None:
+        self._state = self._begun().state
+        self._runtime.enter_context(self._open_runtime())
+        try:
+            self.settings.check_against_cluster()
+            self._on_ranks("ready")
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _on_ranks(self, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all ranks; another group does it where this one is lost."""
+        for num_failures in range(1, self.settings.max_failures + 2):
+            try:
+                return self._opened().call(method, *arguments)
+            except RanksLost as lost:
+                self._close_group()
+                if num_failures > self.settings.max_failures:
+                    raise
+                done = self._state["user"]["epoch"] if self._state else 0
+                say_lost(lost, f"the end of epoch {done}" if done else "the beginning")
+            except BaseException:
+                self._close_group()  # the ranks are no longer at the same place
+                raise
+        raise AssertionError("the last failure is raised")
+
+    def _opened(self) -> RankGroup:
+        if self._group is None:
+            if not rlplat.is_initialized():
+                self._runtime.enter_context(self._open_runtime())
+            self._group = self._open_group()
+            self._group.call("set_up", *self._parts(), self.config, self._state)
+        return self._group
+
+    def _open_group(self) -> RankGroup:
+        return self.settings.open_group(self.program, self._options)
+
+    def _close_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    @contextmanager
+    def _open_runtime(self) -> Iterator[None]:
+        """A cluster for as long as it is needed, unless there is one."""
+        owns = not rlplat.is_initialized()
+        if owns:
+            rlplat.init(preload=[self.program.partition(":")[0]])
+        try:
+            yield
+        finally:
+            if owns:
+                rlplat.shutdown()
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _write(self, directory: Path, number: int, state: dict[str, Any]) -> Path:
+        info = checkpoints.CheckpointInfo(self.name, env="", env_steps=number)
+        return checkpoints.save(directory / "checkpoints", state, info, keep=self._keep)
+
+    def _begun(self) -> Result:
+        """What `out` holds of this run so far."""
+        if self._out is None:
+            if self._resume:
+                raise ConfigError("resume=True needs out=, the directory of the run that is to be resumed")
+            return Result()
+        found, refused = checkpoints.latest_valid(self._out)
+        for reason in refused:
+            print(f"rlplat: {reason}", file=sys.stderr)
+        if not self._resume:
+            if found or refused:
+                raise ConfigError(
+                    f"{self._out} has checkpoints of a run: resume=True to continue it, or another out"
+                )
+            return Result()
+        if found is None:
+            return Result()
+        self._check_kind(found)
+        return Result(list(found.state.get("history", [])), found.state, found.path)
+
+    def _check_kind(self, found: checkpoints.Checkpoint) -> None:
+        if found.info.algorithm != self.name:
+            raise CheckpointError(
+                f"{found.path} is a checkpoint of {found.info.algorithm}, not of {self.name}"
+            )
+
+
+def say_lost(lost: RanksLost, place: str) -> None:
+    print(f"rlplat: {lost}; training continues from {place}", file=sys.stderr, flush=True)
