@@ -66,9 +66,9 @@ def merged_turns(turns: Sequence[Turn]) -> tuple[dict[str, Any], dict[str, Any] 
 
 
 def merged_state(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Rank 0's, with the random states of all."""
-    if states[0] is None:
-        return None
+    """Rank 0's, with the random states of all, where the ranks have their own."""
+    if states[0] is None or "random" not in states[0]:
+        return states[0]
     random = {rank: state["random"][rank] for rank, state in enumerate(states) if state}
     return states[0] | {"random": random}
 

@@ -30,7 +30,7 @@ def run(program: str, directory: Path) -> str:
 
 def test_the_programs_of_the_page(tmp_path: Path) -> None:
     """In one process, on one cluster."""
-    function, creators, operator, tuning = BLOCKS
+    function, creators, operator, serving, tuning, _ = BLOCKS
     operator += """
 x = torch.randn(64, 8)
 config = {"lr": 0.1, "data": TensorDataset(x, x[:, :1])}
@@ -42,10 +42,10 @@ with TorchTrainer(training_operator_cls=Smooth, config=config) as trainer:
     assert smaller.count('"num_samples": 3,') == smaller.count('"step": 2}') == 1
     smaller = smaller.replace(start, "")
     said = run(
-        f"import rlplat\n{start}\n{function}\n{creators}\n{operator}\n{smaller}", tmp_path
+        f"import rlplat\n{start}\n{function}\n{creators}\n{serving}\n{operator}\n{smaller}", tmp_path
     ).splitlines()
     assert said[0] == "5 reports, 4 tensors in runs/sum/checkpoints/step_5"
     assert said[1] == "['batch_count', 'epoch', 'last_train_loss', 'num_samples', 'train_loss']"
-    assert said[2:4] == ["64", "64"]
+    assert said[2:5] == ["64", "True", "64"]
     assert said[-1].startswith("{'lr': ")
-    assert (tmp_path / "checkpoint.pt").exists()
+    assert (tmp_path / "checkpoint.pt").exists() and (tmp_path / "classifier.onnx").exists()

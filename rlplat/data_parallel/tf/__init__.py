@@ -1,0 +1,1 @@
+"""Data-parallel training on TensorFlow: what runs in the processes of the ranks."""

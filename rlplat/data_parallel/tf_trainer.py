@@ -1,0 +1,87 @@
+"""`TFTrainer`: data-parallel training of a Keras model from the driver's side. No TensorFlow here.
+
+    trainer = TFTrainer(model_creator=..., data_creator=..., config={"lr": 0.1}, num_workers=2)
+    stats = trainer.train()                     # an epoch; RaySGD's interface
+    trainer.shutdown()
+
+The same engine as `TorchTrainer` (`epochs.EpochTrainer`); in the ranks: `tf.program`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlplat.data_parallel.epochs import EpochTrainer
+from rlplat.data_parallel.settings import TrainerSettings
+from rlplat.errors import ConfigError, MissingExtra
+
+
+class TFTrainer(EpochTrainer):
+    name = "TFTrainer"
+    program = "rlplat.data_parallel.tf.program:TFProgram"
+
+    def __init__(
+        self,
+        model_creator: Callable[..., Any],
+        data_creator: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        out: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        keep: int = 3,
+        num_workers: int | tuple[int, int] = 1,
+        use_gpu: bool = False,
+        resources: Mapping[str, float] | None = None,
+        seed: int = 0,
+        max_failures: int = 3,
+        hang_timeout_s: float = 120.0,
+        place_timeout_s: float = 60.0,
+    ) -> None:
+        """model_creator(config): a compiled Keras model; data_creator(config): a batched `tf.data.Dataset` for
+        training, or (training, validation). A batch is what all ranks together take in a step.
+
+        The other settings are `TorchTrainer`'s.
+        """
+        if importlib.util.find_spec("tensorflow") is None:
+            raise MissingExtra("tensorflow", "tf", "TFTrainer")
+        settings = TrainerSettings(
+            num_workers=num_workers,
+            use_gpu=use_gpu,
+            resources=resources,
+            seed=seed,
+            max_failures=max_failures,
+            hang_timeout_s=hang_timeout_s,
+            place_timeout_s=place_timeout_s,
+        )
+        if 0 < settings.demand.get("GPU", 0) < 1:
+            raise ConfigError("TensorFlow takes no part of a GPU: a whole one for each rank, use_gpu=True")
+        super().__init__(settings, {}, config, out=out, resume=resume, keep=keep)
+        self._creators = {"model": model_creator, "data": data_creator}
+        self._begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a training continues from: arrays of the `model`, of its `optimizer`, and the epoch."""
+        return self.current_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.load_encoded(dict(state))
+
+    def get_model(self) -> Any:
+        """The trained model, made by `model_creator` in this process."""
+        from rlplat.data_parallel.tf.training import load_variables
+
+        weights = self.current_state()["model"]
+        model = self._creators["model"](self.config)
+        if not model.built:
+            raise ConfigError(
+                "get_model() needs a model that knows the shape of its input: begin it with tf.keras.Input(shape), or "
+                "take state_dict()['model']"
+            )
+        load_variables(model.variables, weights, "model")
+        return model
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (self._creators,)

@@ -1,0 +1,124 @@
+"""`TFTrainer`: the same losses on one rank and on two, a killed rank, and messages that name the fix."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+import tensorflow as tf
+
+import rlplat
+from rlplat.data_parallel import TFTrainer
+from rlplat.data_parallel.failures import CollectiveFailed
+from rlplat.data_parallel.rank import RankSettings
+from rlplat.data_parallel.tf.program import TFProgram, tf_config
+from rlplat.data_parallel.tf.training import KerasTraining
+from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
+from tests.data_parallel.keras_creators import NUM_SAMPLES, data_creator, model_creator
+
+pytestmark = pytest.mark.slow
+
+CONFIG = {"lr": 0.05}
+
+
+def training(state: dict[str, Any] | None = None, **changes: Any) -> KerasTraining:
+    """Of one rank, in this process."""
+    tf.keras.utils.set_random_seed(0)
+    creators = {"model": model_creator, "data": data_creator} | changes
+    return KerasTraining(tf.distribute.get_strategy(), 0, 1, creators, CONFIG, state)
+
+
+@pytest.mark.process
+def test_two_ranks_of_which_one_is_killed_train_like_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The kill comes within the second epoch, which begins again from its start."""
+    alone = training()
+    expected = [alone.run_epoch(None), alone.run_epoch(None), alone.run_validation(None)]
+    rlplat.init(num_cpus=2, num_gpus=0, preload=[TFTrainer.program.partition(":")[0]], log_to_driver=False)
+    try:
+        config = CONFIG | {"marker": str(tmp_path / "marker")}
+        with TFTrainer(model_creator, data_creator, config, num_workers=2, out=tmp_path / "run") as trainer:
+            assert len(set(trainer.apply_all_workers(os.getpid))) == 2
+            found = [trainer.train()]
+            (tmp_path / "marker").touch()
+            found += [trainer.train(), trainer.validate()]
+            assert "training continues from the end of epoch 1" in capfd.readouterr().err
+            weights = trainer.get_model().get_weights()
+    finally:
+        rlplat.shutdown()
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    assert found[1]["num_samples"] == NUM_SAMPLES + 4
+    for one, other in zip(weights, alone.model.get_weights(), strict=True):
+        assert np.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_state_continues_with_the_order_of_its_epoch() -> None:
+    first = training()
+    first.run_epoch(None)
+    state = first.state()
+    assert training(state).run_epoch(None) == first.run_epoch(None)
+    with pytest.raises(CheckpointError, match="of another model: it has variables of the shapes"):
+        training(state | {"model": state["model"][1:]})
+
+
+def test_the_program_of_the_page_learns() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/data-parallel.md"
+    program = page.read_text().split("## TensorFlow")[1].split("```python\n")[1].split("\nwith TFTrainer")[0]
+    exec(program, names := {})
+    one = training(model=names["keras_model"], data=names["keras_data"])
+    assert one.run_epoch(None)["train_mae"] > 2 * one.run_epoch(None)["train_mae"] > 0
+    assert sorted(one.run_validation(None)) == ["num_samples", "val_loss", "val_mae"]
+
+
+def data_of(x: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x), np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model": lambda config: None}, "rank 0: model_creator .* returned None: end it with `return`"),
+        ({"model": lambda config: tf.keras.Sequential()}, "must return a compiled Keras model"),
+        ({"data": lambda config: [1, 2]}, "must return tf.data.Datasets, not int for training"),
+        ({"data": lambda config: data_of(np.zeros((4, 4)))}, r"has single samples: dataset.batch\(64\)"),
+        ({"data": lambda config: data_of(np.zeros((4, 4))).batch(2).repeat()}, "no end: omit .repeat"),
+        ({"data": lambda config: data_of(np.zeros((0, 4))).batch(2)}, "the training data has no batch"),
+    ],
+)
+def test_what_a_creator_lacks_is_named(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        training(**changes).run_epoch(None)
+
+
+def test_a_loss_that_is_not_a_number_is_named() -> None:
+    with pytest.raises(NonFiniteError, match="rank 0: the loss of step 1 is nan"):
+        training(data=lambda config: data_of(np.full((4, 4), np.nan, np.float32)).batch(4)).run_epoch(None)
+
+
+def test_each_rank_knows_the_addresses_of_all() -> None:
+    config = json.loads(tf_config([("10.0.0.1", 4001), ("fd00::2", 4002)], rank=1))
+    assert config == {
+        "cluster": {"worker": ["10.0.0.1:4001", "[fd00::2]:4002"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_an_error_of_the_exchange_is_told_from_one_of_the_model() -> None:
+    program = TFProgram(RankSettings(0, 2, 2, 1.0, False, 0, 10.0))
+
+    def raises(error: Exception) -> None:
+        with pytest.raises(CollectiveFailed if isinstance(error, tf.errors.OpError) else type(error)):
+            program.apply(lambda: (_ for _ in ()).throw(error))
+
+    raises(tf.errors.InternalError(None, None, "x\nCollective ops is aborted by: Socket closed"))
+    raises(tf.errors.DeadlineExceededError(None, None, "timed out"))
+    raises(ValueError("mine"))
