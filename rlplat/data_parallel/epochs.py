@@ -44,6 +44,8 @@ class EpochTrainer:
         self._options = options
         self._out, self._resume, self._keep = None if out is None else Path(out), resume, keep
         self._group: RankGroup | None = None
+        self._num_now: int | None = None
+        """How many ranks the next group waits for; None: the most."""
         self._runtime = ExitStack()
         self._state: dict[str, Any] | None = None
         """After the last epoch."""
@@ -61,6 +63,7 @@ class EpochTrainer:
 
         An epoch during which ranks were lost begins again from its start. info: for `train_batch`.
         """
+        self._grow()
         with_state = self.settings.max_failures > 0 or self._out is not None
         answers = self._on_ranks("train_epoch", num_steps, dict(info or {}), with_state)
         stats = merged_stats([one for one, _ in answers])
@@ -132,6 +135,14 @@ class EpochTrainer:
             self.shutdown()
             raise
 
+    def _grow(self) -> None:
+        """More ranks, where fewer than the most were left and there is room again."""
+        if self._group is not None and (num_now := self._group.num_growing()):
+            self._state = self.current_state()
+            self._close_group()
+            self._num_now = num_now
+            say_grown(num_now, f"the end of epoch {self._state['user']['epoch']}")
+
     def _on_ranks(self, method: str, *arguments: Any) -> list[Any]:
         """The answers of all ranks; another group does it where this one is lost."""
         for num_failures in range(1, self.settings.max_failures + 2):
@@ -152,12 +163,13 @@ class EpochTrainer:
         if self._group is None:
             if not rlplat.is_initialized():
                 self._runtime.enter_context(self._open_runtime())
-            self._group = self._open_group()
+            num_now, self._num_now = self._num_now, None
+            self._group = self._open_group(num_now)
             self._group.call("set_up", *self._parts(), self.config, self._state)
         return self._group
 
-    def _open_group(self) -> RankGroup:
-        return self.settings.open_group(self.program, self._options)
+    def _open_group(self, num_now: int | None = None) -> RankGroup:
+        return self.settings.open_group(self.program, self._options, num_now)
 
     def _close_group(self) -> None:
         group, self._group = self._group, None
@@ -211,3 +223,7 @@ class EpochTrainer:
 
 def say_lost(lost: RanksLost, place: str) -> None:
     print(f"rlplat: {lost}; training continues from {place}", file=sys.stderr, flush=True)
+
+
+def say_grown(num_ranks: int, place: str) -> None:
+    print(f"rlplat: room for {num_ranks} ranks; training continues from {place}", file=sys.stderr, flush=True)

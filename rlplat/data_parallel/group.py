@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 SETTLE_S = 2.0
 """After a broken connection: how long the rank that broke it may take to be known as dead."""
+PROBE_S = 1.0
+"""How long the room that seems to be free for more ranks may take to be reserved."""
 PLACE_S = 60.0
 """How long resources that exist may be in use by others before the group is given up, or is made smaller."""
 
@@ -50,12 +52,14 @@ class RankGroup:
         hang_timeout_s: float,
         options: dict[str, Any],
         patience_s: float = PLACE_S,
+        num_now: int | None = None,
     ) -> None:
         """num_ranks: at least and at most; demand: resources of each, by the cluster's names.
 
-        patience_s: how long to wait for room for the most, before fewer are taken.
+        patience_s: how long to wait for room for `num_now` of them (None: the most), before fewer are taken.
         """
         self._least, self._most = num_ranks
+        self._demand = demand
         self._hang_timeout_s = hang_timeout_s
         self._own_group: PlacementGroup | None = None
         self._ranks: list[ActorHandle] = []
@@ -65,7 +69,7 @@ class RankGroup:
                 "one: num_workers=1, or another backend"
             )
         try:
-            places = self._reserve(demand, patience_s)
+            places = self._reserve(demand, num_now or self._most, patience_s)
             settings: dict[str, Any] = {
                 "world_size": len(places),
                 "full_size": self._most,
@@ -94,7 +98,20 @@ class RankGroup:
     def world_size(self) -> int:
         return len(self._ranks)
 
-    def _reserve(self, demand: dict[str, float], patience_s: float) -> list[dict[str, Any]]:
+    def num_growing(self) -> int | None:
+        """How many ranks another group could have now, where those are more; None: no more than this one."""
+        missing = self._most - self.world_size
+        if missing == 0 or self._own_group is None:  # the room of a trial of tune is fixed
+            return None
+        more = min(missing, fitting_ranks(rlplat.available_resources(), self._demand))
+        if more < 1:
+            return None
+        probe = rlplat.placement_group([self._demand] * more, strategy="PACK")
+        is_room = probe.wait(PROBE_S)  # what is free in sum may lie in pieces on several nodes
+        rlplat.remove_placement_group(probe)
+        return self.world_size + more if is_room else None
+
+    def _reserve(self, demand: dict[str, float], most: int, patience_s: float) -> list[dict[str, Any]]:
         """Options of each rank that place it: in a group of its own, or in that of the trial in which this runs."""
         outer = rlplat.get_current_placement_group()
         if outer is not None:
@@ -106,9 +123,7 @@ class RankGroup:
                     f"{self._least} ranks take {amount * self._least:g} {name}, and the cluster has "
                     f"{total.get(name, 0.0):g}: fewer num_workers, or less of it for each"
                 )
-        most = self._most
-        for name, amount in demand.items():
-            most = min(most, int(total.get(name, 0.0) / amount + 1e-9))
+        most = min(most, fitting_ranks(total, demand))
         deadline = time.monotonic() + patience_s
         while True:
             group = rlplat.placement_group([demand] * most, strategy="PACK")
@@ -123,8 +138,7 @@ class RankGroup:
                     f"no room for {most} ranks with {demand} each within {patience_s:g} s: free now: "
                     f"{rlplat.available_resources()}"
                 )
-            free = rlplat.available_resources()
-            fitting = min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in demand.items())
+            fitting = fitting_ranks(rlplat.available_resources(), demand)
             most = max(self._least, min(most - 1, fitting))
             deadline = time.monotonic() + patience_s
 
@@ -205,6 +219,11 @@ class RankGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fitting_ranks(resources: dict[str, float], demand: dict[str, float]) -> int:
+    """How many ranks with `demand` each the resources are enough for."""
+    return min(int(resources.get(name, 0.0) / amount + 1e-9) for name, amount in demand.items())
 
 
 def meeting_hosts(homes: Sequence[tuple[str, str]]) -> list[str]:

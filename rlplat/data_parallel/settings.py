@@ -14,7 +14,7 @@ from rlplat.errors import ConfigError, InfeasibleResources
 @dataclass(frozen=True)
 class TrainerSettings:
     num_workers: int | tuple[int, int] = 1
-    """Ranks; (least, most): as many as there is room for, at the beginning and after a loss."""
+    """Ranks; (least, most): as many as there is room for, at the beginning, after a loss and at a checkpoint."""
     use_gpu: bool = False
     """A GPU for each rank."""
     resources: Mapping[str, float] | None = None
@@ -64,7 +64,8 @@ class TrainerSettings:
                     f"has {total.get(name, 0.0):g}: fewer num_workers, or {less}"
                 )
 
-    def open_group(self, program: str, options: dict[str, Any]) -> RankGroup:
+    def open_group(self, program: str, options: dict[str, Any], num_now: int | None = None) -> RankGroup:
+        """num_now: ranks to wait for; None: the most."""
         return RankGroup(
             program,
             self.num_ranks,
@@ -73,4 +74,5 @@ class TrainerSettings:
             hang_timeout_s=self.hang_timeout_s,
             options=options,
             patience_s=self.place_timeout_s,
+            num_now=num_now,
         )

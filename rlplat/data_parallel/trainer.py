@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rlplat.data_parallel.epochs import EpochTrainer, say_lost
+from rlplat.data_parallel.epochs import EpochTrainer, say_grown, say_lost
 from rlplat.data_parallel.failures import RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Turn
@@ -126,23 +126,27 @@ class TorchTrainer(EpochTrainer):
         if self._function is None:
             raise ConfigError("fit() is for a training function; with creators: train(), validate()")
         num_restarts = num_in_a_row = 0
+        num_now: int | None = None
         while True:
             reported = number
             try:
-                with self._open_group() as group:
+                with self._open_group(num_now) as group:
                     group.call("begin", self._function, dict(config), state)
-                    pending = group.start("advance")
-                    while True:
+                    pending, num_now = group.start("advance"), None
+                    while num_now is None:
                         turns: list[Turn] = group.finish(pending)
                         report = merged_turns(turns)
                         if report is None:
                             return
-                        pending = group.start("advance")
                         reported += 1
                         metrics, new_state = report
                         if new_state is not None:
                             state, number, num_in_a_row = new_state, reported, 0
+                            num_now = group.num_growing()
+                        if num_now is None:
+                            pending = group.start("advance")
                         yield Report(reported, metrics, new_state, num_restarts)
+                say_grown(num_now, f"report {number}, the last checkpoint")
             except RanksLost as lost:
                 num_restarts += 1
                 num_in_a_row += 1

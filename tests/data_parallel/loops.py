@@ -55,7 +55,7 @@ def regression(ctx: Any, config: dict[str, Any]) -> None:
                     f"{[epoch, ctx.world_size, seen[begun:]]}"
                 )
             if every and ctx.sync_gradients and ctx.num_steps % every == 0:
-                ctx.report(seen=str(seen), epoch=epoch, checkpoint={"note": "within"})
+                ctx.report(seen=str(seen), epoch=epoch, size=ctx.world_size, checkpoint={"note": "within"})
         scheduler.step()
         ctx.report(
             loss=total,

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,35 @@ def test_with_fewer_ranks_the_epoch_goes_on_where_it_was(tmp_path: Path) -> None
     assert sorted([*before[0], *before[1], *after]) == list(range(loops.NUM_SAMPLES))
 
 
+def test_ranks_are_added_where_there_is_room_again(tmp_path: Path) -> None:
+    """From one rank to two at a checkpoint within the first epoch: the samples of each step stay the same."""
+    config = config_of(tmp_path, "", epochs=2, every=2, dropout=0.0)
+    whole = TorchTrainer(loops.regression, config, num_workers=2).fit()
+    rival = rlplat.remote(Rival).options(num_cpus=3).remote()
+    rlplat.get(rival.ready.remote())
+    reports: list[Any] = []
+    trainer = TorchTrainer(loops.regression, config, num_workers=(1, 2), place_timeout_s=0.5)
+    for report in trainer.reports(config):
+        if not reports:
+            rlplat.kill(rival)
+            while rlplat.available_resources()["CPU"] < 3:
+                time.sleep(0.01)
+        reports.append(report)
+    sizes = [report.metrics["size"] for report in reports]
+    assert sizes[0] == 1 and sizes[-1] == 2 and sizes == sorted(sizes)
+    assert [report.number for report in reports] == list(range(1, len(reports) + 1))
+    assert reports[-1].num_restarts == 0
+    assert reports[-1].metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
+
+
 def seen(path: Path) -> Any:
     """[epoch, ranks, samples of the epoch so far] of a process, in some step."""
     return ast.literal_eval(path.read_text())
 
 
 class Rival:
-    pass
+    def ready(self) -> None:
+        pass
 
 
 def test_a_run_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
