@@ -1,8 +1,9 @@
-"""Data-parallel training: rlplat's TorchTrainer, plain DistributedDataParallel under torchrun, Ray Train.
+"""Data-parallel training: rlplat's TorchTrainer, plain DistributedDataParallel under torchrun, Ray Train, Fabric.
 
-    python -m benchmarks.data_parallel --peer torchrun --repeats 5 --markdown benchmarks/results/data-parallel.md
+    python -m benchmarks.data_parallel --peer torchrun --peer ray --peer fabric --repeats 5 --markdown FILE
 
-Each figure of each repeat is a fresh process (`data_parallel_programs`); peers take turns, and never run at once.
+Each figure of each repeat is a fresh process (`data_parallel_programs`, `data_parallel_tuning`); peers take turns, and
+never run at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ ROWS = {
     ("spin", 1): ("steps that take 10 ms, 1 rank", "samples/s"),
     ("start", 2): ("start of the program to the first step, 2 ranks", "s"),
     ("restart", 2): ("a rank killed, to the next step, 2 ranks", "s"),
+    ("tune", 1): ("a ConvNet tuned with ASHA, 30 samples, 2 trials at a time", "trials/s"),
 }
+ONLY = {"restart": ("rlplat",), "tune": ("rlplat", "ray")}
+"""Rows that some peers have not."""
 TIMEOUT_S = 300
 
 
@@ -34,15 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--realtime", action="store_true", help="run under `chrt -f 10`: nothing else gets the CPUs"
     )
-    add_output_options(parser, ["torchrun", "ray"])
+    add_output_options(parser, ["torchrun", "ray", "fabric"])
     return parser
 
 
 def measure(peer: str, row: str, ranks: int, *, is_quick: bool, is_realtime: bool) -> float:
     """One figure, by a fresh process; RuntimeError with its output where it printed none."""
     python = [sys.executable, "-m"]
-    program = ["benchmarks.data_parallel_programs", peer, row, str(ranks), "quick" if is_quick else "full"]
-    if peer == "torchrun":
+    size = "quick" if is_quick else "full"
+    program = ["benchmarks.data_parallel_programs", peer, row, str(ranks), size]
+    if row == "tune":
+        program = ["benchmarks.data_parallel_tuning", peer, size]
+    if peer in ("torchrun", "fabric"):
         restarts = ["--max-restarts", "1" if row == "restart" else "0", "--monitor-interval", "0.1"]
         python += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *restarts, "-m"]
     command = [*(["chrt", "-f", "10"] if is_realtime else []), *python, *program]
@@ -71,21 +78,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.rows and row not in options.rows:
                 continue
             for peer in peers:
-                if peer == "rlplat" or row != "restart":
+                if peer in ONLY.get(row, peers):
                     value = measure(peer, row, ranks, is_quick=options.quick, is_realtime=options.realtime)
                     samples.append(Sample(peer, text, "", unit, value))
                     print(f"{peer}: {text}: {value:.4g} {unit}", file=sys.stderr, flush=True)
     notes = [
         "ResNet-18's shape with an eighth of its channels; 16 samples and one thread for each rank; float32.",
         "`start` is from the start of the interpreter, imports included.",
+        "Fabric is lightning-fabric, under torchrun as well.",
+        "`tune`: from the start of the interpreter to the end of the experiment.",
         "`restart` is rlplat's alone: torchrun --max-restarts 1 on gloo could not connect its new ranks here.",
     ]
     if options.realtime:
         notes.append("Under `chrt -f 10`: other processes of the machine wait.")
-    higher = {text for text, unit in ROWS.values() if unit == "samples/s"}
+    higher = {text for text, unit in ROWS.values() if unit != "s"}
     rows = summarize(samples)
     report = Report(
-        "Data-parallel training", peers, rows, higher, hardware(["rlplat", "torch", "ray"]), notes
+        "Data-parallel training",
+        peers,
+        rows,
+        higher,
+        hardware(["rlplat", "torch", "ray", "lightning-fabric"]),
+        notes,
     )
     report.publish(options.json, options.markdown)
 

@@ -140,6 +140,23 @@ def plain(config: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
+def with_fabric(config: dict[str, Any]) -> None:
+    """A rank of torchrun, prepared by lightning's Fabric."""
+    import torch
+    from lightning_fabric import Fabric
+    from torch.utils.data import DataLoader
+
+    torch.set_num_threads(1)
+    strategy = "ddp" if config["ranks"] > 1 else "auto"
+    fabric = Fabric(accelerator="cpu", devices=config["ranks"], strategy=strategy)
+    fabric.launch()
+    loader = DataLoader(images(config), config["batch"], shuffle=True, drop_last=True)
+    model, optimizer = fabric.setup(*parts(config))
+    rate = train(model, optimizer, fabric.setup_dataloaders(loader), fabric.backward, config)
+    if fabric.global_rank == 0:
+        print(f"figure {figure({'rate': rate, 'at': time.time()}, config)}", flush=True)
+
+
 def figure(metrics: dict[str, Any], config: dict[str, Any]) -> float:
     if config["row"] == "restart":
         return metrics["at"]
@@ -193,4 +210,5 @@ def with_ray(config: dict[str, Any]) -> None:
 if __name__ == "__main__":
     peer, row, ranks, size = sys.argv[1:5]
     settings = config_of(row, int(ranks), size == "quick")
-    {"rlplat": with_rlplat, "torchrun": plain, "ray": with_ray}[peer](settings)
+    programs = {"rlplat": with_rlplat, "torchrun": plain, "ray": with_ray, "fabric": with_fabric}
+    programs[peer](settings)
