@@ -18,7 +18,8 @@ from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.features import flat_features
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer, ReplayShape, make_replay
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape
+from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.spaces import ObsSpec
 
@@ -68,43 +69,34 @@ class ReplayLearner(Learner[OffPolicyConfig]):
     ) -> None:
         super().__init__(config, parameter_server)
         self.trainee, self._spec = trainee, spec
-        made = make_replay(replay, spec.obs, spec.action, replay_seed)
-        assert isinstance(made, ReplayBuffer)
-        self._replay = made
+        self._replay = LearnerReplay(config, spec, replay, replay_seed)
         normalizes = config.normalize_observations and isinstance(spec.obs, ObsSpec)
         self._obs_statistics = ObsStatistics(spec.obs.shape if normalizes else None)  # type: ignore[union-attr]
-        self._replay_steps = 0  # env steps that this replay has been given
         self._updates = 0
-        self._credit = 0.0  # env steps for which no gradient step has been made yet
         self.publish()
 
     def update(self, *batches: TransitionBatch) -> UpdateReport:
         """One round into the replay, the gradient steps that are due for it, publish version + 1."""
         started = perf_counter()
         config = self.config
+        env_steps = self._replay.add(batches)
         for batch in batches:
-            self._replay.add(batch, batch.worker_index * batch.shape[1])
             if config.normalize_observations:
                 assert isinstance(batch.obs, np.ndarray)
                 self._obs_statistics.update(
                     batch.obs.reshape(-1, *batch.obs.shape[2:]), batch.valid.reshape(-1)
                 )
-        env_steps = sum(batch.env_steps for batch in batches)
         self.env_steps += env_steps
-        self._replay_steps += env_steps
         added = perf_counter()
         trained: list[dict[str, float]] = []
-        if self._replay_steps >= config.learning_starts and len(self._replay):
-            self._credit += env_steps
-            due = int(self._credit // config.env_steps_per_update)
-            self._credit -= due * config.env_steps_per_update
-            for start in range(0, due, CHUNK):
-                trained += self._train(self._replay.sample(min(CHUNK, due - start) * config.batch_size))
+        due = self._replay.due(env_steps)
+        for start in range(0, due, CHUNK):
+            trained += self._train(self._draw(min(CHUNK, due - start) * config.batch_size))
         learnt = perf_counter()
         self.publish_next()
         timings = [batch.timing for batch in batches]
         metrics: dict[str, float] = self._metrics(trained) | {
-            "learner/replay_size": len(self._replay),
+            "learner/replay_size": len(self._replay.buffer),
             "time/replay_add_s": added - started,
             "time/train_s": learnt - added,
             "time/publish_s": perf_counter() - learnt,
@@ -112,6 +104,11 @@ class ReplayLearner(Learner[OffPolicyConfig]):
         for name in timings[0]:
             metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
         return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+    def _draw(self, size: int) -> Minibatch:
+        drawn = self._replay.buffer.sample(size)
+        assert isinstance(drawn, Minibatch)
+        return drawn
 
     def _train(self, drawn: Minibatch) -> list[dict[str, float]]:
         """One gradient step for every `batch_size` of what was drawn."""
@@ -155,28 +152,23 @@ class ReplayLearner(Learner[OffPolicyConfig]):
 
     def _beside(self) -> Weights:
         """What travels with the weights: the share of uniform actions, statistics of observations."""
-        warms_up = self._replay_steps < self.config.learning_starts
+        warms_up = self._replay.env_steps < self.config.learning_starts
         return {EPSILON: np.array([float(warms_up)], np.float32)} | self._obs_statistics.weights()
 
     def weights(self) -> Weights:
         return self.trainee.weights() | self._beside()
 
     def get_state(self) -> dict[str, Any]:
-        state = super().get_state() | self.trainee.get_state()
+        state = super().get_state() | self.trainee.get_state() | self._replay.get_state()
         return state | {
             "beside": self._beside(),
             "obs_statistics": self._obs_statistics.get_state(),
-            "replay_steps": self._replay_steps if self.config.save_replay else 0,
             "updates": self._updates,
-            "credit": self._credit,
-            "replay": self._replay.get_state() if self.config.save_replay else None,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.trainee.set_state(state)
-        if state["replay"] is not None:
-            self._replay.set_state(state["replay"])
+        self._replay.set_state(state)
         self._obs_statistics.set_state(state["obs_statistics"])
-        self._replay_steps = int(state["replay_steps"])
-        self._updates, self._credit = int(state["updates"]), float(state["credit"])
+        self._updates = int(state["updates"])
         super().set_state(state)

@@ -9,7 +9,6 @@ seed, same curve, bit for bit.
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from rlplat.rl.interfaces import Policy, Result, Weights
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
@@ -28,7 +28,7 @@ from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.replay.buffer import ReplayShape, require_memory
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
-from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import is_one_machine, spread
 
 if TYPE_CHECKING:
@@ -66,18 +66,9 @@ class ReplayRing(Algorithm[RingConfig]):
     def step(self) -> Result:
         """One round: sample, update, publish."""
         self.require_open()
-        started = perf_counter()
         batches = self.workers.sample(*self.learners.latest())
-        sampled = perf_counter()
         report = self.workers.deliver(batches, self.learners.update)
-        return self.result(
-            report,
-            {
-                "rollout/worker_restarts": self.workers.restarts,
-                "time/sample_s": sampled - started,
-                "time/update_s": perf_counter() - sampled,
-            },
-        )
+        return self.result(report, self.workers.metrics())
 
     def weights(self) -> ObjectRef:
         self.require_open()
@@ -138,10 +129,8 @@ def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     require_bounded(spaces, config.env, algo)
-    if config.normalize_observations and not isinstance(spaces.obs, ObsSpec):
-        raise ConfigError(
-            f"normalize_observations is for one vector, and observations are {spaces.obs}: set it to false"
-        )
+    if config.normalize_observations:
+        require_normalizable(spaces.obs)
     shape = replay_shape(config)
     # Every step may be cut off, which brings a final observation each, and a gap may come before.
     needed = max(2 * config.rollout_length + 1, config.n_step + 2)
