@@ -1,6 +1,10 @@
-"""What other libraries call a setting: for `unknown key 'lr'; did you mean 'learning_rate'?`"""
+"""What other libraries call a setting, for `unknown key 'lr'; did you mean 'learning_rate'?`, and what the field calls
+an algorithm that is one of ours with its switches set: `--algo rainbow`."""
 
 from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
 
 _HERE = {
     # here (the first name that the algorithm has): in Stable-Baselines3, CleanRL, RLlib and their like
@@ -67,3 +71,48 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
     theirs: tuple(ours.split()) for ours, names in _HERE.items() for theirs in names.split()
 }
 """Their name -> what may be meant here, of which the first that the algorithm has is suggested."""
+
+
+class Switches(NamedTuple):
+    """An algorithm of ours, with settings that the user's own win over."""
+
+    algo: str
+    settings: dict[str, Any]
+
+    def __str__(self) -> str:
+        """`--algo dqn --set double=true n_step=3`."""
+        switches = " ".join(
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in self.settings.items()
+        )
+        return f"--algo {self.algo}" + (f" --set {switches}" if switches else "")
+
+
+_RAINBOW = {
+    "double": True,
+    "dueling": True,
+    "n_step": 3,
+    "distributional": "c51",
+    "noisy": True,
+    "epsilon": 0.0,
+    "prioritized": True,
+}
+ALGORITHMS_ELSEWHERE = {
+    "a2c": Switches("a3c", {"num_rollout_workers": 1}),
+    "doubledqn": Switches("dqn", {"double": True}),
+    "c51": Switches("dqn", {"distributional": "c51"}),
+    "qrdqn": Switches("dqn", {"distributional": "qr"}),
+    "rainbow": Switches("dqn", _RAINBOW),
+    "apex": Switches(
+        "dqn", {"asynchronous": True, "double": True, "dueling": True, "n_step": 3, "prioritized": True}
+    ),
+    "r2d2": Switches("dqn", {"policy.core": "lstm", "double": True, "dueling": True, "prioritized": True}),
+    "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
+    "maskableppo": Switches("ppo", {}),
+}
+"""By their names in small letters, without `_` and `-`."""
+
+
+def switches_of(algo: str) -> Switches | None:
+    """What an algorithm of this name is here, where it is one of ours with switches."""
+    return ALGORITHMS_ELSEWHERE.get(algo.lower().replace("_", "").replace("-", ""))

@@ -20,6 +20,7 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import atari_rom, env_family
+from rlplat.rl.names_elsewhere import switches_of
 
 GROUP = "rlplat.algorithms"
 _FAMILY_NAMES = {"atari": "Atari", "mujoco": "MuJoCo", "classic": "classic-control"}
@@ -48,10 +49,17 @@ def _announced_in_source_tree(group: str) -> dict[str, str]:
     return dict(project.get("entry-points", {}).get(group, {}))
 
 
+def is_announced(name: str) -> bool:
+    """Whether an algorithm is found by this name."""
+    return ":" in name or not {name, name.lower()}.isdisjoint(algorithm_homes())
+
+
 def load_algorithm(name: str) -> type[Any]:
     """The class of `ppo`, or of `pkg.mod:Class`; an `Algorithm`."""
     homes = algorithm_homes()
     home = homes.get(name) or homes.get(name.lower()) or (name if ":" in name else None)
+    if home is None and (known := switches_of(name)):
+        raise ConfigError(f"'{name}' is {known} (only `rlplat train` takes that name)")
     if home is None:
         raise ConfigError(
             f"unknown algorithm '{name}'{closest(name, homes)}\nalgorithms: {', '.join(sorted(homes))}"

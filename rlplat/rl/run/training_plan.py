@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.config import Layer, dump, load_yaml, resolve
-from rlplat.config_sources import KeyPath, merge
+from rlplat.config_sources import KeyPath, merge, put
 from rlplat.errors import ConfigError
+from rlplat.rl.names_elsewhere import Switches, switches_of
 from rlplat.rl.run.registry import (
     BaseConfig,
     algorithm_homes,
     base_config,
     configs_directory,
     is_algorithm,
+    is_announced,
     load_algorithm,
     require_config,
     shown,
@@ -58,12 +60,33 @@ def plan_training(
     """defaults < config file (given, or the tuned one of that algorithm and env, or its family's) < layers (flags,
     arguments)."""
     layers = list(layers)
+    known, asked = switches_of(algo) if isinstance(algo, str) and not is_announced(algo) else None, algo
+    if known is not None:
+        algo, layers = known.algo, [_layer_of(known, f"--algo {asked}"), *layers]
+    plan = _plan(algo, config_file, layers)
+    if known is not None:
+        plan.notes.insert(0, f"{asked} is {known}")
+    if text := announcement(plan.config, plan.algo):
+        plan.notes.append(text)
+    return plan
+
+
+def _layer_of(known: Switches, origin: str) -> Layer:
+    layer = Layer()
+    for key, value in known.settings.items():
+        put(layer, tuple(key.split(".")), value, origin)
+    return layer
+
+
+def _plan(
+    algo: str | None, config_file: str | os.PathLike[str] | None, layers: Sequence[Layer]
+) -> TrainingPlan:
     if config_file is not None:
         file = require_config(config_file)
         plan = plan_from_file(file, layers, algo)
         if file != Path(config_file):
             plan.notes.append(f"using the shipped config {shown(file)}")
-        return _announced(plan)
+        return plan
     if algo is not None and not isinstance(algo, str):
         raise ConfigError(f"algo is the name of an algorithm, such as 'ppo', not {algo!r}{_named(algo)}")
     if algo is None:
@@ -84,12 +107,6 @@ def plan_training(
         is_tuned = not path.stem.startswith("_")
         plan = plan_from_file(path, [_without_env(layer) for layer in layers] if is_tuned else layers, algo)
     plan.notes += [note] if note else []
-    return _announced(plan)
-
-
-def _announced(plan: TrainingPlan) -> TrainingPlan:
-    if text := announcement(plan.config, plan.algo):
-        plan.notes.append(text)
     return plan
 
 
