@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,17 +83,15 @@ def read_rows(path: Path, place: Place, most: int = MOST_ROWS) -> Rows:
     with file:
         if place.digest:
             place = found.place = _found_again(file, place)
-        closing: Place | None = None
         for line in _lines(file, place.end):
             record = _record(line)
             if record is None or record["iteration"] < place.iteration:
                 found.skipped += 1
                 continue
             if record["iteration"] == place.iteration and place.digest:
-                closing = Place(**{**vars(place), "has_closed": True})
                 if not place.has_closed:
                     found.rows.append(_row(record, is_closing=True))
-                    place = found.place = closing
+                    place = found.place = replace(place, has_closed=True)
                 continue
             place = Place(line.start, line.end, _digest(line.text), record["iteration"], record["env_steps"])
             found.rows.append(_row(record))
@@ -101,8 +99,6 @@ def read_rows(path: Path, place: Place, most: int = MOST_ROWS) -> Rows:
             if len(found.rows) >= most:
                 found.is_end = False
                 break
-        if place.has_closed and closing is None:
-            found.place = Place(**{**vars(place), "has_closed": False})  # a resume has removed it
     return found
 
 
@@ -112,7 +108,7 @@ def _found_again(file: BinaryIO, place: Place) -> Place:
         return place
     for line in _lines(file, 0):
         if line.text is not None and _digest(line.text) == place.digest:
-            return Place(**{**vars(place), "start": line.start, "end": line.end})
+            return replace(place, start=line.start, end=line.end)
     raise TakenBack
 
 

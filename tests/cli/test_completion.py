@@ -37,7 +37,7 @@ def test_words_depend_on_what_is_there(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     assert candidates(["evaluate", ""]) == ["runs/demo", "runs/other"]
     assert candidates(["train", "--resume", "runs/d"]) == ["runs/demo"]
-    assert candidates(["train", "--algo", ""]) == ["a3c", "dqn", "es", "ppo"]
+    assert {"a3c", "dqn", "es", "ppo"} <= set(candidates(["train", "--algo", ""]))
     assert candidates(["train", "ppo/Cart"]) == ["ppo/CartPole-v1"]
     assert "CartPole-v1" in candidates(["train", "--algo", "ppo", "--env", "C"])
     assert candidates(["track", "runs/demo", "--to", "w"]) == ["wandb"]
