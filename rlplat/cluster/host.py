@@ -53,8 +53,11 @@ def files_folder(request: dict[str, Any]) -> Path:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
+    """token: where it is asked for, the key that the cluster has already, for nodes that join later."""
     folder = cluster_folder(request["folder"])
+    token = folder / "token"
     return {
+        "token": token.read_text() if request["with_token"] and token.exists() else None,
         "rlplat": rlplat.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "ray": _version("ray"),
@@ -146,12 +149,6 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     return {"stopped": stopped}
 
 
-def token(request: dict[str, Any]) -> dict[str, Any]:
-    """The key that the cluster has already, for a node that joins later."""
-    path = cluster_folder(request["folder"]) / "token"
-    return {"token": path.read_text() if path.exists() else None}
-
-
 def submit(request: dict[str, Any]) -> dict[str, Any]:
     folder = cluster_folder(request["folder"])
     env = _program_env(request)
@@ -182,7 +179,7 @@ def logs(request: dict[str, Any]) -> dict[str, Any]:
 
 
 _VERBS = {
-    "look": look, "receive": receive, "send": send, "setup": setup, "start": start, "stop": stop, "token": token,
+    "look": look, "receive": receive, "send": send, "setup": setup, "start": start, "stop": stop,
     "submit": submit, "jobs": jobs, "stop-job": stop_job, "logs": logs,
 }  # fmt: skip
 

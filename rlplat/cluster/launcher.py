@@ -120,7 +120,7 @@ class Launcher:
         """Start what is not running; the table. NotReady or NotStarted hold the table of what is wrong."""
         seen = self._connect_all()
         self._check(seen)
-        token = ask(self.head.machine, "token", self._request())["token"] or secrets.token_hex(32)
+        token = seen[0]["token"] or secrets.token_hex(32)
         self._prepare()
         started: list[Node] = []
         try:
@@ -205,16 +205,18 @@ class Launcher:
     # -- the parts of `up`
 
     def _connect_all(self) -> list[dict[str, Any]]:
-        seen = self._look_all()
+        seen = self._look_all(with_token=True)
         _refuse(_rows_of([node.name for node in self.nodes], seen), NotReady, "nothing was started")
         return [each for each in seen if not isinstance(each, Exception)]
 
-    def _look_all(self) -> list[dict[str, Any] | Exception]:
-        """For each node what its machine has; machines are asked once."""
+    def _look_all(self, with_token: bool = False) -> list[dict[str, Any] | Exception]:
+        """For each node what its machine has; machines are asked once. with_token: the head's answer has the key."""
 
         def look(machine: Machine) -> dict[str, Any]:
             self._open.enter_context(machine)
-            return ask(machine, "look", self._request(nodes=self._names_on(machine)))
+            is_head = machine is self.head.machine
+            request = self._request(nodes=self._names_on(machine), with_token=with_token and is_head)
+            return ask(machine, "look", request)
 
         machines = self._machines()
         answers = dict(zip([id(machine) for machine in machines], on_each(machines, look), strict=True))

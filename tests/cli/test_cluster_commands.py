@@ -242,3 +242,12 @@ def test_help_is_as_quick_as_before() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and "rlplat status" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "list tasks", "logs", "stack", "memory", "timeline"])
+def test_where_programs_run_on_ray_each_command_says_what_shows_it_there(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLPLAT_BACKEND", "ray")
+    assert main(command.split()) == 2
+    assert "on Ray" in (said := capsys.readouterr().err) and "`ray status`" in said

@@ -28,6 +28,11 @@ from rlplat.runtime.wire.messages import Report
 
 NODE = "node"
 ANSWER_S = 2.0
+LOOK_ON_RAY = (
+    "on Ray ($RLPLAT_BACKEND, or this program's backend) tasks, actors and objects are Ray's own: `ray status`, "
+    "`ray memory` and `ray timeline` show them, and where Ray's dashboard runs `ray list` and `ray logs`; --pid PID "
+    "looks into a cluster of rlplat's own runtime"
+)
 _numbers = itertools.count(1)
 _STATES = {
     "R": "busy, with the GIL held by native code or too much to do",
@@ -51,12 +56,16 @@ def find_session(choice: str | int | None = None) -> str:
         raise NotInitialized(f"no cluster {text!r} is running{_listed(sessions)}")
     if refs.is_connected():
         own = getattr(refs.backend(), "session", None)
+        if own is None and refs.backend().client_id != "inproc":
+            raise NotInitialized(LOOK_ON_RAY)
         if own is None:
             raise NotInitialized(
                 "the inproc backend runs every call at once in this process: it has no workers, queues or spans "
                 "to look at; use rlplat.init() with the default backend"
             )
         return str(own)
+    if os.environ.get("RLPLAT_BACKEND") == "ray":
+        raise NotInitialized(LOOK_ON_RAY)
     if not sessions:
         raise NotInitialized(
             "no cluster of this user is running on this machine: a program that calls rlplat.init() starts one"
