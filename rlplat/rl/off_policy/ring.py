@@ -76,7 +76,7 @@ class ReplayRing(Algorithm[RingConfig]):
 
     @property
     def not_saved(self) -> tuple[str, ...]:
-        replay = "the contents of the replay (save_replay: true saves them): after a resume it fills anew"
+        replay = "the contents of the replay (save_replay: true saves them): after a resume it fills again"
         return (*self.workers.not_saved(), *([] if self.config.save_replay else [replay]))
 
     @classmethod
