@@ -5,7 +5,9 @@
 For each run: it is exported; its rows are observations of episodes with random actions, and the same ten times as far
 from their mean; the largest difference of logits (or Q-values) from torch's; the greedy actions that are equal where
 the best two choices are 1e-4 or more apart; then episodes through `rlplat.load(RUN).act` and through
-`rlplat.export.load(FILE).act`, and how many have equal returns. Also: bytes, seconds, microseconds of one `act`.
+`rlplat.export.load(FILE).act`, and how many have equal returns. Where one has not, both act on the same observations
+until their actions differ, and the gap between the two largest outputs there is said. Also: bytes, seconds,
+microseconds of one `act`.
 """
 
 from __future__ import annotations
@@ -72,6 +74,23 @@ def play(act: Any, env: gym.Env, episodes: int) -> list[float]:
     return returns
 
 
+def gap_where_actions_differ(agent: Any, policy: Any, env: gym.Env, seed: int) -> str:
+    """Of discrete actions: the step at which the first differs, and how far apart the best two choices are there."""
+    name = "q_values" if "q_values" in policy.output_names else "params"
+    obs, _ = env.reset(seed=seed)
+    is_over, step = False, 0
+    while not is_over:
+        action = agent.act(obs)
+        if action != policy.act(obs):
+            feeds, _ = policy.read(obs)
+            feeds["noise"] = np.zeros((1, policy.contract.noise_size), np.float32)
+            best = np.sort(policy.run(feeds)[name][0])
+            return f"seed {seed}, step {step}: {best[-1] - best[-2]:.1e} of {best[-1]:.4g}"
+        obs, _, terminated, truncated, _ = env.step(action)
+        is_over, step = terminated or truncated, step + 1
+    return f"seed {seed}: none"
+
+
 def measure(run: Path, num_rows: int, episodes: int, folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     file = rlplat.export.to_onnx(run, folder / f"{run.name}.onnx")
@@ -88,6 +107,10 @@ def measure(run: Path, num_rows: int, episodes: int, folder: Path) -> dict[str, 
     ours, theirs = play(agent, env, episodes), play(policy, env, episodes)
     equal = sum(one == other for one, other in zip(ours, theirs, strict=True))
     result |= {"equal returns": f"{equal} of {episodes}", "mean return": round(float(np.mean(theirs)), 1)}
+    if isinstance(env.action_space, gym.spaces.Discrete) and not agent.state_size:
+        unequal = [seed for seed, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
+        gaps = [gap_where_actions_differ(agent, policy, env, seed) for seed in unequal]
+        result["gap where the first action differs"] = "; ".join(gaps) or "-"
     obs, _ = env.reset(seed=0)
     for name, each in (("agent.act us", agent), ("file.act us", policy)):
         each.reset()
