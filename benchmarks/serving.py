@@ -1,6 +1,8 @@
 """What a request to a served policy costs, beside an empty Starlette application on uvicorn.
 
     python -m benchmarks.serving runs/demo --seconds 5 --json rows.json
+    pip install --target /tmp/peers 'ray[serve]==2.60.0' litserve==0.2.19 bentoml==1.4.40
+    python -m benchmarks.serving runs/demo --peers-in /tmp/peers                 beside Ray Serve, LitServe, BentoML too
 
 The load generator is this process: asyncio and raw sockets, requests written out beforehand. Each server has one
 process. Where the machine has few cores, generator and server share them, for every system alike.
@@ -13,6 +15,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import socket
 import statistics
 import struct
@@ -20,8 +23,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,21 +52,27 @@ class Connection:
     """Blocking, kept alive."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
 
     def ask(self, request: bytes) -> bytes:
         self.socket.sendall(request)
         while (end := self.buffer.find(b"\r\n\r\n")) < 0:
-            self.buffer += self.socket.recv(65536)
+            self.buffer += self._receive()
         head = self.buffer[:end].lower()
         assert head.startswith(b"http/1.1 200"), self.buffer[:300]
         length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         while len(self.buffer) < end + 4 + length:
-            self.buffer += self.socket.recv(262144)
+            self.buffer += self._receive()
         body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
         return body
+
+    def _receive(self) -> bytes:
+        data = self.socket.recv(262144)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return data
 
     def close(self) -> None:
         self.socket.close()
@@ -156,15 +166,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(command: Callable[[int], list[str]]) -> Iterator[int]:
+def server(command: Callable[[int], list[str]], **start: Any) -> Iterator[int]:
     port = free_port()
-    process = subprocess.Popen(command(port), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command(port), stdout=subprocess.DEVNULL, start_new_session=True, **start)
     try:
         for _ in range(600):
+            if process.poll() is not None:
+                raise RuntimeError(f"{command(port)[:4]} ended with {process.returncode}")
             try:
                 socket.create_connection(("127.0.0.1", port)).close()
                 connection = Connection(port)
-                connection.ask(post("/v1/act", OBS))
+                connection.socket.settimeout(2)  # what came before it was ready may wait for ever
+                for _ in range(50):  # HAProxy starts anew when it hears of the replica
+                    connection.ask(post("/v1/act", OBS))
                 connection.close()
                 break
             except (OSError, AssertionError):
@@ -174,7 +188,11 @@ def server(command: Callable[[int], list[str]]) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=30)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what a peer leaves behind
 
 
 def measure(peer: str, port: int, seconds: float) -> list[dict[str, object]]:
@@ -203,6 +221,29 @@ def measure(peer: str, port: int, seconds: float) -> list[dict[str, object]]:
     return rows
 
 
+def peers(packages: Path, run: Path) -> dict[str, tuple[Callable[[int], list[str]], dict[str, Any]]]:
+    """(command, arguments of Popen) by name; each acts with the same agent, in one process of its own."""
+    here = Path(__file__).resolve().parent
+    path = os.pathsep.join([str(packages), str(here.parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "RUN": str(run), "OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"BENTOML_DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1"}
+    start = {"env": environment, "cwd": here / "serving_peers"}
+
+    def program(file: str) -> Callable[[int], list[str]]:
+        return lambda port: [sys.executable, file, str(port), str(run)]
+
+    def bento(port: int) -> list[str]:
+        return [sys.executable, "-m", "bentoml", "serve", "bento:Act", "--port", str(port)]
+
+    haproxy = {**start, "env": {**environment, "RAY_SERVE_ENABLE_HA_PROXY": "1"}}
+    return {
+        "ray": (program("ray_serve.py"), start),
+        "ray-haproxy": (program("ray_serve.py"), haproxy),
+        "litserve": (program("lit_serve.py"), start),
+        "bentoml": (bento, start),
+    }
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -210,20 +251,34 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, help="a run of CartPole-v1")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument("--json", type=Path, help="one object per row")
+    parser.add_argument(
+        "--peers-in", type=Path, help="folder that pip installed ray[serve], litserve, bentoml into"
+    )
+    parser.add_argument("--only", nargs="+", help="of rlplat starlette ray ray-haproxy litserve bentoml")
     return parser
 
 
 def main() -> None:
     options = build_parser().parse_args()
     run = str(options.run)
-    commands: dict[str, Callable[[int], list[str]]] = {
-        "rlplat": lambda port: [sys.executable, "-m", "rlplat.cli", "serve", run, "--port", str(port)],
-        "starlette": lambda port: [sys.executable, "-c", STARLETTE, str(port)],
+    commands: dict[str, tuple[Callable[[int], list[str]], dict[str, Any]]] = {
+        "rlplat": (
+            lambda port: [sys.executable, "-m", "rlplat.cli", "serve", run, "--port", str(port)],
+            {},
+        ),
+        "starlette": (lambda port: [sys.executable, "-c", STARLETTE, str(port)], {}),
     }
+    if options.peers_in:
+        commands |= peers(options.peers_in.absolute(), options.run.absolute())
     rows: list[dict[str, object]] = []
-    for peer, command in commands.items():
-        with server(command) as port:
-            rows += measure(peer, port, options.seconds)
+    for peer, (command, start) in commands.items():
+        if options.only and peer not in options.only:
+            continue
+        try:
+            with server(command, **start) as port:
+                rows += measure(peer, port, options.seconds)
+        except (RuntimeError, OSError) as error:
+            print(f"{peer:<12}not measured: {error}", flush=True)
     if options.json:
         options.json.write_text("".join(json.dumps(each) + "\n" for each in rows))
 
