@@ -67,7 +67,6 @@ CASES = {
         ("evaluation.period=400", "evaluation.episodes=2", "best_at=90", "batch=16"),
         env="tests.rl.skilled_env:SkilledEnv",
     ),
-    "ppo": Case("ppo", PPO),
     "ppo-two-workers": Case("ppo", (*PPO, "num_rollout_workers=2", "num_envs_per_worker=2")),
     "ppo-in-process": Case("ppo", (*PPO, "num_rollout_workers=0")),
     "ppo-normalised": Case(
@@ -83,7 +82,6 @@ CASES = {
         env="Pendulum-v1",
     ),
     "ppo-lstm": Case("ppo", (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto")),
-    "dqn": Case("dqn", DQN),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
     "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),
 }
