@@ -19,6 +19,7 @@ COMMANDS = {
     "play": "watch a trained agent, in a video or in a window",
     "serve": "put a trained agent, or any Python, behind a port",
     "check-env": "look for mistakes in an environment before training on it",
+    "new": "a commented file to begin with: algorithm, environment, policy, callback",
     "configs": "list the configs that come with rlplat",
     "settings": "all settings of an algorithm: type, default, meaning",
     "runs": "list the runs with their latest metrics",

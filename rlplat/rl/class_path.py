@@ -9,6 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.rl.user_code import found_in_copy
@@ -50,6 +52,7 @@ def _module_from_file(path: Path) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        cloudpickle.register_pickle_by_value(module)  # no other process can import it by this name
         try:
             spec.loader.exec_module(module)
         except BaseException:

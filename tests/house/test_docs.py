@@ -22,6 +22,7 @@ from rlplat.cli import completion as completion_command
 from rlplat.cli import configs as configs_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import export as export_command
+from rlplat.cli import new as new_command
 from rlplat.cli import play as play_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
@@ -43,6 +44,7 @@ from rlplat.cli.view import runs as runs_command
 from rlplat.cli.view import track as track_command
 from rlplat.cluster.settings import resolve_cluster
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
+from rlplat.rl.names_elsewhere import switches_of
 from rlplat.rl.run.registry import algorithm_homes, load_algorithm, require_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,8 +150,9 @@ def check_train(arguments: list[str]) -> None:
         bool(options.config) and Path(options.config).parts[0] == "runs"
     )  # of another command on the page
     config = require_config(options.config) if options.config and not comes_out else None
-    assert options.resume or comes_out or config or options.algo in algorithm_homes()
-    algo = options.algo or (config.parent.name if config else "ppo")
+    switches = switches_of(options.algo or "")
+    assert options.resume or comes_out or config or options.algo in algorithm_homes() or switches
+    algo = switches.algo if switches else options.algo or (config.parent.name if config else "ppo")
     layers = [layer_from_flags(given + flags), train_command.settings_layer(options.set)]
     resolve(load_algorithm(algo).config_class, layers)
 
@@ -182,6 +185,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "serve": check_serve,
     "check-env": check_check_env,
     "tune": check_tune,
+    "new": lambda arguments: new_command.build_parser().parse_args(arguments),
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "export": lambda arguments: export_command.build_parser().parse_args(arguments),
     "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),

@@ -1,0 +1,50 @@
+"""`rlplat new`: a commented file to begin with, which runs as it is."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from rlplat.errors import UsageError
+
+_KINDS = ("algorithm", "env", "policy", "callback")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlplat new",
+        description="Write a commented file to begin with: an algorithm (REINFORCE), an environment, a policy network, "
+        "a callback. It runs as it is; its first lines say how.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("kind", choices=_KINDS, help="what to write")
+    parser.add_argument(
+        "name", metavar="NAME", help="the name of the class, such as MyEnv; the file is my_env.py"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    name: str = options.name
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
+        raise UsageError(
+            f"'{name}' is no name of a class: write it like MyEnv, letters and digits, a capital first"
+        )
+    label = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    path = Path(f"{label}.py")
+    template = (files("rlplat.cli") / "templates" / f"{options.kind}.py.txt").read_text()
+    text = template.replace("NAME", name).replace("FILE", path.name).replace("LABEL", label.replace("_", "-"))
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already: give another name, or move it") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    commands = [line.strip() for line in text.splitlines()[:20] if line.startswith("    rlplat ")]
+    print("\n  ".join([f"wrote {path}; to run it:", *commands]))
+    return 0
