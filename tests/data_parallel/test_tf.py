@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,27 @@ def training(state: dict[str, Any] | None = None, **changes: Any) -> KerasTraini
     return KerasTraining(tf.distribute.get_strategy(), 0, 1, creators, CONFIG, state)
 
 
+@dataclass(frozen=True)
+class Course:
+    stats: list[dict[str, Any]]
+    """Of two epochs and a validation."""
+    state: dict[str, Any]
+    """After the first epoch."""
+    weights: list[np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Course:
+    one = training()
+    first, state = one.run_epoch(None), one.state()
+    return Course([first, one.run_epoch(None), one.run_validation(None)], state, one.model.get_weights())
+
+
 @pytest.mark.process
 def test_two_ranks_of_which_one_is_killed_train_like_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, alone: Course, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The kill comes within the second epoch, which begins again from its start."""
-    alone = training()
-    expected = [alone.run_epoch(None), alone.run_epoch(None), alone.run_validation(None)]
     rlplat.init(num_cpus=2, num_gpus=0, preload=[TFTrainer.program.partition(":")[0]], log_to_driver=False)
     try:
         config = CONFIG | {"marker": str(tmp_path / "marker")}
@@ -54,20 +69,17 @@ def test_two_ranks_of_which_one_is_killed_train_like_one(
             weights = trainer.get_model().get_weights()
     finally:
         rlplat.shutdown()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(found, alone.stats, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
     assert found[1]["num_samples"] == NUM_SAMPLES + 4
-    for one, other in zip(weights, alone.model.get_weights(), strict=True):
+    for one, other in zip(weights, alone.weights, strict=True):
         assert np.allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_a_state_continues_with_the_order_of_its_epoch() -> None:
-    first = training()
-    first.run_epoch(None)
-    state = first.state()
-    assert training(state).run_epoch(None) == first.run_epoch(None)
+def test_a_state_continues_with_the_order_of_its_epoch(alone: Course) -> None:
+    assert training(alone.state).run_epoch(None) == alone.stats[1]
     with pytest.raises(CheckpointError, match="of another model: it has variables of the shapes"):
-        training(state | {"model": state["model"][1:]})
+        training(alone.state | {"model": alone.state["model"][1:]})
 
 
 def test_the_program_of_the_page_learns() -> None:
