@@ -110,6 +110,13 @@ def _algorithms() -> list[str]:
     return list(algorithm_homes())
 
 
+def _names_of_algorithms() -> list[str]:
+    """Those of other libraries as well: `train` takes them."""
+    from rlplat.rl.names_elsewhere import ALGORITHMS_ELSEWHERE
+
+    return [*_algorithms(), *ALGORITHMS_ELSEWHERE]
+
+
 def _environments() -> list[str]:
     from rlplat.rl.run.registry import shipped_configs
 
@@ -142,7 +149,7 @@ def _trackers() -> list[str]:
 
 
 _VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    "--algo": _algorithms,
+    "--algo": _names_of_algorithms,
     "--env": _environments,
     "--framework": lambda: ("torch", "tf"),
     "--init-from": _runs,
