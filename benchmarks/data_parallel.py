@@ -27,7 +27,7 @@ ROWS = {
     ("restart", 2): ("a rank killed, to the next step, 2 ranks", "s"),
     ("tune", 1): ("a ConvNet tuned with ASHA, 30 samples, 2 trials at a time", "trials/s"),
 }
-ONLY = {"restart": ("rlplat",), "tune": ("rlplat", "ray")}
+ONLY = {"restart": ("rlplat",), "tune": ("rlplat",)}
 """Rows that some peers have not."""
 TIMEOUT_S = 300
 
@@ -48,7 +48,7 @@ def measure(peer: str, row: str, ranks: int, *, is_quick: bool, is_realtime: boo
     size = "quick" if is_quick else "full"
     program = ["benchmarks.data_parallel_programs", peer, row, str(ranks), size]
     if row == "tune":
-        program = ["benchmarks.data_parallel_tuning", peer, size]
+        program = ["benchmarks.data_parallel_tuning", size]
     if peer in ("torchrun", "fabric"):
         restarts = ["--max-restarts", "1" if row == "restart" else "0", "--monitor-interval", "0.1"]
         python += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *restarts, "-m"]
