@@ -15,6 +15,11 @@ OLDEST_RAY = (2, 52)
 
 
 READY = "the autoscaler is ready"
+HEALTH_ENV = {  # Ray's 3 s and 10 s would notice a hung node after a minute
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
 _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{token}"}
 
 
@@ -85,9 +90,7 @@ class RayEngine:
             {
                 **_TOKEN,
                 "RAY_CLOUD_INSTANCE_ID": name,  # what Ray's state calls the node
-                "RAY_health_check_period_ms": "1000",  # Ray's 3 s and 10 s would notice a hung node after a minute
-                "RAY_health_check_timeout_ms": "2000",
-                "RAY_health_check_failure_threshold": "3",
+                **HEALTH_ENV,
             },
             ready_text="Ray runtime started",
             address_file="{temp}/ray_current_cluster" if how[0] == "--head" else None,

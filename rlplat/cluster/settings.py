@@ -12,21 +12,33 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from rlplat.cluster.scaling.decision import Demand, why_never
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
 from rlplat.node_types import NodeType
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 
-PROVIDERS = ("local", "ssh", "slurm")
+PROVIDERS = ("local", "ssh", "slurm", "kubernetes")
+WORKERS = "workers"
+"""The type of the nodes beside the head, where all are alike."""
 RESERVED = ("head", "autoscaler")
 """Names of nodes that are no node type."""
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}\Z")
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[0-9]{1,5})?\Z")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@+=-]*\Z")
 _PATH = re.compile(r"[A-Za-z0-9_~./@+][A-Za-z0-9_./@+=,: -]*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TIME = re.compile(r"(?:[0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]\Z")
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_DNS_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
+_LABEL_KEY = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z"
+)
+_QUANTITY = re.compile(r"[1-9][0-9]{0,11}(?:[kMGTPE]|[KMGTPE]i)?\Z")
+_MOUNT = re.compile(r"/[A-Za-z0-9_][A-Za-z0-9_./-]*\Z")
+_RAY = re.compile(r"2\.(?:5[2-9]|[6-9][0-9]|[1-9][0-9]{2})\.[0-9]{1,3}\Z")
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
 )
@@ -42,13 +54,38 @@ def _matching(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
 
 
 Name = Annotated[
-    str, _matching(_NAME, "must be lower-case letters, digits and dashes, at most 31, a letter first")
+    str,
+    _matching(
+        _NAME, "must be lower-case letters, digits and dashes, at most 31, a letter first, no dash last"
+    ),
 ]
 Host = Annotated[str, _matching(_HOST, "must be HOST, USER@HOST or HOST:PORT")]
 Word = Annotated[str, _matching(_WORD, "must be one word of letters, digits and _.,:/@+=-, no dash first")]
 File = Annotated[
     str, _matching(_PATH, "must be a path of letters, digits, spaces and _./@+=,:-, no dash first")
 ]
+
+DnsLabel = Annotated[
+    str,
+    _matching(_DNS_LABEL, "must be lower-case letters, digits and dashes, at most 63, no dash first or last"),
+]
+DnsName = Annotated[
+    str,
+    _matching(_DNS_NAME, "must be lower-case letters, digits, dots and dashes, as Kubernetes names things"),
+]
+LabelKey = Annotated[str, _matching(_LABEL_KEY, "must be a key of a label of Kubernetes")]
+LabelValue = Annotated[str, _matching(_LABEL_VALUE, "must be a value of a label of Kubernetes, in quotes")]
+Quantity = Annotated[
+    str,
+    _matching(_QUANTITY, "must be an amount of memory as Kubernetes writes it: 8Gi"),
+    Words("an amount of memory as Kubernetes writes it: 8Gi"),
+]
+RayVersion = Annotated[
+    str,
+    _matching(_RAY, "must be Ray's version in the image, 2.52.0 or later"),
+    Words("Ray's version in the image, 2.52.0 or later"),
+]
+MountPath = Annotated[str, _matching(_MOUNT, "must be an absolute path of letters, digits and _./-")]
 
 
 class LocalSettings(Section):
@@ -120,6 +157,38 @@ class SlurmSettings(Section):
         return self
 
 
+class KubernetesSettings(Section):
+    """Pods of a RayCluster, which the KubeRay operator makes."""
+
+    image: Word | None = None
+    """Of every node: with rlplat, ray[default] and your files."""
+    ray_version: RayVersion | None = None
+    """Of the Ray in the image."""
+    memory: Quantity | None = None
+    """That each pod asks for, and may use: 8Gi."""
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
+    """How many, all alike; the first is the head."""
+    namespace: DnsLabel = "default"
+    context: Word | None = None
+    """As kubectl's --context; null: the current one."""
+    program_cpus: CountOrZero = 0
+    """That the submitted program itself needs; with 0 it runs on the head."""
+    program_gpus: CountOrZero = 0
+    secrets: list[DnsName] = []
+    """Secrets of the namespace: each key is a file in /etc/rlplat/secrets/NAME."""
+    volumes: dict[DnsName, MountPath] = {}
+    """CLAIM: where a PersistentVolumeClaim of the namespace is mounted in every pod."""
+    image_pull_secrets: list[DnsName] = []
+    service_account: DnsName | None = None
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for key, names in (("secrets", self.secrets), ("volumes", list(self.volumes.values()))):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{', '.join(twice)} is in kubernetes.{key}= more than once")
+        return self
+
+
 class NodeTypeSettings(Section):
     """Nodes that are alike and come and go with the demand."""
 
@@ -127,10 +196,14 @@ class NodeTypeSettings(Section):
     """CPUs that each offers."""
     num_gpus: CountOrZero = 0
     """GPUs that each offers."""
-    min_nodes: Annotated[int, Field(ge=0, le=64)] = 0
+    min_nodes: Annotated[int, Field(ge=0, le=4096)] = 0
     """So many are always there."""
-    max_nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    max_nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     """And never more than so many."""
+    memory: Quantity | None = None
+    """Kubernetes: of each; null: kubernetes.memory."""
+    node_selector: dict[LabelKey, LabelValue] = {}
+    """Kubernetes: labels of the machines on which such nodes run."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -162,13 +235,14 @@ class ClusterSettings(Section):
 
     name: Name | None = None
     """What it is called, and the name of its folder on each machine; null: the name of the file."""
-    provider: Literal["local", "ssh", "slurm"] | None = None
+    provider: Literal["local", "ssh", "slurm", "kubernetes"] | None = None
     """Where nodes come from."""
     engine: Literal["ray", "rlplat"] = "ray"
     """What hosts tasks and actors: `ray` on any number of nodes; `rlplat` on one: each program starts its own."""
     local: LocalSettings | None = None
     ssh: SshSettings | None = None
     slurm: SlurmSettings | None = None
+    kubernetes: KubernetesSettings | None = None
     autoscale: AutoscaleSettings | None = None
     python: File | None = None
     """The Python of each node, with rlplat and the engine installed; null: this one (local), python3 (elsewhere)."""
@@ -202,17 +276,13 @@ class ClusterSettings(Section):
             )
         if self.provider == "ssh" and self.ssh is None:
             raise ValueError("provider=ssh needs a section ssh: with hosts: [HOST, ...]")
+        if self.provider == "kubernetes":
+            self._fits_kubernetes()
         if self.engine == "rlplat" and self.num_nodes > 1:
             raise ValueError(
                 f"engine=rlplat has one node, and this cluster has {self.num_nodes}: several nodes need engine: ray"
             )
-        if self.autoscale is not None:
-            if self.provider != "local" or self.engine != "ray":
-                raise ValueError("autoscale= is for provider: local with engine: ray, so far: remove it")
-            if self.num_nodes > 1:
-                raise ValueError(
-                    "local.nodes= and autoscale= both say how many nodes there are: remove local.nodes"
-                )
+        self._fits_autoscaling()
         for variable in self.env:
             if not _VARIABLE.match(variable):
                 raise ValueError(f"env= has {variable!r}: the name of a variable is letters, digits and _")
@@ -222,6 +292,53 @@ class ClusterSettings(Section):
                     "and let the program read that"
                 )
         return self
+
+    def _fits_autoscaling(self) -> None:
+        if self.autoscale is None:
+            return
+        if self.provider not in ("local", "kubernetes") or self.engine != "ray":
+            raise ValueError(
+                "autoscale= is for provider: local or kubernetes with engine: ray, so far: remove it"
+            )
+        if self.num_nodes > 1:
+            raise ValueError(
+                f"{self.provider}.nodes= and autoscale= both say how many nodes there are: remove {self.provider}.nodes"
+            )
+        if self.provider == "local":
+            for name, kind in self.autoscale.node_types.items():
+                if kind.max_nodes > 64:
+                    raise ValueError(f"{name}: max_nodes={kind.max_nodes} on one machine: 64 at most")
+                if kind.memory or kind.node_selector:
+                    raise ValueError(
+                        f"{name}: memory and node_selector are for provider: kubernetes: remove them"
+                    )
+
+    def _fits_kubernetes(self) -> None:
+        if self.engine != "ray":
+            raise ValueError(
+                "provider=kubernetes needs engine: ray: rlplat's own nodes are on one machine, so far"
+            )
+        kubernetes = self.kubernetes or KubernetesSettings()
+        needed = {
+            "num_cpus": self.num_cpus,
+            "kubernetes.image": kubernetes.image,
+            "kubernetes.ray_version": kubernetes.ray_version,
+            "kubernetes.memory": kubernetes.memory,
+        }
+        if missing := [key for key, value in needed.items() if value is None]:
+            raise ValueError(
+                f"provider=kubernetes needs {', '.join(missing)}: what each pod asks for, the image with rlplat "
+                "and Ray, and which Ray that is"
+            )
+        if foreign := sorted({"workdir", "exclude", "folder", "python"} & self.model_fields_set):
+            raise ValueError(
+                f"{foreign[0]}= is not for provider: kubernetes, where nothing is copied: put your files into the "
+                "image or on a volume (kubernetes.volumes), and remove it"
+            )
+        program = {"CPU": float(kubernetes.program_cpus), "GPU": float(kubernetes.program_gpus)}
+        asked = {name: amount for name, amount in program.items() if amount}
+        if asked and (never := why_never(Demand((asked,)), self.node_types)):
+            raise ValueError(f"the program's own demand (kubernetes.program_cpus, program_gpus): {never}")
 
     @classmethod
     def sections(cls) -> list[str]:
@@ -233,15 +350,20 @@ class ClusterSettings(Section):
             return len(self.ssh.hosts) if self.ssh else 0
         if self.provider == "slurm":
             return (self.slurm or SlurmSettings()).nodes
+        if self.provider == "kubernetes":
+            return (self.kubernetes or KubernetesSettings()).nodes
         return (self.local or LocalSettings()).nodes
 
     @property
     def node_types(self) -> dict[str, NodeType]:
-        """Where nodes come and go: the head's and those of the others."""
-        if self.autoscale is None:
+        """Where nodes come by and by: the head's and those of the others."""
+        if self.autoscale is None and self.provider != "kubernetes":
             return {}
         head = {"CPU": float(self.num_cpus or os.cpu_count() or 1), "GPU": float(self.num_gpus or 0)}
         types = {"head": NodeType({name: amount for name, amount in head.items() if amount}, 1, 1)}
+        if self.autoscale is None:
+            others = self.num_nodes - 1
+            return types | ({WORKERS: NodeType(types["head"].resources, others, others)} if others else {})
         for name, kind in self.autoscale.node_types.items():
             offers = {"CPU": float(kind.num_cpus)} | ({"GPU": float(kind.num_gpus)} if kind.num_gpus else {})
             types[name] = NodeType(offers, kind.min_nodes, kind.max_nodes)

@@ -35,8 +35,8 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: x", "'provider' is not set: one of local, ssh, slurm"),
-        ("provider: aws", "bad value for 'provider' in lab.yaml:1: 'aws' (must be local, ssh or slurm"),
+        ("name: x", "'provider' is not set: one of local, ssh, slurm, kubernetes"),
+        ("provider: aws", "bad value for 'provider' in lab.yaml:1: 'aws' (must be local, ssh, slurm or kubernetes"),
         ("provider: local\nengin: ray", "unknown key 'engin' in lab.yaml:2; did you mean 'engine'?"),
         ("provider: local\nlocal: {node: 2}", "did you mean 'local.nodes'?"),
         ("provider: local\nlocal: {nodes: 0}", "'local.nodes' in lab.yaml:2: 0 (must be a whole number from 1"),
@@ -53,8 +53,11 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
         ("provider: local\nautoscale: {node_types: {head: {}}}", "has 'head', which is another node's name"),
         ("provider: local\nautoscale: {node_types: {a: {min_nodes: 2}}}", "min_nodes=2 is more than max_nodes=1"),
         ("provider: local\nautoscale: {node_types: {a: {max_node: 2}}}", "max_node"),
-        ("provider: local\nengine: rlplat\nautoscale: {node_types: {a: {}}}", "is for provider: local with engine"),
+        ("provider: local\nengine: rlplat\nautoscale: {node_types: {a: {}}}", "is for provider: local or"),
         ("provider: local\nlocal: {nodes: 2}\nautoscale: {node_types: {a: {}}}", "remove local.nodes"),
+        ("provider: local\nautoscale: {node_types: {a: {max_nodes: 65}}}", "max_nodes=65 on one machine: 64 at most"),
+        ("provider: local\nautoscale: {node_types: {a: {memory: 1Gi}}}", "are for provider: kubernetes"),
+        ("provider: local\nname: lab-", "a letter first, no dash last"),
         ("provider: local\nenv: {HF_TOKEN: abc}", "HF_TOKEN, which looks like a secret: put it into a file"),
         ("provider: local\nenv: {'A;B': abc}", "the name of a variable is letters, digits and _"),
         ("provider: local\nsetup: !!python/name:os.system ls", "the tag 'tag:yaml.org,2002:python/name:os.system'"),
@@ -78,6 +81,59 @@ def test_names_and_paths_hold_no_shell_text(tmp_path: Path, key: str, value: str
     assert f"bad value for '{key}'" in complaint(
         tmp_path, f'provider: local\n{key}: "{value}"'.replace("\\`", "`")
     )
+
+
+KUBERNETES = "provider: kubernetes\nnum_cpus: 4\n{more}\nkubernetes: {{ray_version: 2.60.0, {image}{key}}}"
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "said"),
+    [
+        ("imag: x", "", "unknown key 'kubernetes.imag'"),
+        ("namespace: a;b", "", "bad value for 'kubernetes.namespace'"),
+        ("namespace: a.b", "", "bad value for 'kubernetes.namespace'"),
+        ("secrets: [$(id)]", "", "bad value for 'kubernetes.secrets"),
+        ("secrets: [a, a]", "", "a is in kubernetes.secrets= more than once"),
+        ("volumes: {a: /x, b: /x}", "", "/x is in kubernetes.volumes= more than once"),
+        ("volumes: {a: runs}", "", "must be an absolute path"),
+        ("volumes: {A_B: /runs}", "", "must be lower-case letters, digits, dots and dashes"),
+        ("context: --kubeconfig=x", "", "bad value for 'kubernetes.context'"),
+        ("memory: 8", "", "must be an amount of memory as Kubernetes writes it: 8Gi"),
+        ("program_gpus: 1", "", "no node type has GPU 1: there are head (CPU 4; at most 1)"),
+        ("program_cpus: 5, nodes: 3", "", "(CPU 4; at most 1), workers (CPU 4; at most 2)"),
+        ("nodes: 2", "autoscale: {node_types: {a: {}}}", "remove kubernetes.nodes"),
+        ("", "engine: rlplat", "provider=kubernetes needs engine: ray"),
+        ("", "workdir: .", "workdir= is not for provider: kubernetes, where nothing is copied"),
+        ("", "autoscale: {node_types: {a: {memory: 8GB}}}", "an amount of memory as Kubernetes writes it: 8Gi"),
+        ("", "autoscale: {node_types: {a: {node_selector: {'a b': c}}}}", "must be a key of a label"),
+        ("", "autoscale: {node_types: {a-: {}}}", "no dash last"),
+    ],
+)  # fmt: skip
+def test_what_kubernetes_could_not_take_is_refused(tmp_path: Path, key: str, more: str, said: str) -> None:
+    memory = "" if "memory" in key else "memory: 8Gi, "
+    text = KUBERNETES.format(image=f"image: me/train, {memory}", key=key, more=more)
+    assert said in complaint(tmp_path, text)
+
+
+@pytest.mark.parametrize("version", ["2.51.0", "2.6", "3.0.0", "latest", "2.60.0;x"])
+def test_kubernetes_needs_a_ray_with_tokens(tmp_path: Path, version: str) -> None:
+    text = KUBERNETES.format(image="memory: 8Gi, image: x", key="", more="").replace("2.60.0", version)
+    assert "must be Ray's version in the image, 2.52.0 or later" in complaint(tmp_path, text)
+
+
+def test_kubernetes_needs_an_image_and_amounts(tmp_path: Path) -> None:
+    text = KUBERNETES.format(image="memory: 8Gi", key="", more="")
+    assert "provider=kubernetes needs kubernetes.image: what" in complaint(tmp_path, text)
+    assert (
+        "needs num_cpus, kubernetes.image, kubernetes.ray_version, kubernetes.memory:"
+        in complaint(tmp_path, "provider: kubernetes")
+    )  # fmt: skip
+
+
+def test_kubernetes_nodes_come_by_and_by_so_their_types_are_known_before(tmp_path: Path) -> None:
+    cluster = read(tmp_path, KUBERNETES.format(image="memory: 8Gi, image: x, nodes: 3", key="", more=""))
+    kinds = {name: (kind.resources, kind.max_nodes) for name, kind in cluster.node_types.items()}
+    assert kinds == {"head": ({"CPU": 4.0}, 1), "workers": ({"CPU": 4.0}, 2)}
 
 
 def test_a_file_whose_name_is_no_name_needs_a_name(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rlplat.cli.cluster.options import cluster_parser, launcher_of
+from rlplat.cli.cluster.options import add_dry_run, cluster_parser, launcher_of, refuse_dry_run
 
 
 def up_parser() -> argparse.ArgumentParser:
@@ -14,11 +14,24 @@ def up_parser() -> argparse.ArgumentParser:
         "Exit code 2: a machine cannot be used as it is, and nothing was started; 1: a setup command or a node\n"
         "failed, and what this command had started is ended again.",
     )
+    add_dry_run(parser)
     return parser
 
 
 def up(arguments: list[str]) -> int:
     options = up_parser().parse_args(arguments)
+    from rlplat.cluster.settings import read_cluster
+
+    cluster = read_cluster(options.cluster)
+    if cluster.provider == "kubernetes":
+        from rlplat.cluster.kubernetes import kubectl, manifests
+
+        print(manifests.as_yaml(manifests.ray_cluster(cluster)) if options.dry_run else kubectl.up(cluster))
+        if not options.dry_run:
+            print(f"its pods come by and by: {kubectl.look_command(cluster)}")
+        return 0
+    if options.dry_run:
+        refuse_dry_run(cluster)
     with launcher_of(options.cluster) as launcher:
         from rlplat.cluster.launcher import table
 
@@ -40,6 +53,14 @@ def down_parser() -> argparse.ArgumentParser:
 
 def down(arguments: list[str]) -> int:
     options = down_parser().parse_args(arguments)
+    from rlplat.cluster.settings import read_cluster
+
+    cluster = read_cluster(options.cluster)
+    if cluster.provider == "kubernetes":
+        from rlplat.cluster.kubernetes import kubectl
+
+        print(kubectl.down(cluster) or "nothing of this cluster was there")
+        return 0
     return _show(options.cluster, "down")
 
 

@@ -10,6 +10,7 @@ from rlplat.errors import UsageError
 
 if TYPE_CHECKING:
     from rlplat.cluster.launcher import Launcher
+    from rlplat.cluster.settings import ClusterSettings
 
 
 def cluster_parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -22,6 +23,18 @@ def cluster_parser(command: str, description: str, epilog: str = "") -> argparse
     )
     parser.add_argument("cluster", metavar="CLUSTER.yaml", help="the file that describes the cluster")
     return parser
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="provider: kubernetes: print what would be sent, and send nothing",
+    )
+
+
+def refuse_dry_run(cluster: ClusterSettings) -> None:
+    raise UsageError(f"--dry-run is for provider: kubernetes, and provider={cluster.provider}: omit it")
 
 
 def with_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -38,6 +51,13 @@ def launcher_of(path: str) -> Launcher:
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(path)
+    if cluster.provider == "kubernetes":
+        from rlplat.cluster.kubernetes.kubectl import look_command
+
+        raise UsageError(
+            "with provider: kubernetes there are rlplat up, submit and down; the rest is kubectl's: "
+            f"{look_command(cluster)}"
+        )
     if cluster.provider == "slurm":
         raise UsageError(
             f"with provider: slurm the nodes live as long as a job: rlplat submit {path} -- PROGRAM, squeue, scancel"

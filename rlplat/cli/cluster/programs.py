@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.cluster.options import cluster_parser, launcher_of, with_program
+from rlplat.cli.cluster.options import add_dry_run, cluster_parser, launcher_of, refuse_dry_run, with_program
 from rlplat.durations import duration_text
 from rlplat.errors import UsageError
 
@@ -66,7 +66,8 @@ def submit_parser() -> argparse.ArgumentParser:
         "Run a program on the cluster. It goes on when this terminal is closed.",
         "example:\n  rlplat submit lab.yaml -- rlplat train --algo ppo --env CartPole-v1 --out runs/a",
     )
-    parser.usage = "%(prog)s CLUSTER.yaml [--wait] -- PROGRAM ..."
+    parser.usage = "%(prog)s CLUSTER.yaml [--wait] [--dry-run] -- PROGRAM ..."
+    add_dry_run(parser)
     parser.add_argument("--wait", action="store_true", help="show its log, and end with its exit code")
     return parser
 
@@ -79,6 +80,10 @@ def submit(arguments: list[str]) -> int:
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(options.cluster)
+    if cluster.provider == "kubernetes":
+        return _submit_to_kubernetes(cluster, program, options)
+    if options.dry_run:
+        refuse_dry_run(cluster)
     if cluster.provider == "slurm":
         return _submit_to_slurm(cluster, program, options.wait)
     with launcher_of(options.cluster) as launcher:
@@ -98,6 +103,19 @@ def _submit_to_slurm(cluster: ClusterSettings, program: list[str], wait: bool) -
         )
     job, folder = send(cluster, program)
     print(f"job {job}: squeue -j {job}; its files and log: {folder}")
+    return 0
+
+
+def _submit_to_kubernetes(cluster: ClusterSettings, program: list[str], options: argparse.Namespace) -> int:
+    from rlplat.cluster.kubernetes import kubectl, manifests
+
+    if options.wait:
+        raise UsageError("--wait is not for provider: kubernetes: kubectl shows the log of the job")
+    if options.dry_run:
+        print(manifests.as_yaml(manifests.ray_job(cluster, program)))
+        return 0
+    job = kubectl.submit(cluster, program)
+    print(f"job {job}: {kubectl.logs_command(cluster, job)}")
     return 0
 
 
