@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlplat.serve.autoscale import Autoscale
-    from rlplat.serve.batching import batch
+    from rlplat.serve.batching import Batch, batch
     from rlplat.serve.client import Client
     from rlplat.serve.controller import Running, run
     from rlplat.serve.deployments import Application, Deployment, deployment
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "autoscale": "Autoscale",
-    "batching": "batch",
+    "batching": "Batch batch",
     "client": "Client",
     "controller": "Running run",
     "deployments": "Application Deployment deployment",
@@ -37,6 +37,7 @@ _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.
 __all__ = [
     "Application",
     "Autoscale",
+    "Batch",
     "Client",
     "Deployment",
     "Handle",

@@ -1,12 +1,17 @@
-"""Batches that never wait: one is made of all that waits when the function gets free, up to `max_rows` rows.
+"""Batches: one is made of all that waits when the function gets free, up to `max_size` rows. It never waits for more,
+unless it is told to (`max_wait_ms`).
 
     batcher = Batcher(run, max_rows=256)                     # run(pieces) -> one result, or exception, for each
     answer = await batcher.submit(item, num_rows)
 
-    @serve.batch(max_rows=32)
-    async def predict(self, inputs: list) -> list: ...       # called with one input, answers with one result
+    @serve.deployment(batch=serve.Batch(max_size=32))        # of any deployment: calls give one input each
+    class Model:
+        def __call__(self, inputs: list) -> list: ...
 
-Rows are counted, not requests: what has more than `max_rows` is cut and its results are joined. Each caller gets the
+    @serve.batch(max_size=32)                                # of one `async def` method more
+    async def predict(self, inputs: list) -> list: ...
+
+Rows are counted, not requests: what has more than `max_size` is cut and its results are joined. Each caller gets the
 rows that it asked for. When a batch raises it is run again by halves, so that only the item with which it raises fails.
 """
 
@@ -15,17 +20,56 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rlplat.config import closest
+from rlplat.errors import ConfigError
 from rlplat.serve.refusals import busy
 
 INLINE_S = 1e-3
 """A function that takes longer runs in a thread, so that the event loop goes on reading requests."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The option `batch` of a deployment: one of its methods takes a list of inputs and returns a list of as many
+    results, while its callers give one input each and get its result. An exception in the returned list is raised for
+    its caller alone."""
+
+    max_size: int = 64
+    """Rows of a batch, at most."""
+    max_wait_ms: float = 0.0
+    """How long the oldest input may wait for others; 0: a batch is what waits when the method gets free."""
+    method: str = "__call__"
+    many: bool = False
+    """Each call gives a list or an array of rows, and gets the list of their results. The method sees the rows of all
+    calls as one list; a call with more than max_size rows is cut."""
+
+    def __post_init__(self) -> None:
+        _require_sizes(self.max_size, self.max_wait_ms)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Batch:
+        names = [each.name for each in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise ConfigError(
+                    f"batch has no setting '{name}'{closest(name, names)}; there are {', '.join(names)}"
+                )
+        return cls(**values)
+
+
+def _require_sizes(max_size: int, max_wait_ms: float) -> None:
+    if max_size < 1:
+        raise ConfigError(f"max_size of a batch is 1 or more, not {max_size}")
+    if not 0 <= max_wait_ms < math.inf:
+        raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {max_wait_ms}")
 
 
 @dataclass
@@ -33,6 +77,8 @@ class Waiting:
     item: Any
     num_rows: int
     future: asyncio.Future[Any] = field(repr=False)
+    since: float = 0.0
+    """On the clock of the event loop."""
     num_taken: int = 0
     results: list[Any] = field(default_factory=list)
 
@@ -72,6 +118,19 @@ def take_batch(queue: deque[Waiting], max_rows: int) -> list[Piece]:
     return pieces
 
 
+def seconds_to_wait(queue: deque[Waiting], max_rows: int, max_wait_s: float, now: float) -> float:
+    """Until the next batch is to be taken; 0 where it is full, or the oldest of it has waited `max_wait_s`."""
+    num_rows, oldest = 0, math.inf
+    for waiting in queue:
+        if waiting.future.done():
+            continue
+        num_rows += waiting.num_rows - waiting.num_taken
+        oldest = min(oldest, waiting.since)
+        if num_rows >= max_rows:
+            return 0.0
+    return max(0.0, oldest + max_wait_s - now) if num_rows else 0.0
+
+
 Run = Callable[[list[Piece]], Sequence[Any]]
 RunAsync = Callable[[list[Piece]], Awaitable[Sequence[Any]]]
 
@@ -86,13 +145,18 @@ class Batcher:
         join: Callable[[list[Any]], Any] = lambda results: results[0],
         name: str = "the queue",
         executor: Executor | None = None,
+        max_wait_s: float = 0.0,
     ) -> None:
         """run: pieces -> a result or an exception for each, in their order; join: makes one result of an item's pieces;
-        executor: where a function that is slow runs (of one thread, as it is never called twice at once)."""
+        executor: where a function that is slow runs (of one thread, as it is never called twice at once);
+        max_wait_s: how long an item may wait for others to fill its batch."""
         self._run, self._join, self._executor, self._name = run, join, executor, name
         self._max_rows, self._max_waiting_rows = max_rows, max_waiting_rows
+        self._max_wait_s = max_wait_s
         self._queue: deque[Waiting] = deque()
         self._is_running = False
+        """A batch runs, or the next one is waited for."""
+        self._timer: asyncio.TimerHandle | None = None
         self._usual_s = 0.0
         self._is_async = inspect.iscoroutinefunction(run)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,19 +170,30 @@ class Batcher:
         if self.num_waiting_rows and self.num_waiting_rows + num_rows > self._max_waiting_rows:
             raise busy(self._name, len(self._queue))
         loop = asyncio.get_running_loop()
-        waiting = Waiting(item, num_rows, loop.create_future())
+        waiting = Waiting(item, num_rows, loop.create_future(), loop.time())
         self._queue.append(waiting)
         self.num_waiting_rows += num_rows
         waiting.future.add_done_callback(lambda _: self._left(num_rows))
         if not self._is_running:
             self._is_running = True
             loop.call_soon(self._next)  # what else arrived in this turn of the loop comes along
+        elif self._timer is not None and self.num_waiting_rows >= self._max_rows:  # it may be full
+            self._timer.cancel()
+            self._timer = None
+            loop.call_soon(self._next)
         return waiting.future
 
     def _left(self, num_rows: int) -> None:
         self.num_waiting_rows -= num_rows
 
     def _next(self) -> None:
+        self._timer = None
+        if self._max_wait_s and self._queue:
+            loop = asyncio.get_running_loop()
+            wait_s = seconds_to_wait(self._queue, self._max_rows, self._max_wait_s, loop.time())
+            if wait_s > 0:
+                self._timer = loop.call_later(wait_s, self._next)
+                return
         pieces = take_batch(self._queue, self._max_rows)
         if not pieces:
             self._is_running = False
@@ -193,35 +268,105 @@ class Batcher:
                 waiting.future.set_result(self._join(waiting.results))
 
 
-def _as_many(results: Any, pieces: list[Piece]) -> Sequence[Any]:
-    if not isinstance(results, list | tuple) or len(results) != len(pieces):
+def _as_many(results: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    if not isinstance(results, list | tuple) or len(results) != len(inputs):
         got = f"{len(results)} of them" if isinstance(results, list | tuple) else type(results).__name__
         raise TypeError(
-            f"a batched function returns a list of one result for each input ({len(pieces)}), not {got}"
+            f"a batched function returns a list of one result for each input ({len(inputs)}), not {got}"
         )
     return results
 
 
-def batch(function: Any = None, *, max_rows: int = 64, max_waiting_rows: int = 10_000) -> Any:
+Inputs = Callable[[list[Any]], Awaitable[Any]]
+
+
+def _batcher(
+    call: Inputs, name: str, max_size: int, max_wait_ms: float, max_waiting_rows: int = 2**62
+) -> Batcher:
+    """Of a function of a list; an item is an input."""
+
+    async def run(pieces: list[Piece]) -> Sequence[Any]:
+        results: Sequence[Any] = await call([piece.item for piece in pieces])
+        return results
+
+    return Batcher(
+        run,
+        max_rows=max_size,
+        max_waiting_rows=max_waiting_rows,
+        name=name,
+        max_wait_s=max_wait_ms / 1000,
+    )
+
+
+def _batcher_of_many(call: Inputs, name: str, max_size: int, max_wait_ms: float) -> Batcher:
+    """Of a function of a list; an item is a sequence of inputs."""
+
+    async def run(pieces: list[Piece]) -> Sequence[Any]:
+        inputs = [row for piece in pieces for row in piece.item[piece.start : piece.stop]]
+        results = iter(_as_many(await call(inputs), inputs))
+        answers: list[Any] = []
+        for piece in pieces:
+            rows = [next(results) for _ in range(piece.stop - piece.start)]
+            answers.append(next((row for row in rows if isinstance(row, BaseException)), rows))
+        return answers
+
+    def join(parts: list[list[Any]]) -> list[Any]:
+        return [row for part in parts for row in part]
+
+    return Batcher(run, max_rows=max_size, join=join, name=name, max_wait_s=max_wait_ms / 1000)
+
+
+def batched(function: Callable[..., Any], batch: Batch, name: str, executor: Executor) -> Callable[..., Any]:
+    """What takes the place of a function (or bound method) of a list: called with one input, or with some where
+    `batch.many`, it answers with the result. A `def` runs in `executor`."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{name} is batched and yields; a batched method returns a list of results")
+
+    async def in_executor(inputs: list[Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, inputs)
+
+    call = function if inspect.iscoroutinefunction(function) else in_executor
+    batcher = (_batcher_of_many if batch.many else _batcher)(call, name, batch.max_size, batch.max_wait_ms)
+
+    async def answer(item: Any) -> Any:
+        if not batch.many:
+            return await batcher.submit(item)
+        is_array = hasattr(item, "shape") and hasattr(item, "dtype")
+        if not is_array and not isinstance(item, list | tuple):
+            raise TypeError(
+                f"{name} takes many inputs (batch.many): a list or an array, not {type(item).__name__}"
+            )
+        return await batcher.submit(item, len(item)) if len(item) else []
+
+    answer.__qualname__ = name  # in the TypeError of a call with other arguments
+    return answer
+
+
+def batch(
+    function: Any = None, *, max_size: int = 64, max_wait_ms: float = 0.0, max_waiting_rows: int = 10_000
+) -> Any:
     """Decorator of an `async def` method that takes a list of inputs and returns a list of results; callers give one
     input and get one result. An exception in the returned list is raised for its caller alone."""
+    _require_sizes(max_size, max_wait_ms)
 
     def decorate(function: Any) -> Any:
         if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"serve.batch is for an `async def` method, which {function.__qualname__} is not")
+            raise TypeError(
+                f"serve.batch is for an `async def` method, which {function.__qualname__} is not; "
+                f"the deployment's option batch=serve.Batch(method={function.__name__!r}) takes a `def` too"
+            )
         attribute = f"_batcher_of_{function.__name__}"
 
         @functools.wraps(function)
         async def method(self: Any, item: Any) -> Any:
             batcher = self.__dict__.get(attribute)
             if batcher is None:
-
-                async def run(pieces: list[Piece]) -> Sequence[Any]:
-                    results: Sequence[Any] = await function(self, [piece.item for piece in pieces])
-                    return results
-
-                batcher = self.__dict__[attribute] = Batcher(
-                    run, max_rows=max_rows, max_waiting_rows=max_waiting_rows, name=function.__qualname__
+                batcher = self.__dict__[attribute] = _batcher(
+                    functools.partial(function, self),
+                    function.__qualname__,
+                    max_size,
+                    max_wait_ms,
+                    max_waiting_rows,
                 )
             return await batcher.submit(item)
 

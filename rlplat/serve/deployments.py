@@ -19,6 +19,7 @@ from typing import Any
 from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.serve.autoscale import Autoscale
+from rlplat.serve.batching import Batch
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class DeploymentOptions:
     resources: dict[str, float] = field(default_factory=dict)
     """Of each replica; also num_cpus and num_gpus by these names."""
     autoscale: Autoscale | None = None
+    batch: Batch | None = None
+    """The calls that wait for a method become one call of it, with a list."""
     user_config: Any = None
     """Given to the object's `reconfigure(user_config)`: at its start, and when it changes, without a restart."""
 
@@ -52,6 +55,11 @@ class DeploymentOptions:
         for name in ("request_timeout_s", "drain_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is a positive number of seconds, not {getattr(self, name)}")
+        if self.batch is not None and not self.batch.many and self.batch.max_size > self.max_concurrency:
+            raise ConfigError(
+                f"a batch of {self.batch.max_size} never fills where {self.max_concurrency} requests run at once: "
+                "raise max_concurrency, or lower max_size of batch"
+            )
 
 
 OPTIONS = tuple(each.name for each in fields(DeploymentOptions))
@@ -66,6 +74,10 @@ def changed_options(options: DeploymentOptions, changes: dict[str, Any]) -> Depl
             )
     if isinstance(changes.get("autoscale"), dict):
         changes = {**changes, "autoscale": Autoscale.from_dict(changes["autoscale"])}
+    if isinstance(changes.get("batch"), dict):
+        changes = {**changes, "batch": Batch.from_dict(changes["batch"])}
+    elif not isinstance(changes.get("batch"), Batch | None):
+        raise ConfigError(f"batch is serve.Batch(max_size=...), not {changes['batch']!r}")
     return replace(options, **changes)
 
 

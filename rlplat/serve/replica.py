@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
 from rlplat.serve.handle import Handle, all_routes, routes_of, set_routes
 from rlplat.serve.metrics import Metrics, exposition
@@ -58,6 +59,8 @@ class Replica:
         self._called_at = 0.0
         self._server: Any = None
         self._object: Any = None
+        self._batched: dict[str, Any] = {}
+        """What takes the place of the method that is called with batches."""
 
     async def start(self) -> int:
         """Make the object and open its door; the process's id."""
@@ -69,6 +72,9 @@ class Replica:
             self._object = target(*args, **kwargs)
         else:
             self._object = target
+        if (batch := self._options.batch) is not None:
+            name = f"{spec.deployment_name}.{batch.method}"
+            self._batched[batch.method] = batched(self._method(batch.method), batch, name, self._thread)
         introduce = getattr(self._object, "introduce", None)
         if introduce is not None:
             introduce(spec.name, lambda: routes_of(spec.deployment_name).replicas)
@@ -77,8 +83,11 @@ class Replica:
         if spec.door:
             from rlplat.serve.http.server import HttpServer
 
+            served = (
+                self._object if hasattr(self._object, "asgi") else self._batched.get("__call__", self._object)
+            )
             self._server = HttpServer(
-                self._object, self._gate, self._options, spec.token, self._thread, self._metrics, self._scrape
+                served, self._gate, self._options, spec.token, self._thread, self._metrics, self._scrape
             )
             await self._server.start(spec.door)
         return os.getpid()
@@ -192,6 +201,8 @@ class Replica:
     def _method(self, name: str) -> Any:
         if self._is_ended:
             raise Refused(503, "draining", f"{self._spec.name} is ending; call another replica", 0.0)
+        if name in self._batched:
+            return self._batched[name]
         if name == "__call__":
             if not callable(self._object):
                 raise AttributeError(f"{self._spec.deployment_name} has no __call__; call one of its methods")

@@ -65,6 +65,12 @@ class Gateway:
         return sum(await asyncio.gather(*(model.remote(x) for model in self.models)))
 
 
+@serve.deployment(batch=serve.Batch(max_size=8))
+async def doubled(requests: list[Any]) -> list[float]:
+    """Batched, and called over HTTP."""
+    return [2 * await request.json() for request in requests]
+
+
 def gateway(*factors: float) -> Any:
     return Gateway.bind([Scale.options(name=f"scale{n}").bind(factor) for n, factor in enumerate(factors)])
 

@@ -6,6 +6,7 @@ import http.client
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -53,6 +54,12 @@ def test_errors_of_a_call_arrive_as_what_they_are(running: serve.Running) -> Non
         serve.Handle("scale0").fail.remote().result(30)
     with pytest.raises(AttributeError, match="no method 'nothing'"):
         serve.Handle("scale0").nothing.remote().result(30)
+
+
+def test_http_requests_can_be_batched(running: serve.Running) -> None:
+    with serve.run(apps.doubled.bind(), port=0) as doubled, ThreadPoolExecutor(4) as clients:
+        answers = clients.map(lambda x: request(doubled.url, "POST", "/", x)[:2], range(8))
+        assert list(answers) == [(200, 2 * x) for x in range(8)]
 
 
 def test_a_client_that_leaves_frees_its_slot(running: serve.Running) -> None:

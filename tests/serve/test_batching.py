@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplat import serve
+from rlplat.errors import ConfigError
 from rlplat.serve import batch
-from rlplat.serve.batching import Batcher, Piece, Waiting, take_batch
+from rlplat.serve.batching import Batcher, Piece, Waiting, batched, seconds_to_wait, take_batch
 from rlplat.serve.refusals import Gate, Refused
+from rlplat.serve.replica import Replica, ReplicaSpec
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -81,6 +85,144 @@ def test_what_waits_while_the_function_runs_is_the_next_batch() -> None:
 
     asyncio.run(main())
     assert batches == [1, 7]
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.booleans()), max_size=8),
+    max_rows=st.integers(1, 12),
+    now=st.integers(9, 20),
+)
+def test_a_batch_waits_for_its_oldest_row_only_and_only_while_it_is_not_full(
+    arrivals: list[tuple[int, int, bool]], max_rows: int, now: int
+) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        queue = deque(
+            Waiting(None, rows, loop.create_future(), float(since)) for since, rows, _ in sorted(arrivals)
+        )
+        for waiting, (_, _, has_left) in zip(queue, sorted(arrivals), strict=True):
+            if has_left:
+                waiting.future.cancel()
+        there = [waiting for waiting in queue if not waiting.future.done()]
+        wait_s = seconds_to_wait(queue, max_rows, 5.0, float(now))
+        if not there or sum(waiting.num_rows for waiting in there) >= max_rows:
+            assert wait_s == 0
+        else:
+            assert wait_s == max(0.0, there[0].since + 5.0 - now)
+    finally:
+        loop.close()
+
+
+def test_max_wait_waits_for_a_full_batch_and_no_longer_than_it_says() -> None:
+    batches: list[int] = []
+
+    def run(pieces: list[Piece]) -> Sequence[Any]:
+        batches.append(len(pieces))
+        return [piece.item for piece in pieces]
+
+    async def main() -> None:
+        patient = Batcher(run, max_rows=4, max_wait_s=1000.0)
+        futures = [patient.submit(index) for index in range(3)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not batches
+        futures += [patient.submit(index) for index in range(3, 9)]  # two full batches, and one that waits
+        assert await asyncio.gather(*futures[:8]) == list(range(8))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert batches == [4, 4] and not futures[8].done()
+        futures[8].cancel()
+        assert await Batcher(run, max_rows=4, max_wait_s=0.001).submit(9) == 9
+
+    asyncio.run(main())
+    assert batches == [4, 4, 1]
+
+
+class Sizes:
+    """Answers with its input and the number of inputs that it came with."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if "poison" in inputs:
+            raise ValueError("poison")
+        return [KeyError("odd") if x == 13 else (x, len(inputs)) for x in inputs]
+
+    async def awaited(self, inputs: list[Any]) -> list[Any]:
+        await asyncio.sleep(0)
+        return self(inputs)
+
+
+def sizes(inputs: list[Any]) -> list[Any]:
+    return Sizes()(inputs)
+
+
+def calls_of(target: Any, options: serve.Batch, inputs: list[Any], method: str = "__call__") -> list[Any]:
+    """What the calls of a replica answer that arrive at once."""
+    deployment = serve.deployment(batch=options)(target)
+
+    async def main() -> list[Any]:
+        replica = Replica(ReplicaSpec("sizes-0", "Sizes", deployment, (), {}, None, {}))
+        await replica.start()
+        answers = await asyncio.gather(*(replica.call(method, x) for x in inputs), return_exceptions=True)
+        await replica.drain()
+        return answers
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("target", "method"), [(Sizes, "__call__"), (Sizes, "awaited"), (sizes, "__call__")])
+def test_the_option_batches_the_calls_of_any_deployment(target: Any, method: str) -> None:
+    options = serve.Batch(max_size=3, method=method)
+    assert calls_of(target, options, [0, 1, 2, 3], method) == [(0, 3), (1, 3), (2, 3), (3, 1)]
+    poison, odd, fine = calls_of(target, options, ["poison", 13, 2], method)
+    assert isinstance(poison, ValueError) and isinstance(odd, KeyError) and fine[0] == 2
+
+
+@given(rows=st.lists(st.integers(0, 7), min_size=1, max_size=6), max_size=st.integers(1, 5))
+@settings(max_examples=30)
+def test_calls_with_many_rows_get_their_own_and_no_batch_has_more(rows: list[int], max_size: int) -> None:
+    inputs = [[(call, row) for row in range(count)] for call, count in enumerate(rows)]
+
+    async def main() -> list[Any]:
+        with ThreadPoolExecutor(1) as executor:
+            call = batched(Sizes().__call__, serve.Batch(max_size=max_size, many=True), "Sizes", executor)
+            return await asyncio.gather(*map(call, inputs))
+
+    answers = asyncio.run(main())
+    assert [[x for x, _ in answer] for answer in answers] == inputs
+    assert all(1 <= size <= max_size for answer in answers for _, size in answer)
+
+
+def test_many_takes_arrays_and_says_what_it_does_not_take() -> None:
+    array = np.arange(6.0).reshape(3, 2)
+
+    def sums(inputs: list[Any]) -> list[float]:
+        return [float(row.sum()) for row in inputs]
+
+    whole, text = calls_of(sums, serve.Batch(max_size=2, many=True), [array, "abc"])
+    assert whole == [1.0, 5.0, 9.0]
+    assert str(text).startswith("Sizes.__call__ takes many inputs (batch.many): a list or an array, not str")
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    for wrong, text in (
+        ({"max_size": 0}, "max_size of a batch is 1 or more, not 0"),
+        ({"max_wait_ms": -1}, "0 or more milliseconds, not -1"),
+        ({"max_wait_ms": float("nan")}, "0 or more milliseconds, not nan"),
+        ({"max_rows": 3}, "batch has no setting 'max_rows'; did you mean"),
+        ({"max_size": 128}, "a batch of 128 never fills where 100 requests run at once"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            serve.deployment(batch=wrong)(Sizes)
+    with pytest.raises(ConfigError, match=r"batch is serve\.Batch\(max_size=\.\.\.\), not 32"):
+        serve.deployment(batch=32)(Sizes)
+
+    def words(inputs: list[Any]) -> Any:
+        yield from inputs
+
+    with pytest.raises(ConfigError, match=r"Sizes\.__call__ is batched and yields"):
+        calls_of(words, serve.Batch(), [])
+    with pytest.raises(AttributeError, match="Sizes has no method 'predict'"):
+        calls_of(Sizes, serve.Batch(method="predict"), [])
 
 
 def test_a_full_queue_refuses_and_a_caller_that_left_takes_no_row() -> None:
@@ -153,7 +295,7 @@ def test_the_decorator_batches_per_object_and_checks_what_comes_back() -> None:
         def __init__(self, add: int) -> None:
             self.add, self.sizes = add, []
 
-        @batch(max_rows=3)
+        @batch(max_size=3)
         async def predict(self, inputs: list[int]) -> list[Any]:
             self.sizes.append(len(inputs))
             return [ValueError("odd") if x == 13 else x + self.add for x in inputs]
