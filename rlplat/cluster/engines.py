@@ -15,6 +15,7 @@ OLDEST_RAY = (2, 52)
 
 
 READY = "the autoscaler is ready"
+FREE_PORTS = ("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0")
 HEALTH_ENV = {  # Ray's 3 s and 10 s would notice a hung node after a minute
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -58,8 +59,7 @@ class RayEngine:
     )
 
     def __init__(self, cluster: ClusterSettings) -> None:
-        self._options = ["--block", "--disable-usage-stats", "--temp-dir={temp}"]
-        self._options += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+        self._options = ["--block", "--disable-usage-stats", "--temp-dir={temp}", *FREE_PORTS]
         given = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus}
         self._offers = {name: amount for name, amount in given.items() if amount is not None}
 

@@ -19,7 +19,7 @@ from rlplat.node_types import NodeType
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 
-PROVIDERS = ("local", "ssh", "slurm", "kubernetes")
+PROVIDERS = ("local", "ssh", "slurm", "kubernetes", "sky")
 WORKERS = "workers"
 """The type of the nodes beside the head, where all are alike."""
 RESERVED = ("head", "autoscaler")
@@ -38,6 +38,9 @@ _LABEL_KEY = re.compile(
 )
 _QUANTITY = re.compile(r"[1-9][0-9]{0,11}(?:[kMGTPE]|[KMGTPE]i)?\Z")
 _MOUNT = re.compile(r"/[A-Za-z0-9_][A-Za-z0-9_./-]*\Z")
+_INFRA = re.compile(r"[A-Za-z0-9*][A-Za-z0-9_.:/*@-]*\Z")
+_ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?::[1-9][0-9]{0,2})?\Z")
+_THERE = re.compile(r"[~/][A-Za-z0-9_./-]*\Z")
 _RAY = re.compile(r"2\.(?:5[2-9]|[6-9][0-9]|[1-9][0-9]{2})\.[0-9]{1,3}\Z")
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
@@ -189,6 +192,28 @@ class KubernetesSettings(Section):
         return self
 
 
+class SkySettings(Section):
+    """Machines of any cloud, which SkyPilot finds and rents."""
+
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many, all alike; the first is the head."""
+    infra: Annotated[str, _matching(_INFRA, "must be CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE")] | None = None
+    """Where: aws/us-east-1; null: the cheapest of those that SkyPilot may use."""
+    accelerators: Annotated[str, _matching(_ACCELERATORS, "must be NAME or NAME:COUNT")] | None = None
+    """GPUs of each machine: A100:8."""
+    memory_gb: Count | None = None
+    """That each machine has at least."""
+    disk_gb: Count | None = None
+    use_spot: bool = False
+    """Machines that are cheaper and may be taken away."""
+    image: Word | None = None
+    """docker:NAME, or a machine image of the cloud; null: SkyPilot's."""
+    idle_minutes: Count = 30
+    """Minutes after the last program until the machines are given back, with all that is on them."""
+    mounts: dict[Annotated[str, _matching(_THERE, "must be a path that begins with / or ~")], File] = {}
+    """PATH there: a file or folder of this machine, which is copied, or a bucket (s3://..., gs://...), mounted."""
+
+
 class NodeTypeSettings(Section):
     """Nodes that are alike and come and go with the demand."""
 
@@ -235,7 +260,7 @@ class ClusterSettings(Section):
 
     name: Name | None = None
     """What it is called, and the name of its folder on each machine; null: the name of the file."""
-    provider: Literal["local", "ssh", "slurm", "kubernetes"] | None = None
+    provider: Literal["local", "ssh", "slurm", "kubernetes", "sky"] | None = None
     """Where nodes come from."""
     engine: Literal["ray", "rlplat"] = "ray"
     """What hosts tasks and actors: `ray` on any number of nodes; `rlplat` on one: each program starts its own."""
@@ -243,6 +268,7 @@ class ClusterSettings(Section):
     ssh: SshSettings | None = None
     slurm: SlurmSettings | None = None
     kubernetes: KubernetesSettings | None = None
+    sky: SkySettings | None = None
     autoscale: AutoscaleSettings | None = None
     python: File | None = None
     """The Python of each node, with rlplat and the engine installed; null: this one (local), python3 (elsewhere)."""
@@ -278,6 +304,8 @@ class ClusterSettings(Section):
             raise ValueError("provider=ssh needs a section ssh: with hosts: [HOST, ...]")
         if self.provider == "kubernetes":
             self._fits_kubernetes()
+        if self.provider == "sky":
+            self._fits_sky()
         if self.engine == "rlplat" and self.num_nodes > 1:
             raise ValueError(
                 f"engine=rlplat has one node, and this cluster has {self.num_nodes}: several nodes need engine: ray"
@@ -340,6 +368,16 @@ class ClusterSettings(Section):
         if asked and (never := why_never(Demand((asked,)), self.node_types)):
             raise ValueError(f"the program's own demand (kubernetes.program_cpus, program_gpus): {never}")
 
+    def _fits_sky(self) -> None:
+        if self.num_gpus is not None:
+            raise ValueError("num_gpus= is not for provider: sky: name the kind, sky.accelerators: A100:1")
+        if "exclude" in self.model_fields_set:
+            raise ValueError(
+                "exclude= is not for provider: sky: a file .skyignore in workdir says what stays here"
+            )
+        if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
+            raise ValueError(f"workdir={self.workdir} is not a folder of this machine")
+
     @classmethod
     def sections(cls) -> list[str]:
         return list(PROVIDERS)
@@ -350,6 +388,8 @@ class ClusterSettings(Section):
             return len(self.ssh.hosts) if self.ssh else 0
         if self.provider == "slurm":
             return (self.slurm or SlurmSettings()).nodes
+        if self.provider == "sky":
+            return (self.sky or SkySettings()).nodes
         if self.provider == "kubernetes":
             return (self.kubernetes or KubernetesSettings()).nodes
         return (self.local or LocalSettings()).nodes

@@ -35,8 +35,8 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: x", "'provider' is not set: one of local, ssh, slurm, kubernetes"),
-        ("provider: aws", "bad value for 'provider' in lab.yaml:1: 'aws' (must be local, ssh, slurm or kubernetes"),
+        ("name: x", "'provider' is not set: one of local, ssh, slurm, kubernetes, sky"),
+        ("provider: aws", "in lab.yaml:1: 'aws' (must be local, ssh, slurm, kubernetes or sky"),
         ("provider: local\nengin: ray", "unknown key 'engin' in lab.yaml:2; did you mean 'engine'?"),
         ("provider: local\nlocal: {node: 2}", "did you mean 'local.nodes'?"),
         ("provider: local\nlocal: {nodes: 0}", "'local.nodes' in lab.yaml:2: 0 (must be a whole number from 1"),
@@ -128,6 +128,26 @@ def test_kubernetes_needs_an_image_and_amounts(tmp_path: Path) -> None:
         "needs num_cpus, kubernetes.image, kubernetes.ray_version, kubernetes.memory:"
         in complaint(tmp_path, "provider: kubernetes")
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sky: {node: 2}", "did you mean 'sky.nodes'?"),
+        ("sky: {infra: 'aws;id'}", "must be CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE"),
+        ("sky: {infra: --yes}", "bad value for 'sky.infra'"),
+        ("sky: {accelerators: 'A100:0'}", "must be NAME or NAME:COUNT"),
+        ("sky: {image: 'docker:$(id)'}", "bad value for 'sky.image'"),
+        ("sky: {mounts: {runs: s3://b}}", "must be a path that begins with / or ~"),
+        ("num_gpus: 1", "name the kind, sky.accelerators: A100:1"),
+        ("exclude: [x]", "a file .skyignore in workdir"),
+        ("workdir: nothing-here", "workdir=nothing-here is not a folder of this machine"),
+        ("engine: rlplat\nsky: {nodes: 2}", "several nodes need engine: ray"),
+        ("autoscale: {node_types: {a: {}}}", "autoscale= is for provider: local or kubernetes"),
+    ],
+)  # fmt: skip
+def test_what_skypilot_could_not_take_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert said in complaint(tmp_path, f"provider: sky\n{text}")
 
 
 def test_kubernetes_nodes_come_by_and_by_so_their_types_are_known_before(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def up(arguments: list[str]) -> int:
         if not options.dry_run:
             print(f"its pods come by and by: {kubectl.look_command(cluster)}")
         return 0
-    if options.dry_run:
+    if options.dry_run and cluster.provider != "sky":
         refuse_dry_run(cluster)
     with launcher_of(options.cluster) as launcher:
         from rlplat.cluster.launcher import table

@@ -29,12 +29,14 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="provider: kubernetes: print what would be sent, and send nothing",
+        help="providers kubernetes and sky: print what would be sent, and send nothing",
     )
 
 
 def refuse_dry_run(cluster: ClusterSettings) -> None:
-    raise UsageError(f"--dry-run is for provider: kubernetes, and provider={cluster.provider}: omit it")
+    raise UsageError(
+        f"--dry-run is for provider: kubernetes or sky, and provider={cluster.provider}: omit it"
+    )
 
 
 def with_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -57,6 +59,11 @@ def launcher_of(path: str) -> Launcher:
         raise UsageError(
             "with provider: kubernetes there are rlplat up, submit and down; the rest is kubectl's: "
             f"{look_command(cluster)}"
+        )
+    if cluster.provider == "sky":
+        raise UsageError(
+            f"with provider: sky the machines come with a program: rlplat submit {path} -- PROGRAM; the rest is "
+            f"SkyPilot's: sky status, sky logs {cluster.title}, ssh {cluster.title}, sky down {cluster.title}"
         )
     if cluster.provider == "slurm":
         raise UsageError(

@@ -82,6 +82,8 @@ def submit(arguments: list[str]) -> int:
     cluster = read_cluster(options.cluster)
     if cluster.provider == "kubernetes":
         return _submit_to_kubernetes(cluster, program, options)
+    if cluster.provider == "sky":
+        return _submit_to_sky(cluster, program, options)
     if options.dry_run:
         refuse_dry_run(cluster)
     if cluster.provider == "slurm":
@@ -117,6 +119,20 @@ def _submit_to_kubernetes(cluster: ClusterSettings, program: list[str], options:
     job = kubectl.submit(cluster, program)
     print(f"job {job}: {kubectl.logs_command(cluster, job)}")
     return 0
+
+
+def _submit_to_sky(cluster: ClusterSettings, program: list[str], options: argparse.Namespace) -> int:
+    from rlplat.cluster.sky import launch, task
+
+    if options.wait:
+        raise UsageError(f"--wait is not for provider: sky: sky logs {cluster.title} shows the log")
+    if options.dry_run:
+        print(task.as_yaml(task.sky_task(cluster, program, launch.folder_of(cluster))))
+        return 0
+    code = launch.submit(cluster, program)
+    if code == 0:
+        print(f"sky logs {cluster.title}; the machines end by themselves, or by: sky down {cluster.title}")
+    return 1 if code else 0
 
 
 def join_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""Programs on machines of any cloud: a task file for SkyPilot, and its command that takes it."""
