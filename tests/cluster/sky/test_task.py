@@ -170,6 +170,24 @@ def test_where_nodes_do_not_come_the_program_does_not_start(write: Write, ray: P
     assert (head[0], "begun" in head[1]) == (1, False)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("wanted", "code", "said"), [(1, 0, ""), (2, 1, "1 of 2 nodes are there after 0.1 s: raise")]
+)
+def test_the_wait_for_the_nodes_asks_the_cluster(write: Write, wanted: int, code: int, said: str) -> None:
+    text = FULL.replace("nodes: 2", f"nodes: {wanted}") + "start_timeout_s: 0.1\n"
+    script = task_of(write, text)["run"]
+    begin, end = script.index("python3 -c"), script.index(" || exit 1\nrlplat train")
+    done = subprocess.run(
+        ["bash", "-c", script[begin:end].replace("python3", sys.executable, 1)],
+        env={**os.environ, "RLPLAT_BACKEND": "inproc"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code and done.stderr.startswith(said), done.stderr
+
+
 SKY = """#!/bin/sh
 echo "$*" > "$0.call"
 exit ${SKY_CODE:-0}
