@@ -138,8 +138,8 @@ def test_numbers_that_are_not_finite(parameter_server: Any) -> None:
         (VECTOR, {"learner": {"num_threads": 2}}, "torch", ": learner.num_threads is 2"),
         (VECTOR, {"learner": {"device": "cuda"}}, "torch", ": learner.device is cuda"),
         (VECTOR, {"framework": "tf"}, "tf", ": framework is tf"),
-        (IMAGE_SPEC, {}, "torch", ": the policy is not one (one vector in"),
-        (make_spec(core="gru"), {}, "torch", ": the policy is not one (one vector in"),
+        (IMAGE_SPEC, {}, "torch", ": the policy is no plain MLP"),
+        (make_spec(core="gru"), {}, "torch", ": the policy is no plain MLP"),
     ],
 )
 def test_auto_takes_numpy_where_it_can(spec: Any, settings: Any, backend: str, reason: str) -> None:
@@ -148,7 +148,7 @@ def test_auto_takes_numpy_where_it_can(spec: Any, settings: Any, backend: str, r
     assert note(config, [spec]).startswith(f"the learner computes with {backend}{reason}")
     if reason:
         asked = config.model_copy(update={"learner": config.learner.model_copy(update={"backend": "numpy"})})
-        with pytest.raises(ConfigError, match=r"learner\.backend=numpy learns plain MLPs on the CPU, but"):
+        with pytest.raises(ConfigError, match=r"learner\.backend=numpy learns plain MLPs on the CPU .*, but"):
             learner_backend(asked, spec)
 
 

@@ -38,7 +38,8 @@ def learner_backend(config: Any, spec: PolicySpec) -> str:
     reason = why_not_numpy(config, spec)
     if wanted == "numpy" and reason:
         raise ConfigError(
-            f"learner.backend=numpy learns plain MLPs on the CPU, but {reason}: leave learner.backend at auto"
+            "learner.backend=numpy learns plain MLPs on the CPU (one vector in, one categorical or Gaussian head out, "
+            f"no core, no class of your own), but {reason}: leave learner.backend at auto"
         )
     return str(config.framework) if wanted == "torch" or reason else "numpy"
 
@@ -64,7 +65,7 @@ def why_not_numpy(config: Any, spec: PolicySpec) -> str:
     if config.framework != "torch":
         return f"framework is {config.framework}"
     if not spec.is_plain_mlp:
-        return "the policy is not one (one vector in, one categorical or Gaussian head out, no core or custom class)"
+        return "the policy is no plain MLP"
     if learner.device == "cuda":
         return "learner.device is cuda"
     if learner.precision == "bfloat16":
