@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlplat.serve.controller import Running, run
     from rlplat.serve.deployments import Application, Deployment, deployment
     from rlplat.serve.handle import Handle, Response
+    from rlplat.serve.multiplexing import model_id, multiplexed
     from rlplat.serve.refusals import Refused
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "controller": "Running run",
     "deployments": "Application Deployment deployment",
     "handle": "Handle Response",
+    "multiplexing": "model_id multiplexed",
     "refusals": "Refused",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -46,6 +48,8 @@ __all__ = [
     "Running",
     "batch",
     "deployment",
+    "model_id",
+    "multiplexed",
     "run",
 ]
 

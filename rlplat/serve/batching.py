@@ -30,6 +30,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.serve.multiplexing import no_model_request
 from rlplat.serve.refusals import busy
 
 INLINE_S = 1e-3
@@ -209,6 +210,7 @@ class Batcher:
         asyncio.get_running_loop().call_soon(self._next)
 
     async def _run_elsewhere(self, pieces: list[Piece]) -> None:
+        no_model_request()
         try:
             if self._is_async:
                 results = await self._halves_async(pieces)

@@ -22,8 +22,9 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.serve.autoscale import Autoscaler
 from rlplat.serve.deployments import Application, Part, parts_of
-from rlplat.serve.handle import Handle, all_routes, forget_routes, set_routes
+from rlplat.serve.handle import Handle, all_routes, forget_routes, set_models, set_routes
 from rlplat.serve.listening import ListeningSocket
+from rlplat.serve.multiplexing import loaders_of
 from rlplat.serve.plan import (
     Action,
     Deployed,
@@ -68,6 +69,8 @@ class _Live:
     user_config: Any = None
     scaler: Autoscaler | None = None
     failure: _Failure | None = None
+    models: dict[str, list[str]] = field(default_factory=dict)
+    """That replicas have which can have several."""
 
 
 class Controller:
@@ -247,6 +250,8 @@ class Controller:
             case StopReplica(replica):
                 actor = self._actors.pop(replica, None)
                 self._pids.pop(replica, None)
+                for live in self._live.values():
+                    live.models.pop(replica, None)
                 if actor is not None:
                     _kill(actor)
             case RoutesChanged(deployment):
@@ -270,6 +275,7 @@ class Controller:
             {name: self._replicas(name) for name in self._live},
             self.listening.door if of.is_ingress and self.listening is not None else "",
             self._token if of.is_ingress else "",
+            {name: dict(live.models) for name, live in self._live.items() if live.models},
         )
         actor = (
             rlplat.remote(Replica)
@@ -282,9 +288,25 @@ class Controller:
             .remote(spec)
         )
         self._actors[replica] = actor
-        self._when_done(actor.start.remote(), partial(self._started, replica))
+        has_models = bool(loaders_of(of.part.deployment.target))
+        self._when_done(actor.start.remote(), partial(self._started, deployment, replica, has_models))
 
-    def _started(self, replica: str, start: Future[Any]) -> None:
+    def _watch_models(self, deployment: str, replica: str, version: int) -> None:
+        answer = self._actors[replica].models_after.remote(version)
+        self._when_done(answer, partial(self._models_changed, deployment, replica))
+
+    def _models_changed(self, deployment: str, replica: str, answer: Future[Any]) -> None:
+        """Tell every process, as of the routes; a replica that ends is heard of elsewhere."""
+        if answer.exception() is not None or replica not in self._actors:
+            return
+        version, models = answer.result()
+        self._live[deployment].models[replica] = models
+        set_models(deployment, replica, models)
+        for actor in self._actors.values():
+            actor.set_models.remote(deployment, replica, models)
+        self._watch_models(deployment, replica, version)
+
+    def _started(self, deployment: str, replica: str, has_models: bool, start: Future[Any]) -> None:
         error = start.exception()
         if error is not None:
             self._handle(ReplicaDied(replica, _reason(error)))
@@ -292,6 +314,8 @@ class Controller:
             self._pids[replica] = start.result()
             self._when_done(self._actors[replica].run.remote(), partial(self._ended, replica))
             self._handle(ReplicaReady(replica))
+            if has_models:
+                self._watch_models(deployment, replica, -1)
 
     def _ended(self, replica: str, run: Future[Any]) -> None:
         error = run.exception()

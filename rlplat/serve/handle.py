@@ -4,10 +4,11 @@
     answer = await handle.predict.remote(x)                  # in a coroutine
     answer = handle.predict.remote(x).result(timeout_s=5)    # elsewhere
     async for part in handle.words.stream(x): ...            # of a method that yields
+    handle.options(model_id="a").remote(x)                   # of a deployment with several models (multiplexing.py)
 
-A call goes straight to the replica with the fewest calls of this process that are running. A call whose replica died,
-or is ending, is sent to another one: a method may therefore run twice, unless it is called with
-`.options(retry=False)`.
+A call goes straight to the replica with the fewest calls of this process that are running; one that names a model, to
+a replica that has it. A call whose replica died, or is ending, is sent to another one: a method may therefore run
+twice, unless it is called with `.options(retry=False)`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import rlplat
 from rlplat.errors import ActorDied, DeadlineExceeded, WorkerCrashed
+from rlplat.serve.multiplexing import checked_model_id, choose_replica
 from rlplat.serve.refusals import Refused
 
 MAX_SENDS = 5
@@ -35,11 +37,16 @@ class Routes:
     replicas: dict[str, Any] = field(default_factory=dict)
     """Actor handles by the replica's name."""
     ongoing: dict[str, int] = field(default_factory=dict)
+    models: dict[str, set[str]] = field(default_factory=dict)
+    """Those that each replica has, as far as this process knows; empty where its class loads none."""
 
-    def choose(self, avoid: str = "") -> str | None:
+    def choose(self, avoid: str = "", model_id: str = "") -> str | None:
         names = [name for name in self.replicas if name != avoid] or list(self.replicas)
         if len(names) < 2:
             return names[0] if names else None
+        if model_id and self.models:
+            ongoing = {name: self.ongoing.get(name, 0) for name in names}
+            return choose_replica(model_id, ongoing, self.models)
         fewest = min(self.ongoing.get(name, 0) for name in names)
         return random.choice([name for name in names if self.ongoing.get(name, 0) == fewest])
 
@@ -56,6 +63,14 @@ def set_routes(deployment: str, replicas: dict[str, Any]) -> None:
     routes = routes_of(deployment)
     routes.replicas = dict(replicas)
     routes.ongoing = {name: routes.ongoing.get(name, 0) for name in replicas}
+    routes.models = {name: models for name, models in routes.models.items() if name in replicas}
+
+
+def set_models(deployment: str, replica: str, models: list[str]) -> None:
+    """The models that a replica has: told as the routes are."""
+    routes = routes_of(deployment)
+    if replica in routes.replicas:
+        routes.models[replica] = set(models)
 
 
 def all_routes() -> dict[str, dict[str, Any]]:
@@ -136,13 +151,13 @@ class Response:
 
     def _send(self, avoid: str = "") -> None:
         routes = routes_of(self._handle.deployment)
-        self._replica = routes.choose(avoid)
+        self._replica = routes.choose(avoid, self._handle.model_id)
         if self._replica is None:
             self._ref = None
             return
         routes.ongoing[self._replica] = routes.ongoing.get(self._replica, 0) + 1
         actor = routes.replicas[self._replica]
-        self._ref = actor.call.remote(self._handle.method, *self._args, **self._kwargs)
+        self._ref = actor.call.remote(self._handle.method, self._handle.model_id, *self._args, **self._kwargs)
 
     def _release(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
@@ -177,23 +192,31 @@ def _as_argument(value: Any) -> Any:
 class Handle:
     """Of a deployment; can be pickled, so that deployments, tasks and actors of the application may hold it."""
 
-    def __init__(self, deployment: str, method: str = "__call__", retry: bool = True) -> None:
-        self.deployment, self.method, self.retry = deployment, method, retry
+    def __init__(
+        self, deployment: str, method: str = "__call__", retry: bool = True, model_id: str = ""
+    ) -> None:
+        self.deployment, self.method, self.retry, self.model_id = deployment, method, retry, model_id
 
     def __getattr__(self, name: str) -> Handle:
         if name.startswith("_"):
             raise AttributeError(name)
-        return Handle(self.deployment, name, self.retry)
+        return Handle(self.deployment, name, self.retry, self.model_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Handle, (self.deployment, self.method, self.retry)
+        return Handle, (self.deployment, self.method, self.retry, self.model_id)
 
     def __repr__(self) -> str:
         return f"Handle({self.deployment}.{self.method})"
 
-    def options(self, *, retry: bool) -> Handle:
-        """retry=False: a call whose replica dies raises `ActorDied`; its method runs at most once."""
-        return Handle(self.deployment, self.method, retry)
+    def options(self, *, retry: bool | None = None, model_id: str | None = None) -> Handle:
+        """The same with other options. retry=False: a call whose replica dies raises `ActorDied`; its method runs at
+        most once. model_id: what `serve.model_id()` is in the call. Refused where that is not an id."""
+        return Handle(
+            self.deployment,
+            self.method,
+            self.retry if retry is None else retry,
+            self.model_id if model_id is None else checked_model_id(model_id),
+        )
 
     def remote(self, *args: Any, **kwargs: Any) -> Response:
         return Response(self, args, kwargs)
@@ -202,9 +225,10 @@ class Handle:
         """The values of a method that yields (`def` or `async def`), as they are made."""
         routes = routes_of(self.deployment)
         give_up = time.monotonic() + NO_REPLICA_S
-        while (replica := routes.choose()) is None:
+        while (replica := routes.choose(model_id=self.model_id)) is None:
             if time.monotonic() > give_up:
                 raise DeadlineExceeded(f"no replica of {self.deployment} was ready within {NO_REPLICA_S:g} s")
             await asyncio.sleep(0.01)
-        async for ref in routes.replicas[replica].stream.remote(self.method, *args, **kwargs):
+        refs = routes.replicas[replica].stream.remote(self.method, self.model_id, *args, **kwargs)
+        async for ref in refs:
             yield await ref

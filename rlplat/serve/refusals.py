@@ -12,8 +12,8 @@ class Refused(RlplatError):
     """What a caller gets in place of an answer: over HTTP the status and `{"error": {"code", "message"}}`.
 
     Codes of the library: busy (503), draining (503), deadline (504), unauthorized (401), not-found (404),
-    method-not-allowed (405), too-large (413), failed (500). A deployment may raise its own: `Refused(409, "stale",
-    "...")`.
+    method-not-allowed (405), too-large (413), failed (500), model-needed (400), bad-model-id (400). A deployment may
+    raise its own: `Refused(409, "stale", "...")`.
     """
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:

@@ -14,14 +14,15 @@ import os
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
-from rlplat.serve.handle import Handle, all_routes, routes_of, set_routes
+from rlplat.serve.handle import Handle, all_routes, routes_of, set_models, set_routes
 from rlplat.serve.metrics import Metrics, exposition
+from rlplat.serve.multiplexing import Models, in_context, loaders_of, model_request
 from rlplat.serve.refusals import Gate, Refused
 
 QUIET_S = 0.25
@@ -41,6 +42,8 @@ class ReplicaSpec:
     door: str = ""
     """The Unix socket at which the listening socket is fetched; empty where it takes no requests from outside."""
     token: str = ""
+    models: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """The models that the replicas have, by deployment, as far as they have several."""
 
 
 class Replica:
@@ -50,6 +53,9 @@ class Replica:
         self._options = options
         for name, replicas in spec.routes.items():
             set_routes(name, replicas)
+        for name, by_replica in spec.models.items():
+            for replica, models in by_replica.items():
+                set_models(name, replica, models)
         self._gate = Gate(spec.deployment_name, options.max_concurrency, options.max_queued)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlplat-serve-call")
         """Methods that are no coroutines run here, one at a time."""
@@ -61,6 +67,9 @@ class Replica:
         self._object: Any = None
         self._batched: dict[str, Any] = {}
         """What takes the place of the method that is called with batches."""
+        self._models: list[Models] = []
+        self._models_version = 0
+        self._models_changed = asyncio.Event()
 
     async def start(self) -> int:
         """Make the object and open its door; the process's id."""
@@ -75,6 +84,9 @@ class Replica:
         if (batch := self._options.batch) is not None:
             name = f"{spec.deployment_name}.{batch.method}"
             self._batched[batch.method] = batched(self._method(batch.method), batch, name, self._thread)
+        for models_of in loaders_of(target):
+            self._models.append(models_of(self._object))
+            self._models[-1].on_change = self._note_models
         introduce = getattr(self._object, "introduce", None)
         if introduce is not None:
             introduce(spec.name, lambda: routes_of(spec.deployment_name).replicas)
@@ -97,37 +109,40 @@ class Replica:
         self._drained = asyncio.get_running_loop().create_future()
         await self._drained
 
-    async def call(self, _method: str, *args: Any, **kwargs: Any) -> Any:
-        method = self._method(_method)
+    async def call(self, _method: str, _model_id: str, *args: Any, **kwargs: Any) -> Any:
+        method = self._method(_method, _model_id)
         self._called_at = time.monotonic()
         async with self._gate:
             try:
                 async with asyncio.timeout(self._options.request_timeout_s) as limit:
-                    if inspect.iscoroutinefunction(method):
-                        return await method(*args, **kwargs)
-                    loop = asyncio.get_running_loop()
-                    answer = await loop.run_in_executor(self._thread, lambda: method(*args, **kwargs))
-                    return await answer if inspect.isawaitable(answer) else answer
+                    with model_request(_model_id):
+                        if inspect.iscoroutinefunction(method):
+                            return await method(*args, **kwargs)
+                        loop = asyncio.get_running_loop()
+                        answer = await loop.run_in_executor(self._thread, in_context(method, *args, **kwargs))
+                        return await answer if inspect.isawaitable(answer) else answer
             except TimeoutError:
                 if not limit.expired():
                     raise
                 raise self._too_late() from None
 
-    async def stream(self, _method: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        method = self._method(_method)
+    async def stream(self, _method: str, _model_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        method = self._method(_method, _model_id)
         self._called_at = time.monotonic()
         async with self._gate:
-            values = method(*args, **kwargs)
-            if hasattr(values, "__aiter__"):
-                async for value in values:
-                    yield value
-            elif inspect.isgenerator(values):
-                loop = asyncio.get_running_loop()
-                end = object()
-                while (value := await loop.run_in_executor(self._thread, next, values, end)) is not end:
-                    yield value
-            else:
-                raise TypeError(f"{self._spec.deployment_name}.{_method} does not yield; call .remote()")
+            with model_request(_model_id):
+                values = method(*args, **kwargs)
+                if hasattr(values, "__aiter__"):
+                    async for value in values:
+                        yield value
+                elif inspect.isgenerator(values):
+                    loop = asyncio.get_running_loop()
+                    end = object()
+                    step = in_context(next, values, end)
+                    while (value := await loop.run_in_executor(self._thread, step)) is not end:
+                        yield value
+                else:
+                    raise TypeError(f"{self._spec.deployment_name}.{_method} does not yield; call .remote()")
 
     async def ask(self, method: str, *args: Any) -> Any:
         """A question of the platform: it passes by the gate, and a replica that ends answers it too."""
@@ -146,6 +161,20 @@ class Replica:
 
     async def set_routes(self, deployment: str, replicas: dict[str, Any]) -> None:
         set_routes(deployment, replicas)
+
+    async def set_models(self, deployment: str, replica: str, models: list[str]) -> None:
+        set_models(deployment, replica, models)
+
+    async def models_after(self, version: int) -> tuple[int, list[str]]:
+        """The models that it has, when they are others than at this version; the version that they are."""
+        while self._models_version == version:
+            self._models_changed.clear()
+            await self._models_changed.wait()
+        return self._models_version, [each for models in self._models for each in models.ids]
+
+    def _note_models(self) -> None:
+        self._models_version += 1
+        self._models_changed.set()
 
     async def stats(self) -> dict[str, float]:
         server = {} if self._server is None else self._server.stats()
@@ -194,14 +223,20 @@ class Replica:
         self._is_ended = True
         if self._server is not None:
             await self._server.stop(max(0.0, end - time.monotonic()))
+        for models in self._models:
+            await models.close()
         self._thread.shutdown(wait=False)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def _method(self, name: str) -> Any:
+    def _method(self, name: str, model_id: str = "") -> Any:
         if self._is_ended:
             raise Refused(503, "draining", f"{self._spec.name} is ending; call another replica", 0.0)
         if name in self._batched:
+            if model_id:
+                raise TypeError(
+                    f"{self._spec.deployment_name}.{name} is batched: a batch is of several calls and names no model"
+                )
             return self._batched[name]
         if name == "__call__":
             if not callable(self._object):

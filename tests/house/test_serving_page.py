@@ -20,7 +20,7 @@ from rlplat.serve.policies.serving import serve_policy
 from tests.house.test_docs import ROOT, blocks
 from tests.serve.calling import request, train
 
-CLIENT, APPLICATION, TENSORFLOW = blocks(ROOT / "docs" / "serving.md", "python")
+CLIENT, APPLICATION, MODELS, TENSORFLOW = blocks(ROOT / "docs" / "serving.md", "python")
 
 
 @pytest.mark.process
@@ -52,9 +52,14 @@ def test_the_applications_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     Path("app.py").write_text(APPLICATION)
+    Path("models.py").write_text(MODELS)
     with serve.run(load_application("app.py:app"), port=0) as running:
         for point, expected in ((0.2, 0), (2.9, 1)):
             assert request(running.url, "POST", "/", [point])[:2] == (200, {"class": expected})
+    with serve.run(load_application("models.py:app"), port=0) as running:
+        for model, status, expected in (("steep", 200, 12.0), ("flat", 200, 1.5), ("round", 404, None)):
+            answer = request(running.url, "POST", "/", 3, {"x-model-id": model})
+            assert answer[0] == status and (answer[1] == expected or answer[1]["error"]["code"] == "no-model")
     assert not rlplat.is_initialized()
 
 

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from rlplat import serve
+from rlplat.serve.handle import routes_of
 
 
 @serve.deployment(num_replicas=2)
@@ -69,6 +70,34 @@ class Gateway:
 async def doubled(requests: list[Any]) -> list[float]:
     """Batched, and called over HTTP."""
     return [2 * await request.json() for request in requests]
+
+
+@serve.deployment(num_replicas=2)
+class Zoo:
+    """Models by their id: says which, in which process, and how often it was loaded there."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, int] = {}
+
+    @serve.multiplexed(max_models=2)
+    def load(self, model_id: str) -> str:
+        self.loads[model_id] = self.loads.get(model_id, 0) + 1
+        return model_id
+
+    async def __call__(self, x: int) -> tuple[str, int, int]:
+        model = await self.load(serve.model_id())
+        return model, os.getpid(), self.loads[model] * x
+
+
+@serve.deployment
+class Shop:
+    def __init__(self, zoo: Any) -> None:
+        self.zoo = zoo
+
+    async def __call__(self, request: Any) -> Any:
+        if request.url.path == "/models":  # that this process knows to be in some replica
+            return sorted(set().union(*routes_of("Zoo").models.values()))
+        return await self.zoo.options(model_id=serve.model_id()).remote(await request.json())
 
 
 def gateway(*factors: float) -> Any:

@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from rlplat.serve.multiplexing import in_context
 from rlplat.serve.refusals import Refused
 
 
@@ -42,7 +43,7 @@ def application(served: Any, executor: Executor) -> Any:
             return await call(*arguments)
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             return call(*arguments)
-        answer = await asyncio.get_running_loop().run_in_executor(executor, lambda: call(*arguments))
+        answer = await asyncio.get_running_loop().run_in_executor(executor, in_context(call, *arguments))
         return await answer if inspect.isawaitable(answer) else answer
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

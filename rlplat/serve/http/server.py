@@ -22,6 +22,7 @@ from rlplat.errors import MissingExtra, RlplatError
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.listening import fetch_listening_socket
 from rlplat.serve.metrics import Metrics
+from rlplat.serve.multiplexing import HEADER, checked_model_id, model_request
 from rlplat.serve.refusals import Gate, Refused
 
 try:
@@ -214,6 +215,7 @@ class HttpServer:
         begin = perf_counter()
         try:
             seconds = _timeout_s(scope, self._options.request_timeout_s)
+            model_id = _model_id(scope)
         except Refused as refusal:
             await refuse(scope, receive, send, refusal)
             return
@@ -244,7 +246,8 @@ class HttpServer:
 
         try:
             async with self._gate:
-                await self._app(scope, receive, answer)
+                with model_request(model_id):
+                    await self._app(scope, receive, answer)
         except Refused as refusal:
             if is_started:
                 raise
@@ -283,6 +286,13 @@ def _timeout_s(scope: Scope, most: float) -> float:
                 raise Refused(400, "bad-timeout", message)
             return min(seconds, most)
     return most
+
+
+def _model_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == HEADER:
+            return checked_model_id(value.decode("latin-1"))
+    return ""
 
 
 class _Limit:
