@@ -67,10 +67,10 @@ class Batch:
 
 
 def _require_sizes(max_size: int, max_wait_ms: float) -> None:
-    if max_size < 1:
-        raise ConfigError(f"max_size of a batch is 1 or more, not {max_size}")
-    if not 0 <= max_wait_ms < math.inf:
-        raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {max_wait_ms}")
+    if not isinstance(max_size, int) or max_size < 1:
+        raise ConfigError(f"max_size of a batch is a whole number, 1 or more, not {max_size!r}")
+    if not isinstance(max_wait_ms, int | float) or not 0 <= max_wait_ms < math.inf:
+        raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {max_wait_ms!r}")
 
 
 @dataclass
