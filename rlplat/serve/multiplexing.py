@@ -26,10 +26,9 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import ConfigError
@@ -104,28 +103,30 @@ class Slots:
 # -------------------------------------------------------------------- the request that runs
 
 
-@dataclass(eq=False)
 class ModelRequest:
-    model_id: str
-    taken: list[tuple[Models, Slot]] = field(default_factory=list)
-    is_over: bool = False
+    """`with ModelRequest(model_id):` around each request: what `serve.model_id()` says in it. At its end the models
+    that it took are free."""
+
+    __slots__ = ("_before", "is_over", "model_id", "taken")
+
+    def __init__(self, model_id: str) -> None:
+        self.model_id = model_id
+        self.taken: list[tuple[Models, Slot]] = []
+        self.is_over = False
+        self._before: ModelRequest | None = None
+
+    def __enter__(self) -> None:
+        self._before = _request.get()
+        _request.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _request.set(self._before)
+        self._before, self.is_over = None, True
+        for models, slot in self.taken:
+            models.give_back(slot)
 
 
 _request: ContextVar[ModelRequest | None] = ContextVar("rlplat_serve_model_request", default=None)
-
-
-@contextmanager
-def model_request(model_id: str) -> Iterator[None]:
-    """Around each request: what `serve.model_id()` says in it; at its end the models that it took are free."""
-    before, request = _request.get(), ModelRequest(model_id)
-    _request.set(request)
-    try:
-        yield
-    finally:
-        _request.set(before)
-        request.is_over = True
-        for models, slot in request.taken:
-            models.give_back(slot)
 
 
 def no_model_request() -> None:
@@ -175,7 +176,7 @@ class Models:
     async def get(self, model_id: str) -> Any:
         request = _request.get()
         if request is None or request.is_over:  # in a constructor, in a task that outlives its request
-            with model_request(model_id):
+            with ModelRequest(model_id):
                 return await self.get(model_id)
         checked_model_id(model_id)
         while (taken := self._slots.take(model_id)) is None:

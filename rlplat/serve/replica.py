@@ -22,7 +22,7 @@ from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
 from rlplat.serve.handle import Handle, all_routes, routes_of, set_models, set_routes
 from rlplat.serve.metrics import Metrics, exposition
-from rlplat.serve.multiplexing import Models, in_context, loaders_of, model_request
+from rlplat.serve.multiplexing import ModelRequest, Models, in_context, loaders_of
 from rlplat.serve.refusals import Gate, Refused
 
 QUIET_S = 0.25
@@ -115,7 +115,7 @@ class Replica:
         async with self._gate:
             try:
                 async with asyncio.timeout(self._options.request_timeout_s) as limit:
-                    with model_request(_model_id):
+                    with ModelRequest(_model_id):
                         if inspect.iscoroutinefunction(method):
                             return await method(*args, **kwargs)
                         loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class Replica:
         method = self._method(_method, _model_id)
         self._called_at = time.monotonic()
         async with self._gate:
-            with model_request(_model_id):
+            with ModelRequest(_model_id):
                 values = method(*args, **kwargs)
                 if hasattr(values, "__aiter__"):
                     async for value in values:

@@ -21,10 +21,10 @@ from rlplat.serve.http.requests import application
 from rlplat.serve.multiplexing import (
     BOUND,
     FEW_CALLS,
+    ModelRequest,
     Slot,
     Slots,
     choose_replica,
-    model_request,
 )
 from rlplat.serve.replica import Replica, ReplicaSpec
 from tests.serve import apps
@@ -245,9 +245,9 @@ def test_the_model_of_a_request_is_its_own_and_a_batch_has_none() -> None:
             return inputs
 
     async def main() -> None:
-        with model_request("a"):
+        with ModelRequest("a"):
             assert serve.model_id() == "a"
-            with model_request("b"):
+            with ModelRequest("b"):
                 assert serve.model_id() == "b"
             assert serve.model_id() == "a"
             await Batched().predict(1)
@@ -270,7 +270,7 @@ def test_a_def_that_takes_http_requests_knows_the_model_too() -> None:
 
     async def main() -> None:
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
-        with ThreadPoolExecutor(1) as executor, model_request("a"):
+        with ThreadPoolExecutor(1) as executor, ModelRequest("a"):
             await application(served, executor)(scope, receive, send)
 
     asyncio.run(main())

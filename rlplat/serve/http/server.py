@@ -22,7 +22,7 @@ from rlplat.errors import MissingExtra, RlplatError
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.listening import fetch_listening_socket
 from rlplat.serve.metrics import Metrics
-from rlplat.serve.multiplexing import HEADER, checked_model_id, model_request
+from rlplat.serve.multiplexing import HEADER, ModelRequest, checked_model_id
 from rlplat.serve.refusals import Gate, Refused
 
 try:
@@ -246,7 +246,7 @@ class HttpServer:
 
         try:
             async with self._gate:
-                with model_request(model_id):
+                with ModelRequest(model_id):
                     await self._app(scope, receive, answer)
         except Refused as refusal:
             if is_started:
