@@ -327,10 +327,10 @@ class Logs:
 def open_logs(*, cluster: str | int | None = None) -> Logs:
     """Logs of a running cluster, or, when there is none (of that name), of one that has ended."""
     from rlplat.runtime.look.log_reading import find_logs
+    from rlplat.runtime.look.observer import programs_run_on_ray
     from rlplat.runtime.machine.session import running_sessions
 
-    running = running_sessions()
-    if cluster is None and not running:
+    if cluster is None and not running_sessions() and not programs_run_on_ray():
         folder = find_logs(None)
         return Logs(folder, "", lambda name: name)
     try:

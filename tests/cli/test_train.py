@@ -45,7 +45,7 @@ def test_a_run_leaves_all_that_belongs_to_a_run(here: Path, capsys: Any) -> None
     assert train("--stop.env-steps", "300", "--checkpoint-period", "100", "--out", "runs/demo") == 0
     run = here / "runs" / "demo"
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "progress.csv", "tensorboard",
+        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "params.json", "progress.csv", "tensorboard",
     ]  # fmt: skip
     assert saved_steps(run) == ["step_100", "step_200", "step_300"]
     records = read_records(run / "metrics.jsonl")
@@ -86,7 +86,7 @@ def test_policy_names_a_network_of_ones_own(here: Path, capsys: Any) -> None:
     assert "custom: ./my_policy.py:Mine\n" in config and "core: lstm\n" in config
     assert main(["train", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "ppo, a3c, dqn, es" in said and "torch, tf" in said and "--policy CLASS" in said
+    assert "ppo, a3c, dqn, sac, td3, es" in said and "torch, tf" in said and "--policy CLASS" in said
 
 
 POLICY = """

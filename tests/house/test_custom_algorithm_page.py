@@ -22,7 +22,7 @@ def test_the_algorithm_of_the_page_learns(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    [block], [command] = blocks(PAGE, "python"), commands(PAGE)
+    [block], [*_, command] = blocks(PAGE, "python"), commands(PAGE)  # the others: tests/cli/test_new.py
     (tmp_path / "hill_climbing.py").write_text(block)
     try:
         assert main([*command[1:], "--num-rollout-workers", "0", "--seed", "1", "--out", "run"]) == 0

@@ -45,6 +45,11 @@ _STATES = {
 }
 
 
+def programs_run_on_ray() -> bool:
+    """Whether `rlplat.init()` would start them there."""
+    return os.environ.get("RLPLAT_BACKEND") == "ray"
+
+
 def find_session(choice: str | int | None = None) -> str:
     """The folder of a cluster: by its path, its name or its driver's pid; else this process's own, or the only one."""
     sessions = running_sessions()
@@ -64,7 +69,7 @@ def find_session(choice: str | int | None = None) -> str:
                 "to look at; use rlplat.init() with the default backend"
             )
         return str(own)
-    if os.environ.get("RLPLAT_BACKEND") == "ray":
+    if programs_run_on_ray():
         raise NotInitialized(LOOK_ON_RAY)
     if not sessions:
         raise NotInitialized(

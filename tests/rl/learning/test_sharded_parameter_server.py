@@ -76,8 +76,8 @@ def test_statistics_are_kept_where_only_some_servers_have_them() -> None:
     server = make(3)
     server.set_weights(0, arrays(0))
     gradients = split(arrays(1), server._parts)
-    rlplat.get(server._servers[1].apply_gradients.remote(gradients[1], 0, learning_rate=0.1))
-    own = rlplat.get(server._servers[1].get_state.remote())["optimizer"]["slots"]["squares"]
+    rlplat.get(server.servers[1].apply_gradients.remote(gradients[1], 0, learning_rate=0.1))
+    own = rlplat.get(server.servers[1].get_state.remote())["optimizer"]["slots"]["squares"]
     squares = server.get_state()["optimizer_slots"]["squares"]
     assert_same(split(squares, server._parts)[1], own)
     assert not any(array.any() for array in split(squares, server._parts)[0].values())
@@ -118,7 +118,7 @@ def test_several_servers_give_the_numbers_of_one_bit_for_bit(make_optimizer: Any
         version, pinned = rlplat.get(server.latest_ref())
         assert version == 5
         assert_same(pinned, weights)
-        for other in server._servers[1:]:
+        for other in server.servers[1:]:
             told = rlplat.get(other.take_report.remote())
             assert told.env_steps == 0 and told.metrics["learner/applied_gradients"] == 5
         results.append((weights, server.take_report(), server.get_state()["optimizer_slots"]))
@@ -134,7 +134,7 @@ def test_each_server_has_a_version_of_its_own() -> None:
     # The second server alone has moved on by two: its part of a gradient of version (0, 0) is too old, the other not.
     only = split(arrays(1), cut(SHAPES, 2))[1]
     for version in (0, 1):
-        rlplat.get(server._servers[1].apply_gradients.remote(only, version, learning_rate=0.1))
+        rlplat.get(server.servers[1].apply_gradients.remote(only, version, learning_rate=0.1))
     versions, before = server.latest()
     assert versions == (0, 2)
     versions, after = server.apply_gradients(arrays(2), (0, 0), learning_rate=0.1)

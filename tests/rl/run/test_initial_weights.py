@@ -21,12 +21,15 @@ from rlplat.rl.run.training_plan import plan_from_file
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 from tests.rl.run.test_trained_agent import NORMAL, SMALL, make, trained
 
+KINDS = {"sac": "box", "td3": "box"}
+OPTIMIZERS = {"a3c": "optimizer_slots", "sac": "actor_optimizer", "td3": "actor_optimizer"}
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("runs")
     normal = {algo: {} if algo == "dqn" else NORMAL for algo in SMALL}
-    return {algo: trained(algo, "discrete", root / algo, **normal[algo]) for algo in SMALL}
+    return {algo: trained(algo, KINDS.get(algo, "discrete"), root / algo, **normal[algo]) for algo in SMALL}
 
 
 def same_trees(one: Any, other: Any) -> bool:
@@ -48,7 +51,7 @@ def test_an_algorithm_takes_weights_and_learns_on(algo: str, runs: dict[str, Pat
             assert expected.keys() <= taken.keys()
             assert all(np.allclose(taken[name], array, rtol=1e-6) for name, array in expected.items())
         keeper = "parameter_server" if algo == "a3c" else "learner"
-        kept = "optimizer_slots" if algo == "a3c" else "optimizer"
+        kept = OPTIMIZERS.get(algo, "optimizer")
         assert same_trees(state[keeper][kept], fresh[keeper][kept])
         if algo == "dqn":
             assert same_trees(state["learner"]["target"], state["learner"]["weights"])
