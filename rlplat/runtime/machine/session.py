@@ -8,6 +8,7 @@ and the next `init()` on this machine when all three were killed.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -246,6 +247,43 @@ def driver_pid(session: str) -> int:
     return int(os.path.basename(session).split("-", 3)[1])
 
 
+_held: list[int] = []
+
+
+def hold(*folders: str) -> None:
+    """The folders are a living cluster's as long as this process lives, to `is_held`.
+
+    The pid in their names proves nothing in another PID namespace: containers that share /dev/shm or /tmp.
+    """
+    for folder in folders:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # nothing is spilled from this session
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # a file system without locks
+            os.close(descriptor)
+        else:
+            _held.append(descriptor)
+
+
+def is_held(folder: str | os.PathLike[str]) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def is_session_alive(name: str) -> bool:
     """Whether the driver of the session of that name lives; ValueError when that is no session's name."""
     _, pid, started, _ = name.split("-", 3)
@@ -255,16 +293,20 @@ def is_session_alive(name: str) -> bool:
         return False
 
 
+def is_abandoned(path: str | os.PathLike[str]) -> bool:
+    """Whether this folder of a session is nobody's any more."""
+    return not (is_session_alive(os.path.basename(path)) or is_held(path))
+
+
 def remove_dead_sessions(root: str) -> None:
-    """Folders of drivers that are gone, whose node was killed as well (pid and start time prove it)."""
+    """Folders of drivers that are gone, whose node was killed as well (pid, start time and lock prove it)."""
     for name in os.listdir(root):
         if not name.startswith(_PREFIX):
             continue
         path = os.path.join(root, name)
         try:
-            if not is_own_folder(path) or is_session_alive(name):
-                continue
-            if time.time() - os.lstat(path).st_mtime > 10:  # its node may still be busy removing it
+            # (its node may still be busy removing it)
+            if is_own_folder(path) and is_abandoned(path) and time.time() - os.lstat(path).st_mtime > 10:
                 remove_session(path)
         except (ValueError, OSError):
             continue

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from rlplat.errors import OptionError
-from rlplat.runtime.machine.session import is_own_folder, is_session_alive
+from rlplat.runtime.machine.session import is_abandoned, is_own_folder
 
 KEPT_SESSIONS = 5
 SNAPSHOTS = "snapshots"
@@ -58,7 +58,7 @@ def _remove_old(root: Path) -> None:
     dead = []
     for path in root.glob("rlplat-*-*-*"):
         try:
-            if not path.is_symlink() and path.is_dir() and not is_session_alive(path.name):
+            if not path.is_symlink() and path.is_dir() and is_abandoned(path):
                 dead.append((path.stat().st_mtime, path))
         except (
             ValueError,

@@ -32,8 +32,11 @@ def main() -> None:
     parent = os.getpid()
     if os.fork():
         theirs.close()
+        from rlplat.runtime.machine.session import SPILL_LINK, hold
         from rlplat.runtime.node import node
 
+        session = config["session"]
+        hold(session, os.path.join(session, SPILL_LINK), config["folder"])
         node.serve(config, ours)
     ours.close()
     # stdin and stdout are the driver's pipes: only the node may hold them open.

@@ -15,11 +15,11 @@ def test_two_clusters_that_start_at_once_may_prune_the_same_folder(
     """The other one is faster: ours is made where it belongs all the same."""
     (tmp_path / "rlplat-1-1-old").mkdir()
 
-    def removed_meanwhile(name: str) -> bool:
-        (tmp_path / name).rmdir()
-        return False
+    def removed_meanwhile(path: Path) -> bool:
+        path.rmdir()
+        return True
 
-    monkeypatch.setattr(worker_logs, "is_session_alive", removed_meanwhile)
+    monkeypatch.setattr(worker_logs, "is_abandoned", removed_meanwhile)
     monkeypatch.setattr(worker_logs, "default_root", lambda: tmp_path)
     folder = worker_logs.make_session_folder("rlplat-2-2-new", None)
     assert folder == tmp_path / "rlplat-2-2-new"
