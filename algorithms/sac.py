@@ -33,13 +33,10 @@ from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.replay.buffer import ReplayShape
-from rlplat.rl.seeding import seed_sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.torch.continuous.trainee import Transitions
 
 Auto = Literal["auto"]
@@ -161,13 +158,7 @@ class TorchSAC:
 class SACLearner(ReplayLearner):
     """An actor: the replay and `TorchSAC`."""
 
-    def __init__(
-        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
-    ) -> None:
-        config = SACConfig.model_validate(settings)
-        network_seed, replay_seed = seed_sequences(config.seed, "learner")
-        trainee = TorchSAC(config, spec, network_seed)
-        super().__init__(config, spec, parameter_server, replay, trainee, replay_seed)
+    config_class, trainee_class = SACConfig, TorchSAC
 
 
 class SAC(ReplayRing[SACConfig]):

@@ -35,14 +35,11 @@ from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.replay.buffer import ReplayShape
-from rlplat.rl.seeding import seed_sequences
 from rlplat.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.torch.continuous.trainee import Transitions
 
 
@@ -139,13 +136,7 @@ def actor_spec(config: TD3Config) -> ActorSpec:
 class TD3Learner(ReplayLearner):
     """An actor: the replay and `TorchTD3`."""
 
-    def __init__(
-        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
-    ) -> None:
-        config = TD3Config.model_validate(settings)
-        network_seed, replay_seed = seed_sequences(config.seed, "learner")
-        trainee = TorchTD3(config, spec, network_seed)
-        super().__init__(config, spec, parameter_server, replay, trainee, replay_seed)
+    config_class, trainee_class = TD3Config, TorchTD3
 
 
 class TD3(ReplayRing[TD3Config]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,7 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape
 from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec
 
 if TYPE_CHECKING:
@@ -54,21 +55,21 @@ class Trained(Protocol):
 
 
 class ReplayLearner(Learner[OffPolicyConfig]):
-    """Knows no framework: `trainee` does the arithmetic."""
+    """Knows no framework: `trainee` does the arithmetic. A subclass writes `config_class` and `trainee_class`."""
 
+    config_class: type[OffPolicyConfig]
+    trainee_class: Callable[[Any, PolicySpec, np.random.SeedSequence], Trained]
+    """Made with (config, spec, seed)."""
     trainee: Trained
 
     def __init__(
-        self,
-        config: OffPolicyConfig,
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape,
-        trainee: Trained,
-        replay_seed: np.random.SeedSequence,
+        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
     ) -> None:
+        """settings: the config as a dict."""
+        config = self.config_class.model_validate(settings)
+        network_seed, replay_seed = seed_sequences(config.seed, "learner")
         super().__init__(config, parameter_server)
-        self.trainee, self._spec = trainee, spec
+        self.trainee, self._spec = self.trainee_class(config, spec, network_seed), spec
         self._replay = LearnerReplay(config, spec, replay, replay_seed)
         normalizes = config.normalize_observations and isinstance(spec.obs, ObsSpec)
         self._obs_statistics = ObsStatistics(spec.obs.shape if normalizes else None)  # type: ignore[union-attr]
