@@ -74,7 +74,7 @@ from rlplat.section import Count, Epsilon, Norm
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle, ObjectRef
+    from rlplat import ActorHandle
 
 
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
@@ -641,10 +641,6 @@ class DQN(Algorithm[DQNConfig]):
         batches = self.workers.sample(*self.learners.latest())
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
-
-    def weights(self) -> ObjectRef:
-        self.require_open()
-        return self.learners.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:

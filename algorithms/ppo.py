@@ -63,7 +63,7 @@ from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle, ObjectRef
+    from rlplat import ActorHandle
 
 
 class PPOConfig(AlgorithmConfig):
@@ -437,10 +437,6 @@ class PPO(Algorithm[PPOConfig]):
         batches = self.workers.sample(*self.learners.latest(), ahead=self.config.overlap_sampling)
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
-
-    def weights(self) -> ObjectRef:
-        self.require_open()
-        return self.learners.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ seed, same curve, bit for bit.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import is_one_machine, spread
-
-if TYPE_CHECKING:
-    from rlplat import ObjectRef
 
 RingConfig = TypeVar("RingConfig", bound=OffPolicyConfig)
 
@@ -69,10 +66,6 @@ class ReplayRing(Algorithm[RingConfig]):
         batches = self.workers.sample(*self.learners.latest())
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
-
-    def weights(self) -> ObjectRef:
-        self.require_open()
-        return self.learners.weights()
 
     @property
     def not_saved(self) -> tuple[str, ...]:

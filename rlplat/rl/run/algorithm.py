@@ -61,8 +61,9 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 class Algorithm(Generic[Config]):
-    """A ring of actors and the one method that turns it. A subclass writes `name`, `config_class`, `setup`, `step` and
-    `weights`; to be evaluated during the training, played and loaded also `make_policy` and `policy_weights`."""
+    """A ring of actors and the one method that turns it. A subclass writes `name`, `config_class`, `setup`, `step`, and
+    `weights` where no `learners` publish them; to be evaluated during the training, played and loaded also
+    `make_policy` and `policy_weights`."""
 
     name: str
     """By which checkpoints know it; as it is announced (pyproject.toml), it is found by `--algo`."""
@@ -71,6 +72,8 @@ class Algorithm(Generic[Config]):
     spaces: object
     """Of the environment, set by `setup`: a `SpaceSpec` where there is one agent. A checkpoint is for the spaces that
     have the same `str`."""
+    learners: Any
+    """Who publishes the weights, where `setup` has set it: a `LearnerGroup`, or one for every policy."""
     notes: tuple[str, ...] = ()
     """What the log of a run is to say about how it was set up."""
 
@@ -114,8 +117,10 @@ class Algorithm(Generic[Config]):
         raise NotImplementedError
 
     def weights(self) -> ObjectRef:
-        """A ref to (version, weights) as they are now."""
-        raise NotImplementedError
+        """A ref to (version, weights) as they are now: of `learners`, unless a subclass has them elsewhere."""
+        self.require_open()
+        ref: ObjectRef = self.learners.weights()
+        return ref
 
     @property
     def not_saved(self) -> tuple[str, ...]:
