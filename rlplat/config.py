@@ -9,6 +9,7 @@ Complaints read like `unknown key 'learning_rte' in configs/ppo/Pong.yaml:7; did
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 import types
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Layer",
     "closest",
+    "require_fields",
     "dump",
     "layer_from_arguments",
     "layer_from_flags",
@@ -79,6 +81,16 @@ def dump(config: BaseModel) -> str:
     import yaml
 
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def require_fields(owner: type[Any], section: str, values: Mapping[str, Any]) -> None:
+    """ConfigError for a key that the dataclass `owner` has no field for; `section`: what users call it."""
+    names = [each.name for each in dataclasses.fields(owner)]
+    for name in values:
+        if name not in names:
+            raise ConfigError(
+                f"{section} has no setting '{name}'{closest(name, names)}; there are {', '.join(names)}"
+            )
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from rlplat.config import closest
+from rlplat.config import require_fields
 from rlplat.errors import ConfigError
 
 
@@ -39,12 +39,7 @@ class Autoscale:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Autoscale:
-        names = [each.name for each in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise ConfigError(
-                    f"autoscale has no setting '{name}'{closest(name, names)}; there are {', '.join(names)}"
-                )
+        require_fields(cls, "autoscale", values)
         return cls(**values)
 
 

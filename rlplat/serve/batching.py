@@ -25,10 +25,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.config import closest
+from rlplat.config import require_fields
 from rlplat.errors import ConfigError
 from rlplat.serve.multiplexing import no_model_request
 from rlplat.serve.refusals import busy
@@ -57,12 +57,7 @@ class Batch:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Batch:
-        names = [each.name for each in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise ConfigError(
-                    f"batch has no setting '{name}'{closest(name, names)}; there are {', '.join(names)}"
-                )
+        require_fields(cls, "batch", values)
         return cls(**values)
 
 
