@@ -17,7 +17,7 @@ _EPILOG = """\
 to have it in every new shell:
   echo 'eval "$(rlplat completion bash)"' >> ~/.bashrc
   echo 'eval "$(rlplat completion zsh)"' >> ~/.zshrc
-  rlplat completion fish > ~/.config/fish/completions/rlplat.fish
+  mkdir -p ~/.config/fish/completions; rlplat completion fish > ~/.config/fish/completions/rlplat.fish
 """
 
 SCRIPTS = {
@@ -35,14 +35,20 @@ _rlplat() {
     found=(${(f)"$(rlplat completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
     if (( ${#found} )); then compadd -a found; else _files; fi
 }
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 compdef _rlplat rlplat
 """,
     "fish": """\
 function __rlplat_words
     set -l words (commandline -opc) (commandline -ct)
-    rlplat completion --words $words[2..-1] 2>/dev/null
+    set -l found (rlplat completion --words $words[2..-1] 2>/dev/null)
+    if set -q found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c rlplat -a '(__rlplat_words)'
+complete -c rlplat -f -a '(__rlplat_words)'
 """,
 }
 

@@ -61,12 +61,12 @@ def test_the_shell_takes_the_script(shell: str, tmp_path: Path) -> None:
     path = f"{tmp_path}:{os.environ['PATH']}"
     test = {
         "bash": 'eval "$(rlplat completion bash)"; COMP_WORDS=(rlplat tra); COMP_CWORD=1; _rlplat; '
-        "echo ${COMPREPLY[@]}",
-        "zsh": 'autoload -U compinit; compinit -D; eval "$(rlplat completion zsh)"; '
-        '[ -n "$_comps[rlplat]" ] && echo track train',
-        "fish": "rlplat completion fish | source; complete -C 'rlplat tra' | string join ' '",
+        "echo -n ${COMPREPLY[@]} ''; COMP_WORDS=(rlplat train --fra); COMP_CWORD=2; _rlplat; echo ${COMPREPLY[@]}",
+        "zsh": 'eval "$(rlplat completion zsh)"; [ -n "$_comps[rlplat]" ] && echo track train --framework',
+        "fish": "rlplat completion fish | source; "
+        "echo (complete -C 'rlplat tra') (complete -C 'rlplat train --fra')",
     }[shell]
     done = subprocess.run(
         [shell, "-c", test], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["track", "train"], done.stderr
+    assert done.stdout.split() == ["track", "train", "--framework"], done.stderr
