@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "play episodes with a trained agent and report its returns",
     "export": "a trained policy as one .onnx file, for programs without rlplat",
     "play": "watch a trained agent, in a video or in a window",
+    "record": "write episodes of a trained agent to a data set, to learn from",
     "serve": "put a trained agent, or any Python, behind a port",
     "check-env": "look for mistakes in an environment before training on it",
     "new": "a commented file to begin with: algorithm, environment, policy, callback",

@@ -35,6 +35,8 @@ class SkilledPolicy:
 
     def reset_core(self, ended: np.ndarray) -> None: ...
 
+    def seed(self, seed: np.random.SeedSequence) -> None: ...
+
     def get_state(self) -> dict[str, Any]:
         return {}
 

@@ -24,6 +24,7 @@ from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import export as export_command
 from rlplat.cli import new as new_command
 from rlplat.cli import play as play_command
+from rlplat.cli import record as record_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
 from rlplat.cli import train as train_command
@@ -191,6 +192,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),
     "completion": lambda arguments: completion_command.build_parser().parse_args(arguments),
     "track": lambda arguments: track_command.build_parser().parse_args(arguments),
+    "record": lambda arguments: record_command.build_parser().parse_args(arguments),
     "play": lambda arguments: play_command.build_parser().parse_args(arguments),
     "configs": lambda arguments: configs_command.build_parser().parse_args(arguments),
     "settings": lambda arguments: settings_command.build_parser().parse_args(arguments),

@@ -1,0 +1,163 @@
+"""A trained agent plays, and whole episodes are written to a data set: what `rlplat record` does.
+
+manifest = record(load("runs/demo"), 50, "data", random_share=0.1)
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from rlplat.errors import ConfigError
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.obs_tree import copy_obs, map_obs, take_obs
+from rlplat.rl.offline.dataset import DataWriter, Manifest
+from rlplat.rl.offline.episodes import Episodes
+from rlplat.rl.policies.exploration import use_greedy_epsilon
+from rlplat.rl.run.evaluation import raw_env_kwargs
+from rlplat.rl.run.trained_agent import Agent
+from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.spaces import MASK, ActionSpec, action_leaves
+
+
+def record(
+    agent: Agent,
+    episodes: int,
+    out: str | os.PathLike[str],
+    *,
+    greedy: bool = True,
+    random_share: float = 0.0,
+) -> Manifest:
+    """Exactly `episodes` whole episodes on raw rewards; each environment plays a share fixed beforehand, because the
+    first ones to finish would be the short ones.
+
+    greedy: False draws actions as in training; random_share: of the steps, in which any legal action is taken instead.
+    An episode that reaches `evaluation.max_episode_steps` is cut off there, and its environment plays no more. The
+    random numbers are not those of an evaluation of the same seed.
+    """
+    if agent.policies != [""]:
+        raise ConfigError(
+            f"{agent.directory} has several agents, of which no data set can be recorded: use one with one"
+        )
+    settings = agent.plan.config.model_dump()
+    num_envs = min(episodes, settings["evaluation"]["num_envs"])
+    limit = settings["evaluation"]["max_episode_steps"]
+    policy_seed, env_seed = seed_sequences(settings["seed"], "evaluation", 1)
+    spaces, policy = agent.spaces.spec, agent.policy
+    random = RandomActions(spaces.action, policy_seed.spawn(1)[0], settings["env"]) if random_share else None
+    policy.seed(policy_seed)
+    use_greedy_epsilon(policy, settings)
+    source = {
+        "run": str(agent.directory),
+        "checkpoint": agent.checkpoint.path.name,
+        "algorithm": agent.plan.algo,
+        "actions": "greedy" if greedy else "sampled",
+        "random_share": random_share,
+        "seed": settings["seed"],
+    }
+    kwargs = raw_env_kwargs(settings)
+    quotas = [episodes // num_envs + (b < episodes % num_envs) for b in range(num_envs)]
+    tracks = [Track() for _ in range(num_envs)]
+    with (
+        DataWriter(out, env=settings["env"], spaces=spaces, env_kwargs=kwargs, source=source) as writer,
+        make_vector_env(settings["env"], num_envs, env_kwargs=kwargs) as env,
+    ):
+        obs = copy_obs(env.reset(env_seed))
+        while any(quotas):
+            actions = policy.act(obs, deterministic=greedy).actions
+            if random is not None:
+                actions = random.instead_of(actions, obs, random_share)
+            actions = within_bounds(spaces.action, actions)
+            step = env.step(actions)
+            ended = step.terminated | step.truncated
+            for b in np.flatnonzero(quotas):
+                track = tracks[b]
+                if step.valid[b]:
+                    track.add(take_obs(obs, b), actions[b], step.rewards[b])
+                is_cut = len(track.rewards) >= limit and not ended[b]
+                if not ended[b] and not is_cut:
+                    continue
+                last = step.obs if step.final_obs is None or is_cut else step.final_obs
+                writer.add(track.end(take_obs(last, b), is_terminated=bool(step.terminated[b])))
+                quotas[b] = 0 if is_cut else quotas[b] - 1
+            policy.reset_core(ended | ~step.valid)
+            obs = copy_obs(step.obs)
+        return writer.close()
+
+
+class Track:
+    """One environment's episode, as far as it has come."""
+
+    def __init__(self) -> None:
+        self.obs: list[Obs] = []
+        self.actions: list[Array] = []
+        self.rewards: list[float] = []
+
+    def add(self, obs: Obs, action: Array, reward: float) -> None:
+        """obs: of which nobody changes the memory."""
+        self.obs.append(obs)
+        self.actions.append(action)
+        self.rewards.append(reward)
+
+    def end(self, last: Obs, *, is_terminated: bool) -> Episodes:
+        """The episode; from here on this is the next one's."""
+        episode = Episodes(
+            obs=map_obs(lambda *rows: np.stack(rows), *self.obs, last),
+            actions=np.stack(self.actions),
+            rewards=np.array(self.rewards, np.float32),
+            lengths=np.array([len(self.rewards)], np.int64),
+            terminated=np.array([is_terminated]),
+        )
+        self.obs, self.actions, self.rewards = [], [], []
+        return episode
+
+
+class RandomActions:
+    """Uniform ones among those that are legal."""
+
+    def __init__(self, action: ActionSpec, seed: np.random.SeedSequence, env: str) -> None:
+        self._action, self._rng = action, np.random.Generator(np.random.PCG64(seed))
+        bounds = [bound for part in action_leaves(action) for bound in (*part.low, *part.high)]
+        if not np.isfinite(bounds).all():
+            raise ConfigError(
+                f"--random draws actions uniformly between their bounds, but {env} has actions {action}: use --sampled"
+            )
+
+    def instead_of(self, actions: Array, obs: Obs, share: float) -> Array:
+        """The same array of actions [B, ...], in which each row is replaced with probability `share`."""
+        num_rows = len(actions)
+        is_random = self._rng.random(num_rows) < share
+        mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else None
+        drawn = self._draw(num_rows, mask).reshape(actions.shape).astype(actions.dtype)
+        return np.where(is_random.reshape(-1, *[1] * (actions.ndim - 1)), drawn, actions)
+
+    def _draw(self, num_rows: int, mask: Array | None) -> Array:
+        """float64[B, columns]; mask: bool[B, L] over the choices of all Discrete and MultiDiscrete parts, or None."""
+        columns, place = [], 0
+        for part in action_leaves(self._action):
+            if part.kind == "box":
+                columns.append(self._rng.uniform(part.low, part.high, (num_rows, part.flat_size)))
+            elif part.kind == "multi_binary":
+                columns.append(self._rng.integers(2, size=(num_rows, part.flat_size)).astype(np.float64))
+            for size in part.mask_groups if part.mask_size else ():
+                draws = self._rng.random((num_rows, size))
+                legal = True if mask is None else mask[:, place : place + size]
+                columns.append(np.where(legal, draws, -1.0).argmax(axis=1)[:, None].astype(np.float64))
+                place += size
+        return np.concatenate(columns, axis=1)
+
+
+def within_bounds(action: ActionSpec, actions: Array) -> Array:
+    """What the environment will take of actions [B, ...]: those of a Box clipped, the others as they are."""
+    if action.kind not in ("box", "composite"):
+        return actions
+    clipped, start = np.array(actions), 0
+    for part in action_leaves(action):
+        its = slice(start, start := start + part.flat_size)
+        if part.kind == "box":
+            clipped[:, its] = np.clip(
+                clipped[:, its], np.array(part.low, np.float32), np.array(part.high, np.float32)
+            )
+    return clipped
