@@ -137,7 +137,7 @@ def torch_cluster() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def on_ray() -> Iterator[Any]:
     """One Ray cluster for all tests: its start takes seconds."""
-    rlplat.init(num_cpus=2, num_gpus=0, backend="ray", log_to_driver=False)
+    rlplat.init(num_cpus=2, num_gpus=0, backend="ray", log_to_driver=False, preload=["pydoc_data.topics"])
     yield connection.backend()
     rlplat.shutdown()
 

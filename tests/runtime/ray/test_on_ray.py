@@ -60,19 +60,13 @@ def test_the_environment_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_the_basic_contracts_hold_on_ray() -> None:
+def test_the_basic_contracts_hold_on_ray_and_what_differs_differs() -> None:
     """In one process of its own: the start of a Ray takes seconds, and what Ray keeps running is not this suite's."""
-    files = [
-        "test_tasks",
-        "test_arguments",
-        "test_errors",
-        "test_actors",
-        "test_actor_classes",
-        "test_named_actors",
-    ]
+    contracts = ("tasks", "arguments", "errors", "actors", "actor_classes", "named_actors")
+    files = [*(f"tests/conformance/test_{name}.py" for name in contracts), "tests/runtime/ray/test_table.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "-m", "on_ray"]
     done = subprocess.run(
-        [*command, *(f"tests/conformance/{name}.py" for name in files)],
+        [*command, *files],
         cwd=ROOT,
         env={**os.environ, "RLPLAT_TEST_RAY": "1"},
         capture_output=True,
