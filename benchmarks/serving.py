@@ -35,11 +35,18 @@ STARLETTE = """
 import json, sys, uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 async def act(request):
     return JSONResponse({"action": 0, "obs": (await request.json())["obs"]})
-app = Starlette(routes=[Route("/v1/act", act, methods=["POST"])])
-uvicorn.run(app, port=int(sys.argv[1]), http="httptools", log_level="error", access_log=False)
+async def echo(socket):
+    await socket.accept()
+    while (message := await socket.receive())["type"] != "websocket.disconnect":
+        await socket.send_bytes(message["bytes"][:8])
+app = Starlette(routes=[Route("/v1/act", act, methods=["POST"]), WebSocketRoute("/v1/session", echo)])
+uvicorn.run(
+    app, port=int(sys.argv[1]), http="httptools", ws="websockets-sansio", ws_per_message_deflate=False,
+    log_level="error", access_log=False,
+)
 """
 
 
@@ -210,6 +217,8 @@ def measure(peer: str, port: int, seconds: float) -> list[dict[str, object]]:
 
     latencies("one client, JSON", one_client(port, post("/v1/act", OBS), seconds))
     row("64 connections, JSON", asyncio.run(many_clients(port, post("/v1/act", OBS), 64, seconds)), "1/s")
+    if peer in ("rlplat", "starlette"):
+        latencies("WebSocket step, raw", web_socket(port, seconds))
     if peer != "rlplat":
         return rows
     batch = np.random.default_rng(0).normal(size=(256, 4)).astype("<f4")
@@ -217,7 +226,6 @@ def measure(peer: str, port: int, seconds: float) -> list[dict[str, object]]:
     latencies("256 rows, binary", one_client(port, binary, seconds))
     many = post("/v1/act", json.dumps({"obs": batch.round(3).tolist()}).encode())
     latencies("256 rows, JSON", one_client(port, many, seconds))
-    latencies("WebSocket step, raw", web_socket(port, seconds))
     return rows
 
 

@@ -153,6 +153,10 @@ class Batcher:
         self._is_running = False
         """A batch runs, or the next one is waited for."""
         self._timer: asyncio.TimerHandle | None = None
+        self._num_since_idle = 0
+        """Items that came since nothing ran."""
+        self._was_alone = False
+        """There was one such item, the last time."""
         self._usual_s = 0.0
         self._is_async = inspect.iscoroutinefunction(run)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,9 +174,13 @@ class Batcher:
         self._queue.append(waiting)
         self.num_waiting_rows += num_rows
         waiting.future.add_done_callback(lambda _: self._left(num_rows))
+        self._num_since_idle += 1
         if not self._is_running:
             self._is_running = True
-            loop.call_soon(self._next)  # what else arrived in this turn of the loop comes along
+            if self._runs_at_once():
+                self._run_batch(loop)
+            else:
+                loop.call_soon(self._next)  # what else arrived in this turn of the loop comes along
         elif self._timer is not None and self.num_waiting_rows >= self._max_rows:  # it may be full
             self._timer.cancel()
             self._timer = None
@@ -182,6 +190,13 @@ class Batcher:
     def _left(self, num_rows: int) -> None:
         self.num_waiting_rows -= num_rows
 
+    def _runs_at_once(self) -> bool:
+        """Where a caller is usually alone and the function is quick: two turns of the event loop would cost more."""
+        return self._was_alone and not self._max_wait_s and not self._is_slow()
+
+    def _is_slow(self) -> bool:
+        return self._is_async or (self._executor is not None and self._usual_s > INLINE_S)
+
     def _next(self) -> None:
         self._timer = None
         if self._max_wait_s and self._queue:
@@ -190,19 +205,23 @@ class Batcher:
             if wait_s > 0:
                 self._timer = loop.call_later(wait_s, self._next)
                 return
+        self._run_batch(asyncio.get_running_loop())
+
+    def _run_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         pieces = take_batch(self._queue, self._max_rows)
         if not pieces:
+            self._was_alone, self._num_since_idle = self._num_since_idle == 1, 0
             self._is_running = False
             return
         self.num_batches += 1
         self.num_rows += sum(piece.stop - piece.start for piece in pieces)
-        if self._is_async or (self._executor is not None and self._usual_s > INLINE_S):
-            task = asyncio.get_running_loop().create_task(self._run_elsewhere(pieces))
+        if self._is_slow():
+            task = loop.create_task(self._run_elsewhere(pieces))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
         self._settle(pieces, self._timed(pieces))
-        asyncio.get_running_loop().call_soon(self._next)
+        loop.call_soon(self._next)
 
     async def _run_elsewhere(self, pieces: list[Piece]) -> None:
         no_model_request()

@@ -87,6 +87,34 @@ def test_what_waits_while_the_function_runs_is_the_next_batch() -> None:
     assert batches == [1, 7]
 
 
+def test_a_caller_that_is_usually_alone_is_answered_at_once_and_two_still_share_a_batch() -> None:
+    batches: list[list[int]] = []
+
+    def run(pieces: list[Piece]) -> Sequence[Any]:
+        batches.append([piece.item for piece in pieces])
+        return batches[-1]
+
+    async def main() -> None:
+        batcher = Batcher(run, max_rows=100)
+
+        async def ask(*items: int) -> list[bool]:
+            futures = [batcher.submit(item) for item in items]
+            were_done = [future.done() for future in futures]
+            assert await asyncio.gather(*futures) == list(items)
+            for _ in range(3):  # turns of the loop
+                await asyncio.sleep(0)
+            return were_done
+
+        assert await ask(1) == [False]  # others might arrive in this turn
+        assert await ask(2) == [True]
+        assert await ask(3, 4) == [True, False]
+        assert await ask(5, 6) == [False, False]
+        assert await ask(7) == [False] and await ask(8) == [True]
+
+    asyncio.run(main())
+    assert batches == [[1], [2], [3], [4], [5, 6], [7], [8]]
+
+
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.booleans()), max_size=8),
     max_rows=st.integers(1, 12),

@@ -123,3 +123,59 @@ def test_an_answer_that_is_late_is_a_504_with_the_figure(headers: Any, options: 
 def test_a_timeout_that_is_no_number_is_refused(value: str) -> None:
     text = b"".join(writes(hello, get(f"x-request-timeout: {value}")).writes).decode()
     assert text.startswith("HTTP/1.1 400") and "expected a positive number of seconds" in text
+
+
+class SteeredTransport(Transport):
+    """Notes pauses among what is written."""
+
+    def pause_reading(self) -> None:
+        self.writes.append(b"pause")
+
+    def resume_reading(self) -> None:
+        self.writes.append(b"resume")
+
+
+def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_behind_a_close() -> None:
+    from uvicorn import Config
+    from uvicorn.server import ServerState
+
+    from rlplat.serve.http.connection import WebSocketConnection
+
+    async def main() -> list[Any]:
+        got: list[Any] = []
+        go = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await go.wait()
+            got.extend([(await receive())["bytes"] for _ in range(2)])
+            await send({"type": "websocket.close", "code": 1012})
+            await send({"type": "websocket.send", "bytes": b"too late"})
+
+        transport = SteeredTransport()
+        config = Config(app, ws=WebSocketConnection, log_config=None)
+        config.load()
+        connection: Any = WebSocketConnection(config, ServerState(), {})
+        connection.connection_made(transport)
+        connection.data_received(
+            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        while not transport.writes:
+            await asyncio.sleep(0)
+        transport.writes.clear()
+        message = b"\x82\x81\0\0\0\0"
+        connection.data_received(message + b"a")
+        assert transport.writes == []
+        connection.data_received(message + b"b")
+        assert transport.writes == [b"pause"]
+        go.set()
+        [task] = connection.tasks
+        await task
+        connection.stop_keepalive()
+        connection.close_timer.cancel()
+        assert got == [b"a", b"b"]
+        return transport.writes
+
+    assert asyncio.run(main()) == [b"pause", b"resume", b"\x88\x02\x03\xf4"]

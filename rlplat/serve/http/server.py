@@ -29,7 +29,7 @@ try:
     from uvicorn import Config
     from uvicorn.server import ServerState
 
-    from rlplat.serve.http.connection import WRITER, Connection
+    from rlplat.serve.http.connection import WRITER, Connection, WebSocketConnection
 except ImportError:
     raise MissingExtra("uvicorn", "serve", "serving over HTTP") from None
 
@@ -87,7 +87,7 @@ class HttpServer:
             self._guarded,
             interface="asgi3",
             http=Connection,
-            ws="websockets-sansio",
+            ws=WebSocketConnection,
             lifespan="auto",
             log_config=None,
             access_log=False,
