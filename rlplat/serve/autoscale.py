@@ -17,6 +17,7 @@ from typing import Any
 
 from rlplat.config import require_fields
 from rlplat.errors import ConfigError
+from rlplat.serve.files.checking import require_types
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Autoscale:
     down_after_s: float = 60.0
 
     def __post_init__(self) -> None:
+        require_types(self, "autoscale.")
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise ConfigError(
                 f"autoscale needs 1 <= min_replicas <= max_replicas, not {self.min_replicas} and {self.max_replicas}"

@@ -30,6 +30,7 @@ from typing import Any
 
 from rlplat.config import require_fields
 from rlplat.errors import ConfigError
+from rlplat.serve.files.checking import require_types
 from rlplat.serve.multiplexing import no_model_request
 from rlplat.serve.refusals import busy
 
@@ -53,6 +54,7 @@ class Batch:
     calls as one list; a call with more than max_size rows is cut."""
 
     def __post_init__(self) -> None:
+        require_types(self, "batch.")
         _require_sizes(self.max_size, self.max_wait_ms)
 
     @classmethod

@@ -20,6 +20,7 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.serve.autoscale import Autoscale
 from rlplat.serve.batching import Batch
+from rlplat.serve.files.checking import require_types
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class DeploymentOptions:
     """Given to the object's `reconfigure(user_config)`: at its start, and when it changes, without a restart."""
 
     def __post_init__(self) -> None:
+        require_types(self)
         if self.num_replicas < 1:
             raise ConfigError(f"num_replicas is 1 or more, not {self.num_replicas}")
         if self.max_concurrency < 1:
@@ -74,6 +76,8 @@ def changed_options(options: DeploymentOptions, changes: dict[str, Any]) -> Depl
             )
     if isinstance(changes.get("autoscale"), dict):
         changes = {**changes, "autoscale": Autoscale.from_dict(changes["autoscale"])}
+    elif not isinstance(changes.get("autoscale"), Autoscale | None):
+        raise ConfigError(f"autoscale is serve.Autoscale(max_replicas=...), not {changes['autoscale']!r}")
     if isinstance(changes.get("batch"), dict):
         changes = {**changes, "batch": Batch.from_dict(changes["batch"])}
     elif not isinstance(changes.get("batch"), Batch | None):

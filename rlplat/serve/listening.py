@@ -8,6 +8,9 @@ each would have a queue of its own, and what waits in it is reset when its owner
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import socket
 import tempfile
@@ -18,6 +21,7 @@ from rlplat.errors import UsageError
 from rlplat.listening import is_loopback, listen
 
 BACKLOG = 4096
+PREFIX = "rlplat-serve-"
 
 
 class ListeningSocket:
@@ -33,7 +37,9 @@ class ListeningSocket:
         self.host = host
         self._socket = listen(host, port, BACKLOG)
         self.port: int = self._socket.getsockname()[1]
-        self._folder = Path(tempfile.mkdtemp(prefix="rlplat-serve-"))  # mode 0700
+        sweep(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+        self._life = _lock(self._folder)
         self.door = str(self._folder / "door")
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._door.bind(self.door)
@@ -55,6 +61,7 @@ class ListeningSocket:
         self._thread.join(timeout=5)
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._life)
 
     def _hand_out(self) -> None:
         while True:
@@ -67,6 +74,29 @@ class ListeningSocket:
                     socket.send_fds(visitor, [b"."], [self._socket.fileno()])
                 except OSError:
                     pass  # the replica died meanwhile
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor of a file there that is locked as long as this process lives. It gets its name when it is locked:
+    a file `life` without a lock is of a process that was killed."""
+    descriptor = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.rename(folder / "new", folder / "life")
+    return descriptor
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders of servers that were killed."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(
+            OSError
+        ):  # of another user, or gone meanwhile, or one that lives: BlockingIOError
+            descriptor = os.open(folder / "life", os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def fetch_listening_socket(door: str) -> socket.socket:

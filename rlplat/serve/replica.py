@@ -142,6 +142,8 @@ class Replica:
                     while (value := await loop.run_in_executor(self._thread, step)) is not end:
                         yield value
                 else:
+                    if inspect.iscoroutine(values):
+                        values.close()
                     raise TypeError(f"{self._spec.deployment_name}.{_method} does not yield; call .remote()")
 
     async def ask(self, method: str, *args: Any) -> Any:

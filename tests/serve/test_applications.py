@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import http.client
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +20,8 @@ pytest.importorskip("uvicorn")
 import rlplat
 from rlplat import serve
 from rlplat.errors import ConfigError
-from rlplat.serve.listening import ListeningSocket
+from rlplat.serve.listening import PREFIX, ListeningSocket
+from rlplat.serve.replica import Replica, ReplicaSpec
 from tests.serve import apps
 from tests.serve.calling import request
 
@@ -104,6 +109,38 @@ def test_fastapi_is_mounted_with_its_web_sockets(running: serve.Running) -> None
             socket.send("hello")
             assert socket.recv() == "hello"
         assert set(api.status()["deployments"]) == {"Api", "Scale"}
+
+
+def test_the_folder_of_a_killed_server_is_swept_and_that_of_a_living_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / f"{PREFIX}killed"
+    killed.mkdir()
+    (killed / "life").touch()  # the lock ended with its process
+    (killed / "door").touch()
+    half_made = tmp_path / f"{PREFIX}new"
+    half_made.mkdir()
+    one = ListeningSocket("127.0.0.1", 0)
+    assert not killed.exists() and half_made.exists()
+    two = ListeningSocket("127.0.0.1", 0)
+    assert os.path.exists(one.door) and os.path.exists(two.door)
+    one.close()
+    two.close()
+    assert list(tmp_path.iterdir()) == [half_made]
+
+
+def test_a_stream_of_a_method_that_does_not_yield_says_so_and_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        replica = Replica(ReplicaSpec("scale-0", "Scale", apps.Scale, (2.0,), {}, None, {}))
+        await replica.start()
+        with pytest.raises(TypeError, match=r"Scale\.__call__ does not yield; call \.remote\(\)"):
+            async for _ in replica.stream("__call__", "", 1.0):
+                pass
+        await replica.drain()
+
+    asyncio.run(main())
+    gc.collect()  # a coroutine that was never awaited warns here
 
 
 def test_the_door_is_closed_and_its_folder_removed() -> None:

@@ -234,8 +234,8 @@ def test_many_takes_arrays_and_says_what_it_does_not_take() -> None:
 def test_options_that_cannot_be_are_refused() -> None:
     for wrong, text in (
         ({"max_size": 0}, "max_size of a batch is a whole number, 1 or more, not 0"),
-        ({"max_size": "8"}, "max_size of a batch is a whole number, 1 or more, not '8'"),
-        ({"max_wait_ms": "2"}, "0 or more milliseconds, not '2'"),
+        ({"max_size": "8"}, "batch.max_size is '8'; expected a whole number"),
+        ({"max_wait_ms": "2"}, "batch.max_wait_ms is '2'; expected a number"),
         ({"max_wait_ms": -1}, "0 or more milliseconds, not -1"),
         ({"max_wait_ms": float("nan")}, "0 or more milliseconds, not nan"),
         ({"max_rows": 3}, "batch has no setting 'max_rows'; did you mean"),
