@@ -10,6 +10,8 @@ where the episode was cut off). It needs no bootstrap row, and no function has t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rlplat.rl.interfaces import Array
@@ -42,6 +44,58 @@ def gae(
         deltas, carries = deltas * valid, carries * valid
     advantages = _discounted_sum(deltas, carries)
     return advantages, advantages + values
+
+
+class VTrace(NamedTuple):
+    """float32[T, B] each; 0 (targets: the value) in rows that are not valid."""
+
+    targets: Array
+    """v_t: what the critic is to learn."""
+    advantages: Array
+    """r_t + discount * v_{t+1} - V(x_t), without importance weights."""
+    rhos: Array
+    """min(rho_bar, pi/mu): what the advantage counts in the policy's gradient."""
+
+
+def vtrace(
+    log_ratios: Array,
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array,
+    *,
+    discount: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    trace_lambda: float = 1.0,
+) -> VTrace:
+    """V-trace targets (Espeholt et al. 2018, section 4.1, eq. 1, in the recursive form of remark 1).
+
+        rho_t   = min(rho_bar, pi/mu),  c_t = trace_lambda * min(c_bar, pi/mu)             (remark 2)
+        delta_t = rho_t * (r_t + discount * V(x_{t+1}) - V(x_t))
+        v_t     = V(x_t) + delta_t + discount * c_t * (v_{t+1} - V(x_{t+1}))
+
+    v_T = V(x_T): the last row bootstraps from its next value, and so does a truncated one, over which nothing flows
+    back; terminated: V(x_{t+1}) = v_{t+1} = 0. On policy with rho_bar, c_bar >= 1 the targets are n-step returns.
+
+    log_ratios: float32[T, B], log pi(a|x) - log mu(a|x), mu having acted; rewards, values, next_values: float32[T, B],
+    of pi; terminated, truncated, valid: bool[T, B].
+    """
+    _check_shapes(rewards, log_ratios=log_ratios, values=values, next_values=next_values, valid=valid)
+    _check_shapes(rewards, terminated=terminated, truncated=truncated)
+    with np.errstate(over="ignore"):  # infinity is clipped like any large ratio
+        ratios = np.exp(log_ratios)
+    rhos = (np.minimum(ratios, np.float32(rho_bar)) * valid).astype(np.float32)
+    discounts = discount * (valid & ~terminated)
+    errors = rewards * valid + discounts * next_values - values * valid
+    flows = discounts * ~truncated
+    corrections = _discounted_sum(rhos * errors, trace_lambda * np.minimum(ratios, np.float32(c_bar)) * flows)
+    following = np.zeros_like(corrections)
+    following[:-1] = corrections[1:]
+    advantages = (errors + flows * following).astype(np.float32)
+    return VTrace(values + corrections, advantages, rhos)
 
 
 def explained_variance(values: Array, returns: Array) -> float:
