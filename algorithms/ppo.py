@@ -33,20 +33,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning import backend
 from rlplat.rl.learning.given_weights import carried_statistics, network_weights
-from rlplat.rl.learning.learner import Learner
+from rlplat.rl.learning.learner import ActorCriticLearner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
-from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.normalization import obs_statistics, require_normalizable
+from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -223,7 +222,7 @@ class TorchPPO:
         return stats.tolist(), norm
 
 
-class PPOLearner(Learner[PPOConfig]):
+class PPOLearner(ActorCriticLearner[PPOConfig]):
     """An actor: prepares each round (advantages, minibatches, statistics), trains, then publishes the weights.
 
     Knows no framework; `_net` does the arithmetic (`TorchPPO`, `TfPPO` or `NumpyPPO`).
@@ -232,7 +231,7 @@ class PPOLearner(Learner[PPOConfig]):
     def __init__(
         self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0
     ) -> None:
-        super().__init__(PPOConfig.model_validate(config), parameter_server, rank)
+        super().__init__(PPOConfig.model_validate(config), spec, parameter_server, rank)
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
         computes = backend.in_framework(
             "rlplat.algorithms.ppo:PPO", backend.learner_backend(self.config, spec)
@@ -240,8 +239,6 @@ class PPOLearner(Learner[PPOConfig]):
         self._net: TorchPPO = computes(self.config, spec, network_seed)
         self.trainee = self._net.trainee
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
-        self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)
-        self._learning_rewards = LearningRewards(self.config)
         self.publish()
 
     def update(self, *batches: SampleBatch) -> UpdateReport:
@@ -250,7 +247,7 @@ class PPOLearner(Learner[PPOConfig]):
         config = self.config
         batch = join_envs(batches)
         advantages, returns = gae(
-            np.concatenate([self._learning_rewards(each) for each in batches], axis=1),
+            self.rewards_of(batches),
             batch.values,
             batch.next_values,
             batch.terminated,
@@ -319,7 +316,7 @@ class PPOLearner(Learner[PPOConfig]):
                 minibatch_stats, norm = self._net.train_minibatch(part, share, learning_rate, loss_arguments)
                 if not math.isfinite(norm):
                     if config.non_finite == "stop":
-                        raise self._non_finite(minibatch_stats, columns)
+                        raise self.non_finite(dict(zip(LOSS_STATS, minibatch_stats, strict=True)), columns)
                     skipped += 1
                     continue
                 stats.append(minibatch_stats)
@@ -353,34 +350,11 @@ class PPOLearner(Learner[PPOConfig]):
         rows = np.arange(num_steps)[:, None] * num_envs
         return [rows + part for part in np.array_split(self._rng.permutation(envs), num_minibatches)]
 
-    def weights(self) -> Weights:
-        """With the statistics that observations are to be normalised with."""
-        return super().weights() | self._obs_statistics.weights()
-
-    def _non_finite(self, stats: list[float], columns: Mapping[str, Array]) -> NonFiniteError:
-        return non_finite_error(
-            columns=columns,
-            losses=dict(zip(LOSS_STATS, stats, strict=True)),
-            gradients=self.trainee.non_finite_gradients,
-            place=f"at {self.env_steps} env steps",
-            version=self.version,
-            scaling="scale rewards (normalize_rewards)",
-        )
-
     def get_state(self) -> dict[str, Any]:
-        return self.trainee.get_state() | {
-            **super().get_state(),
-            "obs_weights": self._obs_statistics.weights(),
-            "rng": self._rng.bit_generator.state,
-            "obs_statistics": self._obs_statistics.get_state(),
-            "reward_normalizer": self._learning_rewards.get_state(),
-        }
+        return super().get_state() | {"rng": self._rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.trainee.set_state(state)
         self._rng.bit_generator.state = state["rng"]
-        self._obs_statistics.set_state(state["obs_statistics"])
-        self._learning_rewards.set_state(state["reward_normalizer"])
         super().set_state(state)
 
 

@@ -1,14 +1,22 @@
-"""`Learner`: what every learner actor does: count, follow schedules, publish weights, take its part in a group."""
+"""`Learner`: what every learner actor does: count, follow schedules, publish weights, take its part in a group.
+`ActorCriticLearner`: one that learns from rollouts with values (PPO, IMPALA)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 import rlplat
+from rlplat.errors import NonFiniteError
 from rlplat.rl.algorithm_config import Config
-from rlplat.rl.interfaces import Array, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
+from rlplat.rl.learning.non_finite import non_finite_error
+from rlplat.rl.normalization import obs_statistics
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.schedules import Schedule, schedule_value
 
 if TYPE_CHECKING:
@@ -100,3 +108,52 @@ class Learner(Generic[Config]):
             return indices, 1.0 / self.num_learners  # too small to be cut: all of them compute all of it
         part = np.array_split(indices, self.num_learners, axis=-1)[self.rank]
         return part, float(valid[part].sum() / valid[indices].sum())
+
+
+class ActorCriticLearner(Learner[Config]):
+    """With statistics of observations, which travel with the weights, and of returns, which scale the rewards.
+
+    rewards = self.rewards_of(batches)                  # in the order in which each worker sampled them
+    network_obs = self._obs_statistics.normalize(obs)
+    ...                                                 # train
+    self._obs_statistics.update(obs, valid)             # after it: the batch was acted in with those of before
+    """
+
+    def __init__(self, config: Any, spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0) -> None:
+        """config: of an algorithm with normalize_observations, normalize_rewards and clip_rewards."""
+        super().__init__(config, parameter_server, rank)
+        self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
+        self._learning_rewards = LearningRewards(config)
+
+    def rewards_of(self, batches: Sequence[SampleBatch]) -> Array:
+        """float32[T, B]: to be learnt from, of all environments side by side."""
+        return np.concatenate([self._learning_rewards(each) for each in batches], axis=1)
+
+    def weights(self) -> Weights:
+        """With the statistics that observations are to be normalised with."""
+        return super().weights() | self._obs_statistics.weights()
+
+    def non_finite(self, losses: Mapping[str, float], columns: Mapping[str, Obs]) -> NonFiniteError:
+        """Where NaN or infinity is in a minibatch; losses: its terms; columns: what they were computed from."""
+        return non_finite_error(
+            columns=columns,
+            losses=losses,
+            gradients=self.trainee.non_finite_gradients,
+            place=f"at {self.env_steps} env steps",
+            version=self.version,
+            scaling="scale rewards (normalize_rewards)",
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        return self.trainee.get_state() | {
+            **super().get_state(),
+            "obs_weights": self._obs_statistics.weights(),
+            "obs_statistics": self._obs_statistics.get_state(),
+            "reward_normalizer": self._learning_rewards.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.trainee.set_state(state)
+        self._obs_statistics.set_state(state["obs_statistics"])
+        self._learning_rewards.set_state(state["reward_normalizer"])
+        super().set_state(state)
