@@ -28,7 +28,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("algo", metavar="ALGO", help="ppo, a3c, dqn, sac, td3, es, or pkg.module:Class")
+    parser.add_argument(
+        "algo", metavar="ALGO", help="ppo, impala, a3c, dqn, sac, td3, es, or pkg.module:Class"
+    )
     parser.add_argument("--env", metavar="NAME", help="mark what the config for this environment changes")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")

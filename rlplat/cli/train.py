@@ -50,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="a run's settings: a YAML file, or a shipped config such as ppo/Pong (rlplat configs lists them)",
     )
     parser.add_argument(
-        "--algo", metavar="NAME", help="the algorithm: ppo, a3c, dqn, sac, td3, es, or pkg.module:Class"
+        "--algo",
+        metavar="NAME",
+        help="the algorithm: ppo, impala, a3c, dqn, sac, td3, es, or pkg.module:Class",
     )
     parser.add_argument(
         "--env", metavar="NAME", help="the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env"

@@ -109,6 +109,7 @@ ALGORITHMS_ELSEWHERE = {
     "r2d2": Switches("dqn", {"policy.core": "lstm", "double": True, "dueling": True, "prioritized": True}),
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),
+    "appo": Switches("impala", {"clip_range": 0.2}),
 }
 """By their names in small letters, without `_` and `-`."""
 

@@ -14,6 +14,7 @@ import rlplat
 from rlplat.algorithms.a3c import A3CConfig
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.es import ESConfig
+from rlplat.algorithms.impala import ImpalaConfig
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.algorithms.sac import SACConfig
 from rlplat.algorithms.td3 import TD3Config
@@ -31,6 +32,7 @@ from rlplat.section import InvalidSettings
 
 CONFIGS: dict[str, type[BaseModel]] = {
     "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig, "sac": SACConfig, "td3": TD3Config,
+    "impala": ImpalaConfig,
 }  # fmt: skip
 SCHEDULE = "or a schedule of such numbers, {schedule: linear, start: A, end: B}"
 LEARNING_RATE = f"must be a number from 0 to 10 {SCHEDULE}"

@@ -87,6 +87,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "dqn": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "sac": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "td3": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
+    "impala": {"rollout_length": 8, "num_envs_per_worker": 2, "updates_per_report": 1},
     "es": {"population_size": 2, "num_envs_per_worker": 2, "noise_table_size": 10_000},
 }
 NORMAL = {"normalize_observations": True}
@@ -147,6 +148,7 @@ CASES = [
     ("es", "discrete", NORMAL),
     ("es", "box", {"normalize_observations": False}),
     ("sac", "box", NORMAL),
+    ("impala", "dict", {}),
 ]
 
 

@@ -1,0 +1,204 @@
+"""IMPALA as a whole: it learns, resumes bit by bit, drops what is too old, replaces workers; what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import rlplat
+from rlplat.algorithms.impala import Impala, ImpalaConfig, ImpalaLearner, ImpalaWorker, preflight
+from rlplat.checkpoint_state import pack, unpack
+from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.sampling.returns import gae
+from tests.algorithms.test_off_policy import assert_equal
+
+pytestmark = pytest.mark.slow
+
+QUICK: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "seed": 3,
+    "num_rollout_workers": 2,
+    "num_envs_per_worker": 4,
+    "rollout_length": 8,
+    "updates_per_report": 3,
+    "policy": {"hidden_sizes": [16]},
+    "evaluation": {"episodes": 2},
+    "stop": {"env_steps": 5_000},
+}
+
+
+@pytest.fixture
+def runtime() -> Iterator[None]:
+    """For several workers in this process: an algorithm uses the runtime that is there."""
+    rlplat.init(backend="inproc")
+    yield
+    rlplat.shutdown()
+
+
+def make(**settings: Any) -> Impala:
+    return Impala(ImpalaConfig(**(QUICK | settings)))
+
+
+def make_parts(**settings: Any) -> tuple[ImpalaLearner, ImpalaWorker]:
+    """A learner and a worker in this thread, to turn by hand."""
+    config = ImpalaConfig(**(QUICK | settings))
+    spec = policy_spec(config.policy.model_dump(), preflight(config))
+    server = rlplat.remote(ParameterServer).remote()
+    return ImpalaLearner(config.model_dump(), spec, server), ImpalaWorker(config.model_dump(), 0, 0)
+
+
+def test_learns_cartpole(runtime: None) -> None:
+    """A random policy reaches 22."""
+    settings = {"learning_rate": 3e-3, "num_envs_per_worker": 16, "rollout_length": 20, "entropy_coef": 0.0}
+    with make(**settings, discount=0.98, policy={"hidden_sizes": [64, 64]}) as impala:
+        result = impala.step()
+        while (result.episode_return_mean or 0.0) < 80:
+            assert result.env_steps < 40_000, result.episode_return_mean
+            result = impala.step()
+        assert result.metrics["learner/staleness_mean"] > 0
+        evaluated = impala.evaluate(3)
+        assert np.mean([episode.episode_return for episode in evaluated]) > 40
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rollouts_per_update": 1},
+        {
+            "rollouts_per_update": 2,
+            "normalize_observations": True,
+            "normalize_rewards": True,
+            "num_epochs": 2,
+        },
+    ],
+    ids=["plain", "normalized"],
+)
+def test_resumes_bit_by_bit(runtime: None, settings: dict[str, Any]) -> None:
+    config = ImpalaConfig(**(QUICK | settings | {"deterministic": True}))
+    with Impala(config) as one:
+        assert one.not_saved == ()
+        one.step()
+        state = one.get_state()
+        expected = [one.step() for _ in range(2)]
+        final = one.get_state()
+    packed = pack(state)
+    assert packed.not_a_number == []
+    with Impala(config) as other:
+        other.set_state(unpack(packed.files))
+        for first in expected:
+            assert_equal(vars(first), vars(other.step()))
+        resumed = other.get_state()
+    for each in (final, resumed):
+        del each["rollout_workers"]["incarnations"]  # a resumed run has new ones
+    assert_equal(final, resumed)
+
+
+def test_asynchronous_it_can_be_saved_and_resumed_at_any_time(runtime: None) -> None:
+    with make() as one:
+        one.step()
+        state = one.get_state()
+        assert "rollouts that wait for the learner" in one.not_saved[-1]
+        assert one.step().env_steps > state["env_steps"] >= 3 * 32
+        one.set_state(state)
+        assert one.step().env_steps > state["env_steps"]
+
+
+def test_a_worker_that_is_killed_is_replaced_and_the_training_goes_on() -> None:
+    rlplat.init(num_cpus=2, num_gpus=0, preload=("torch",))
+    try:
+        with make() as impala:
+            before = impala.step().env_steps
+            rlplat.kill(impala.workers.handles[1])
+            results = [impala.step() for _ in range(3)]
+            while not results[-1].metrics["rollout/worker_restarts"] and len(results) < 50:
+                results.append(impala.step())
+            assert results[-1].metrics["rollout/worker_restarts"] == 1 and results[-1].env_steps > before
+    finally:
+        rlplat.shutdown()
+
+
+LSTM = {"policy": {"core": "lstm", "core_size": 8, "hidden_sizes": [8]}, "clip_range": 0.2}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"normalize_observations": True}, LSTM], ids=["normalized", "lstm appo"]
+)
+def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[str, Any]) -> None:
+    """The learner's network gives what the worker's gave: log-probabilities, values, and so the returns of GAE(1)."""
+    learner, worker = make_parts(**settings, rollout_length=40)
+    worker.sample((0, learner.weights()))  # so that the next one begins within episodes
+    batch, _ = worker.sample((0, learner.weights()))
+    assert batch.terminated.any()
+    found: dict[str, Any] = {}
+    targets = learner._targets
+    learner._targets = lambda *args: found.setdefault("targets", targets(*args))  # type: ignore[method-assign]
+    metrics = learner.update(batch).metrics
+    flags = (batch.terminated, batch.truncated, batch.valid)
+    advantages, returns = gae(
+        batch.rewards, batch.values, batch.next_values, *flags, discount=0.99, gae_lambda=1.0
+    )
+    np.testing.assert_allclose(found["targets"]["targets"], returns, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["targets"]["advantages"], advantages, rtol=1e-4, atol=1e-4)
+    assert metrics["learner/rho_clipped"] == metrics["learner/clip_fraction"] == 0.0
+    assert metrics["learner/staleness_max"] == 0
+
+
+def test_a_rollout_that_is_too_old_is_dropped_and_counted(runtime: None) -> None:
+    learner, worker = make_parts(max_staleness=1)
+    old, _ = worker.sample((0, learner.weights()))
+    assert learner.update(old).metrics["learner/dropped_rollouts"] == 0
+    fresh, _ = worker.sample((1, learner.weights()))
+    learner.update(fresh)
+    before = learner.trainee.weights()
+    report = learner.update(old)  # two versions behind
+    assert report.metrics["learner/dropped_rollouts"] == 1 and report.metrics["learner/staleness_max"] == 2
+    assert report.env_steps == old.env_steps and "learner/policy_loss" not in report.metrics
+    for name, array in learner.trainee.weights().items():
+        np.testing.assert_array_equal(array, before[name])
+    both = learner.update(old, worker.sample((3, learner.weights()))[0])
+    assert both.metrics["learner/dropped_rollouts"] == 1 and "learner/policy_loss" in both.metrics
+
+
+@pytest.mark.parametrize(
+    "env", ["Pendulum-v1", "tests.rl.fixture_envs:TreeEnv", "tests.rl.fixture_envs:MaskEnv"]
+)
+def test_takes_the_spaces_that_ppo_takes(runtime: None, env: str) -> None:
+    with make(env=env, num_rollout_workers=1) as impala:
+        assert impala.step().env_steps == 3 * 32
+
+
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+def test_a_gradient_that_is_not_finite(runtime: None, non_finite: str) -> None:
+    learner, worker = make_parts(non_finite=non_finite)
+    batch, _ = worker.sample((0, learner.weights()))
+    batch.values[...] = 0.0
+    batch.next_values[-1] = np.inf
+    if non_finite == "stop":
+        with pytest.raises(NonFiniteError, match=r"columns \['targets', 'advantages'\] at 0 env steps"):
+            learner.update(batch)
+    else:
+        before = learner.trainee.weights()
+        assert learner.update(batch).metrics["learner/skipped_minibatches"] == 1
+        for name, array in learner.trainee.weights().items():
+            np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"framework": "tf"}, "impala computes with torch: omit framework=tf"),
+        ({"clip_rewards": True, "normalize_rewards": True}, "exclude each other"),
+        ({"learner": {"num_learners": 2}}, "learner.num_learners=2 has no effect: there is one learner"),
+        ({"learner": {"backend": "numpy"}}, "computes with torch"),
+    ],
+)
+def test_settings_that_cannot_be(runtime: None, settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        make(**settings)
