@@ -52,6 +52,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.checkpoints",
         "rlplat.metrics",
         "rlplat.algorithms.a3c",
+        "rlplat.algorithms.bc",
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
         "rlplat.algorithms.impala",

@@ -18,6 +18,7 @@ from statistics import fmean
 
 import rlplat
 from rlplat.cli.train import settings_layer
+from rlplat.config import load_yaml
 from rlplat.errors import RlplatError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="keep the run directories here (default: a temporary one)")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all of them")
     options = parser.parse_args(argv)
-    configs = options.configs or run_configs()
+    configs = options.configs or [config for config in run_configs() if has_its_data(config)]
     outcomes: list[Outcome] = []
     print(
         f"{'config':<24}{'seed':>6}{'env steps':>12}{'wall s':>10}{'return':>10}{'eval':>10}  result",
@@ -134,6 +135,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(["", *summary(outcomes), ""]))
     print(f"{passed} of {len(outcomes)} passed")
     return 0 if outcomes and passed == len(outcomes) else 1
+
+
+def has_its_data(config: Path) -> bool:
+    """Whether a config that learns from recorded episodes finds them; how to make them stands at its head."""
+    data = load_yaml(config).values.get("data")
+    if data is None or Path(str(data)).exists():
+        return True
+    print(f"{_name(config)} is left out: there is no data set in {data} (its first lines say how to make it)")
+    return False
 
 
 def own_seed(config: Path) -> int:

@@ -31,7 +31,10 @@ class TensorRows:
     ) -> None:
         """obs: [N, ...] or a dict of such; actions: [N, ...]; columns: float32[N] each."""
         self._names = tuple(columns)
-        self._columns = torch.from_numpy(np.stack(list(columns.values()), axis=1)).to(device)
+        beside = (
+            np.stack(list(columns.values()), axis=1) if columns else np.empty((len(actions), 0), np.float32)
+        )
+        self._columns = torch.from_numpy(beside).to(device)
         self._actions = _tensor(actions).to(device)
         self._obs: _Leaf | dict[str, _Leaf]
         if isinstance(obs, dict):

@@ -1,0 +1,178 @@
+"""Behaviour cloning (Pomerleau 1991): a policy that does what was recorded, by maximum likelihood.
+
+    data set ──recorded steps──▶ learner ──weights──▶ parameter server ──▶ evaluation
+
+    loss      -mean log pi(a|s)      over the steps (s, a) of a minibatch
+
+Discrete choices: the cross-entropy. Box actions: of a Gaussian with learnt deviations, so the squared error, each
+dimension in units of its own spread. The network is PPO's of the same `policy` settings, critic included, which is not
+trained: `rlplat train --algo ppo --init-from RUN` goes on from a cloned policy.
+
+What is cloned is what was seen: where the copy makes a mistake that the teacher never made, it has not learnt to come
+back (Ross et al. 2011). Data with some random actions (`rlplat record --random`) shows such places, but their random
+actions are cloned too.
+"""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array, Obs, Policy, UpdateReport, Weights
+from rlplat.rl.learning.given_weights import network_weights
+from rlplat.rl.learning.learner import Learner
+from rlplat.rl.learning.non_finite import non_finite_error
+from rlplat.rl.normalization import obs_statistics, require_normalizable
+from rlplat.rl.obs_tree import take_obs
+from rlplat.rl.offline.config import DataConfig
+from rlplat.rl.offline.dataset import read_episodes
+from rlplat.rl.offline.ring import DataRing, Epochs
+from rlplat.rl.policies.make import policy_for
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.spaces import SpaceSpec
+from rlplat.section import Count, Epsilon, Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplat import ActorHandle
+
+
+class BCConfig(DataConfig):
+    """BC's settings."""
+
+    batch_size: Count = 256
+    """Recorded steps per gradient step."""
+    max_gradient_norm: Norm | None = None
+    """Gradients are scaled down to this global norm; null: they are not."""
+    adam_epsilon: Epsilon = 1e-8
+    """Adam's epsilon."""
+    normalize_observations: bool = False
+    """Subtract the mean of the data, divide by its deviation, clip to +-10; of images each pixel's."""
+
+
+def cloning_loss(log_probs: Tensor) -> Tensor:
+    """-mean log pi(a|s). log_probs: float32[M], of the recorded actions."""
+    return -log_probs.mean()
+
+
+class TorchBC:
+    """Network, optimizer and loss on torch; all recorded steps are on its device."""
+
+    def __init__(
+        self, config: BCConfig, spec: PolicySpec, seed: np.random.SeedSequence, obs: Obs, actions: Array
+    ) -> None:
+        """obs: [N, ...], normalised; actions: [N, ...]."""
+        from rlplat.rl.torch.tensor_rows import TensorRows
+        from rlplat.rl.torch.trainee import actor_critic_trainee
+
+        self.trainee = actor_critic_trainee(config, spec, seed)
+        self._rows = TensorRows(spec, obs, actions, {}, self.trainee.device)
+
+    def train(self, rows: Array, learning_rate: float) -> tuple[float, float]:
+        """One gradient step on these rows -> (loss, gradient norm). A norm that is not finite changed nothing."""
+        obs, actions, _ = self._rows.take(rows)
+        distribution, values, _ = self.trainee.network(obs)
+        loss = cloning_loss(distribution.log_prob(actions))
+        # The critic's gradient is zero: Adam asks for one of every parameter.
+        norm = self.trainee.descend(loss + 0.0 * values.sum(), learning_rate)
+        return float(loss.detach()), norm
+
+
+class BCLearner(Learner[BCConfig]):
+    """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights."""
+
+    def __init__(self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
+        config = BCConfig.model_validate(settings)
+        super().__init__(config, parameter_server)
+        network_seed, order_seed = seed_sequences(config.seed, "learner")
+        episodes = read_episodes(config.data)
+        obs = take_obs(episodes.obs, episodes.obs_rows())
+        self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
+        self._obs_statistics.update(obs, np.ones(episodes.num_steps, np.bool_))
+        self._obs_statistics.weights()  # what `normalize` uses from here on
+        self._net = TorchBC(config, spec, network_seed, self._obs_statistics.normalize(obs), episodes.actions)
+        self.trainee = self._net.trainee
+        self._epochs, self._num_steps = Epochs(episodes.num_steps, order_seed), episodes.num_steps
+        self.publish()
+
+    def update(self, *batches: Any) -> UpdateReport:
+        """One round; publishes version + 1."""
+        started, config = perf_counter(), self.config
+        learning_rate = self.value(config.learning_rate)
+        losses: list[float] = []
+        norms: list[float] = []
+        env_steps = 0
+        for _ in range(config.updates_per_round):
+            rows = self._epochs.rows(self.env_steps + env_steps, config.batch_size)
+            loss, norm = self._net.train(rows, learning_rate)
+            env_steps += config.batch_size
+            if math.isfinite(norm):
+                losses.append(loss)
+                norms.append(norm)
+            elif config.non_finite == "stop":
+                raise non_finite_error(
+                    columns={},
+                    losses={"loss": loss},
+                    gradients=self.trainee.non_finite_gradients,
+                    place=f"at {self.env_steps + env_steps} env steps",
+                    version=self.version,
+                    scaling="set normalize_observations",
+                )
+        trained = perf_counter()
+        self.env_steps += env_steps
+        self.publish_next()
+        metrics = {
+            "learner/loss": float(np.mean(losses)) if losses else math.nan,
+            "learner/gradient_norm": float(np.mean(norms)) if norms else math.nan,
+            "learner/skipped_minibatches": config.updates_per_round - len(losses),
+            "learner/learning_rate": learning_rate,
+            "learner/epochs": self.env_steps / self._num_steps,
+            "learner/weights_version": self.version,
+            "time/train_s": trained - started,
+            "time/publish_s": perf_counter() - trained,
+        }
+        return UpdateReport(env_steps, [], metrics)
+
+    def weights(self) -> Weights:
+        return super().weights() | self._obs_statistics.weights()
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | self.trainee.get_state() | {"beside": self._obs_statistics.weights()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.trainee.set_state(state)
+        super().set_state(state)
+
+
+class BC(DataRing[BCConfig]):
+    """with BC(BCConfig(data="data/cartpole", seed=1)) as bc:
+    while (result := bc.step()).env_steps < 100_000:
+        print(result.metrics["learner/loss"])
+    """
+
+    name, config_class, learner_class = "bc", BCConfig, BCLearner
+
+    def check_spaces(self) -> None:
+        if self.config.normalize_observations:
+            require_normalizable(self.spaces.obs, images=True)
+
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        return policy_for(settings, spaces, seed)
+
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        weights: Weights = state["learner"]["weights"] | state["learner"]["beside"]
+        return weights
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its own."""
+        return state | {"learner": state["learner"] | {"weights": network_weights(weights)}}

@@ -1,0 +1,104 @@
+"""`DataRing`: an algorithm that learns from recorded episodes, and everything of it but the learning.
+
+    data set ──episodes──▶ learner ──weights──▶ parameter server ──▶ evaluation
+
+A round: `updates_per_round` gradient steps. The learner reads the data set itself, where it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rlplat.errors import ConfigError
+from rlplat.rl.envs import check
+from rlplat.rl.interfaces import Result
+from rlplat.rl.learning.learner import Learner
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.offline.config import DataConfig
+from rlplat.rl.offline.dataset import Manifest, read_manifest
+from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.spaces import SpaceSpec
+
+if TYPE_CHECKING:
+    from rlplat import ObjectRef
+    from rlplat.rl.interfaces import Array
+
+RingConfig = TypeVar("RingConfig", bound=DataConfig)
+
+
+class DataRing(Algorithm[RingConfig]):
+    """A subclass writes `name`, `config_class`, `learner_class`, `make_policy`, and what else `Algorithm` asks for."""
+
+    learner_class: type[Learner[Any]]
+    """Made with (settings, spec, parameter_server); its `update()` takes no batches."""
+    spaces: SpaceSpec
+
+    def setup(self) -> None:
+        """Parameter server and learner; returns when the data is read and the first weights are published."""
+        config, settings = self.config, self.config.model_dump()
+        self.spaces, manifest = preflight(config, self.name)
+        self.check_spaces()
+        self.notes = (f"{config.data}: {manifest}",)
+        server, spec = self.start(ParameterServer), policy_spec(settings["policy"], self.spaces)
+        learner = learner_actor(self.learner_class, settings, spec)
+        group = LearnerGroup(server, lambda _: learner.remote(settings, spec, server))
+        self.learners = self.add(group, saved_as="learner")
+        self.learners.wait_until_ready()
+
+    def check_spaces(self) -> None:
+        """Raises UsageError where this algorithm cannot take `self.spaces`."""
+
+    def step(self) -> Result:
+        """One round: update, publish."""
+        self.require_open()
+        return self.result(self.learners.update([]), {})
+
+    def weights(self) -> ObjectRef:
+        self.require_open()
+        return self.learners.weights()
+
+
+def preflight(config: DataConfig, algo: str) -> tuple[SpaceSpec, Manifest]:
+    """In the driver, before any actor starts: the environment is sound, and the data was recorded in such a one."""
+    if config.framework != "torch":
+        raise ConfigError(f"{algo} computes with torch: omit framework={config.framework}")
+    require_framework(config.framework)
+    manifest = read_manifest(config.data)
+    spaces = check.preflight(config.env, config.env_kwargs).spaces
+    assert spaces is not None
+    if manifest.spec != spaces:
+        raise ConfigError(
+            f"data={config.data} was recorded in {manifest.env} with {manifest.spec}, but {config.env} has {spaces}: "
+            f"omit env, or record episodes of {config.env} (rlplat record RUN --out DIR)"
+        )
+    return spaces, manifest
+
+
+class Epochs:
+    """N rows in random order, all of them before any comes again: which come at a place is known from the place alone,
+    so that a resumed run goes on where it was.
+
+    rows = epochs.rows(env_steps, batch_size)
+    """
+
+    def __init__(self, num_rows: int, seed: np.random.SeedSequence) -> None:
+        self._num_rows, self._seed = num_rows, seed
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def rows(self, place: int, count: int) -> Array:
+        """int64[count]"""
+        parts = []
+        while count > 0:
+            epoch, start = divmod(place, self._num_rows)
+            if epoch != self._epoch:
+                entropy = np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, epoch))
+                self._epoch = epoch
+                self._order = np.random.Generator(np.random.PCG64(entropy)).permutation(self._num_rows)
+            parts.append(self._order[start : start + count])
+            place, count = place + len(parts[-1]), count - len(parts[-1])
+        return np.concatenate(parts)
