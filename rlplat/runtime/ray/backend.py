@@ -213,7 +213,7 @@ class RayBackend:
         if options.num_returns == STREAMING and options.generator_backpressure:
             given["_generator_backpressure_num_objects"] = options.generator_backpressure
         function = _function(code.target, is_generator, options.max_calls).options(**given)
-        call = CallSpec(what, options.retry_exceptions, options.num_returns)
+        call = host.packed(CallSpec(what, options.retry_exceptions, options.num_returns))
 
         def submit(args: tuple, kwargs: dict) -> Any:
             with _pickling(f"an argument of {what}", (args, kwargs), code):
@@ -294,13 +294,12 @@ class RayBackend:
         if options.retry_exceptions:
             given["retry_exceptions"] = [FailedForNow]
         is_generator = options.num_returns in (STREAMING, DYNAMIC)
-        call = (theirs.stream if is_generator else theirs.call).options(**given)
+        call = theirs.stream if is_generator else theirs.call
+        if given != {"num_returns": 1}:  # its default
+            call = call.options(**given)
+        spec = CallSpec(what, options.retry_exceptions, options.num_returns, method)
         with _pickling(f"an argument of {what}", (args, kwargs)):
-            answer = call.remote(
-                CallSpec(what, options.retry_exceptions, options.num_returns, method),
-                *map(theirs_of, args),
-                **_mapped(kwargs),
-            )
+            answer = call.remote(host.packed(spec), *map(theirs_of, args), **_mapped(kwargs))
         return self._given(answer, options.num_returns, options.timeout_s)
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:

@@ -5,11 +5,14 @@ Errors are described where they happen, so that a caller sees the same text and 
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from ray import cloudpickle
 from ray.exceptions import AsyncioActorExit
 
 from rlplat.runtime.ray.values import Failed, failure, ours_of
@@ -47,8 +50,21 @@ class CallSpec(NamedTuple):
         return tuple(values)
 
 
+@functools.lru_cache(1000)
+def packed(spec: CallSpec) -> bytes:
+    """As it travels with a call: Ray sends bytes as they are, and anything else through its pickler."""
+    return bytes(cloudpickle.dumps(spec))
+
+
+@functools.lru_cache(1000)
+def unpacked(spec: bytes) -> CallSpec:
+    found: CallSpec = pickle.loads(spec)
+    return found
+
+
 def task(target: Callable[..., Any]) -> Callable[..., Any]:
-    def run(spec: CallSpec, /, *args: Any, **kwargs: Any) -> Any:
+    def run(packed_spec: bytes, /, *args: Any, **kwargs: Any) -> Any:
+        spec = unpacked(packed_spec)
         args, kwargs = spec.begins(args, kwargs)
         try:
             return spec.checked(target(*args, **kwargs))
@@ -59,7 +75,8 @@ def task(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def generator_task(target: Callable[..., Any]) -> Callable[..., Any]:
-    def run(spec: CallSpec, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def run(packed_spec: bytes, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        spec = unpacked(packed_spec)
         args, kwargs = spec.begins(args, kwargs)
         try:
             # Not `yield from`: Ray sends what some iterators do not take.
@@ -105,7 +122,8 @@ class Host:
             raise Failed(self._death)
         return getattr(self._instance, spec.method)
 
-    def call(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, packed_spec: bytes, /, *args: Any, **kwargs: Any) -> Any:
+        spec = unpacked(packed_spec)
         method = self._method(spec)
         args, kwargs = spec.begins(args, kwargs)
         try:
@@ -113,7 +131,8 @@ class Host:
         except Exception as error:
             raise spec.failure(error) from None
 
-    def stream(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def stream(self, packed_spec: bytes, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        spec = unpacked(packed_spec)
         method = self._method(spec)
         args, kwargs = spec.begins(args, kwargs)
         try:
@@ -126,7 +145,8 @@ class Host:
 class AsyncHost(Host):
     """Of a class with methods that are coroutines: all its methods run on one event loop."""
 
-    async def call(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, packed_spec: bytes, /, *args: Any, **kwargs: Any) -> Any:
+        spec = unpacked(packed_spec)
         method = self._method(spec)
         args, kwargs = spec.begins(args, kwargs)
         try:
@@ -137,7 +157,8 @@ class AsyncHost(Host):
         except Exception as error:
             raise spec.failure(error) from None
 
-    async def stream(self, spec: CallSpec, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def stream(self, packed_spec: bytes, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        spec = unpacked(packed_spec)
         method = self._method(spec)
         args, kwargs = spec.begins(args, kwargs)
         try:
