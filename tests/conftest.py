@@ -3,6 +3,7 @@ and the lanes: `process` marks what starts a process, so that all other tests ru
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 
 import rlplat
+from rlplat.errors import NoSuchActor
 from rlplat.runtime import refs as connection
 from rlplat.runtime.look import observer
 from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
@@ -150,7 +152,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         connection.set_backend(opened)
         yield "ray"
         for _, name in opened.actor_names(True):
-            rlplat.kill(rlplat.get_actor(name))
+            with contextlib.suppress(NoSuchActor):  # it has ended meanwhile
+                rlplat.kill(rlplat.get_actor(name))
         connection.set_backend(None)
         return
     rlplat.init(num_cpus=2, num_gpus=0, backend=request.param)

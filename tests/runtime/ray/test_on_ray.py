@@ -62,7 +62,7 @@ def test_the_environment_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_the_basic_contracts_hold_on_ray_and_what_differs_differs() -> None:
     """In one process of its own: the start of a Ray takes seconds, and what Ray keeps running is not this suite's."""
-    contracts = ("tasks", "arguments", "errors", "actors", "actor_classes", "named_actors")
+    contracts = ("tasks", "errors", "actors", "named_actors")
     files = [*(f"tests/conformance/test_{name}.py" for name in contracts), "tests/runtime/ray/test_table.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "-m", "on_ray"]
     done = subprocess.run(
