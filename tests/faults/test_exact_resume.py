@@ -84,6 +84,22 @@ CASES = {
     "ppo-lstm": Case("ppo", (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto")),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
     "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),
+    "alphazero": Case(
+        "alphazero",
+        (
+            *SMALL,
+            "num_rollout_workers=0",
+            "rollout_length=16",
+            "num_simulations=4",
+            "learning_starts=100",
+            "replay_capacity=500",
+            "evaluation.episodes=2",
+        ),
+        env="TicTacToe",
+        period=256,
+        killed=600,
+        total=1024,
+    ),
 }
 
 

@@ -53,6 +53,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.metrics",
         "rlplat.algorithms.a3c",
         "rlplat.algorithms.bc",
+        "rlplat.algorithms.alphazero",
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
         "rlplat.algorithms.impala",

@@ -154,6 +154,7 @@ def test_every_algorithm_has_its_families() -> None:
         "dqn": {"_atari", "_classic"},  # Discrete actions only
         "es": {"_mujoco", "_classic"},  # vectors only
         "impala": set(),
+        "alphazero": set(),  # board games, of which each has its own
         "sac": {"_mujoco"},  # Box actions only
         "td3": {"_mujoco"},
         "bc": set(),  # what suits depends on the data

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 import rlplat
 from rlplat.algorithms.a3c import A3CConfig
+from rlplat.algorithms.alphazero import AlphaZeroConfig
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.es import ESConfig
 from rlplat.algorithms.impala import ImpalaConfig
@@ -33,6 +34,7 @@ from rlplat.section import InvalidSettings
 CONFIGS: dict[str, type[BaseModel]] = {
     "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig, "sac": SACConfig, "td3": TD3Config,
     "impala": ImpalaConfig,
+    "alphazero": AlphaZeroConfig,
 }  # fmt: skip
 SCHEDULE = "or a schedule of such numbers, {schedule: linear, start: A, end: B}"
 LEARNING_RATE = f"must be a number from 0 to 10 {SCHEDULE}"

@@ -2,6 +2,7 @@
 
     Pong  pong  Pong-v5  ALE/Pong-v5  PongNoFrameskip-v4    one and the same Atari game, with rlplat's preprocessing
     external                                                simulators that connect (docs/external-simulators.md)
+    TicTacToe  ConnectFour                                  a board game against an opponent (docs/alphazero.md)
     CartPole-v1                                             an id that gymnasium has registered
     pkg.mod:MakeEnv                                         a class or function that returns an environment
     ./my_env.py:MakeEnv                                     the same, from a file
@@ -28,6 +29,7 @@ from typing import Any, Literal
 
 from rlplat.config import closest
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra
+from rlplat.rl.class_path import load_class
 from rlplat.rl.env_objects import EnvObject, env_name, is_marker
 from rlplat.rl.user_code import found_in_copy
 
@@ -47,6 +49,7 @@ ATARI_ROMS = (
 
 EXTERNAL = "external"
 """The environment whose simulators connect from elsewhere."""
+BOARD_GAMES = {name: f"rlplat.rl.envs.board_games.env:{name}" for name in ("TicTacToe", "ConnectFour")}
 _ROM_BY_KEY = {rom.replace("_", ""): rom for rom in ATARI_ROMS}
 _ATARI_NAME = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9_]+?)(?:NoFrameskip|Deterministic)?(?:-v[045])?")
 _REGISTERED_ID = re.compile(r"[\w/.-]+-v\d+")
@@ -95,6 +98,8 @@ def resolve_env(env: Any) -> EnvSource:
         from rlplat.rl.envs.external.spaces_file import StandIn
 
         return EnvSource(name, "external", factory=StandIn)
+    if name in BOARD_GAMES:
+        return EnvSource(name, "factory", factory=load_class(BOARD_GAMES[name]))
     if ":" in name:
         return _resolve_import(name)
     import gymnasium
@@ -133,7 +138,7 @@ def env_family(name: str) -> str | None:
     for prefix, family in _FAMILY_BY_ENTRY_POINT.items():
         if entry_point.startswith(prefix):
             return family
-    return "" if spec is not None or ":" in name else None
+    return "" if spec is not None or ":" in name or name in BOARD_GAMES else None
 
 
 def atari_game(rom: str) -> str:
@@ -184,7 +189,11 @@ def _not_found(name: str, registered: list[str]) -> str:
         env_id.rsplit("-v", 1)[0]: env_id for env_id in registered
     }  # the last registered version of each
     stem = name.rsplit("-v", 1)[0]
-    hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games])
+    hint = (
+        f"; did you mean '{bases[stem]}'?"
+        if stem in bases
+        else closest(name, [*registered, *games, *BOARD_GAMES])
+    )
     return (
         f"no environment is called '{name}'{hint or ';'} a name is an id that gymnasium has registered "
         "(CartPole-v1), an Atari game (Pong), pkg.mod:MakeEnv, or ./file.py:MakeEnv; for an id that a module of yours "

@@ -1,0 +1,89 @@
+"""`SearchPolicy`: acts in a board game by tree search; `NetworkEvaluator`: the network that the search asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplat.rl.envs.board_games.game import BoardGame
+from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.planning.mcts import Found, SearchSettings, draw, search
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.spaces import MASK
+from rlplat.rl.torch.device import use_threads
+from rlplat.rl.torch.networks import make_network
+from rlplat.rl.torch.weights import load_weights
+
+BOARD = "board"
+"""The key of the planes in the observations of a board game's environment."""
+
+
+def tensors_of(game: BoardGame, boards: Array) -> dict[str, Tensor]:
+    """Positions as a network sees them, the same as the environment's observations."""
+    return {
+        BOARD: torch.from_numpy(game.planes(boards).astype(np.float32)).clone(),
+        MASK: torch.from_numpy(game.legal(boards)).clone(),
+    }
+
+
+class NetworkEvaluator:
+    """An `mcts.Evaluate`: priors are the softmax of the policy head's numbers for legal moves, values the tanh of the
+    value head's."""
+
+    def __init__(self, game: BoardGame, spec: PolicySpec, num_threads: int = 1) -> None:
+        use_threads(num_threads, spec)
+        self._game = game
+        self._network: Any = make_network(spec).requires_grad_(False)
+
+    def set_weights(self, weights: Weights) -> None:
+        load_weights(self._network, weights)
+
+    def __call__(self, boards: Array) -> tuple[Array, Array]:
+        with torch.inference_mode():
+            distribution, values, _ = self._network(tensors_of(self._game, boards))
+            return distribution.params.softmax(dim=-1).numpy(), values.tanh().numpy()
+
+
+class SearchPolicy:
+    """Acts with the weights of a network of the same spec (see interfaces.Policy); begins every search anew."""
+
+    def __init__(
+        self, game: BoardGame, spec: PolicySpec, settings: SearchSettings, seed: np.random.SeedSequence
+    ) -> None:
+        self.core_state = np.zeros((0, 0), np.float32)
+        self._game, self._settings = game, settings
+        self._evaluate = NetworkEvaluator(game, spec)
+        self.seed(seed)
+
+    def set_weights(self, weights: Weights) -> None:
+        self._evaluate.set_weights(weights)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
+        """The move with the most visits, or one drawn in proportion to them; without noise at the root."""
+        found = self._search(obs)
+        shares = found.shares()
+        actions = found.visits.argmax(axis=1) if deterministic else draw(shares, self._rng)
+        taken = shares[np.arange(len(actions)), actions]
+        return PolicyOutput(actions, np.log(taken).astype(np.float32), found.values.astype(np.float32))
+
+    def values(self, obs: Obs) -> Array:
+        return self._search(obs).values.astype(np.float32)
+
+    def reset_core(self, ended: Array) -> None:
+        """Nothing is carried from step to step."""
+
+    def seed(self, seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+    def _search(self, obs: Obs) -> Found:
+        assert isinstance(obs, dict)
+        return search(self._game, self._game.boards(obs[BOARD]), self._evaluate, self._settings)
