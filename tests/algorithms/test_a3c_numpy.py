@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rlplat.algorithms.a3c import A3CConfig
-from rlplat.algorithms.a3c_numpy import NumpyA3C
+from rlplat.algorithms.other_frameworks.a3c_numpy import NumpyA3C
 from rlplat.rl.interfaces import Weights
 from tests.algorithms.test_a3c_loss import COEFS, SPECS, estimates, gradients_of, make_batch, make_network
 

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 import torch
 
 import rlplat
+from rlplat.algorithms.other_frameworks.ppo_numpy import NumpyPPO, numpy_ppo_loss
 from rlplat.algorithms.ppo import LOSS_STATS, PPO, PPOConfig, PPOLearner, ppo_loss
-from rlplat.algorithms.ppo_numpy import NumpyPPO, numpy_ppo_loss
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.learning.backend import learner_backend, note
 from rlplat.rl.spaces import ActionSpec

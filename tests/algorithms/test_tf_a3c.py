@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="parity is with torch")
 pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
 
 from rlplat.algorithms.a3c import A3CConfig, TorchA3C
-from rlplat.algorithms.a3c_tf import TfA3C
+from rlplat.algorithms.other_frameworks.a3c_tf import TfA3C
 from tests.rl.tf.twins import SPECS, perturbed, random_batch
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="parity is with torch")
 pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
 
 from rlplat.algorithms.dqn import DQNConfig, TorchDQN, c51_projection, q_spec, quantile_huber_losses  # noqa: E402
-from rlplat.algorithms.dqn_tf import TfDQN, tf_c51_projection, tf_quantile_huber_losses  # noqa: E402
+from rlplat.algorithms.other_frameworks.dqn_tf import TfDQN, tf_c51_projection, tf_quantile_huber_losses  # noqa: E402
 from rlplat.rl.interfaces import Weights  # noqa: E402
 from rlplat.rl.obs_tree import map_obs  # noqa: E402
 from rlplat.rl.policies.make import make_policy  # noqa: E402

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch", reason="parity is with torch")
 pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
 
 import rlplat  # noqa: E402
+from rlplat.algorithms.other_frameworks.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
 from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, TorchPPO, ppo_loss  # noqa: E402
-from rlplat.algorithms.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
 from rlplat.errors import ConfigError, MissingExtra, NonFiniteError  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
 from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402

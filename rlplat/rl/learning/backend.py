@@ -15,17 +15,18 @@ from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
 PARTS = {
-    "torch": "{module}:Torch{name}",
-    "tf": "{module}_tf:Tf{name}",
-    "numpy": "{module}_numpy:Numpy{name}",
+    "torch": "{package}.{module}:Torch{name}",
+    "tf": "{package}.other_frameworks.{module}_tf:Tf{name}",
+    "numpy": "{package}.other_frameworks.{module}_numpy:Numpy{name}",
 }
-"""Where an algorithm's network and loss are, of `module:name`: e.g. `TorchPPO` in ppo.py, `TfPPO` in ppo_tf.py."""
+"""Where an algorithm's network and loss are, of `package.module:name`: e.g. `TorchPPO` in ppo.py."""
 
 
 def in_framework(algorithm: str, framework: str) -> Any:
     """The class that computes for an algorithm ("pkg.mod:Name") in a framework, which it imports."""
-    module, _, name = algorithm.partition(":")
-    return load_class(PARTS[framework].format(module=module, name=name))
+    path, _, name = algorithm.partition(":")
+    package, _, module = path.rpartition(".")
+    return load_class(PARTS[framework].format(package=package, module=module, name=name))
 
 
 def learner_backend(config: Any, spec: PolicySpec) -> str:
