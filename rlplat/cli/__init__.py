@@ -25,7 +25,7 @@ COMMANDS = {
     "settings": "all settings of an algorithm: type, default, meaning",
     "runs": "list the runs with their latest metrics",
     "dashboard": "runs, curves, trials and the cluster in a browser",
-    "track": "copy a run to wandb, mlflow or trackio, while it trains or later",
+    "track": "copy a run to wandb, mlflow, trackio or aim, while it trains or later",
     "status": "what a running cluster has, does and waits for",
     "list": "its tasks, actors, objects, nodes, workers, placement groups",
     "logs": "what its workers printed",

@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TRACKER",
         action="append",
         default=[],
-        help="copy the run to wandb, mlflow, trackio or pkg.module:Class, by a process of its own",
+        help="copy the run to wandb, mlflow, trackio, aim or pkg.module:Class, by a process of its own",
     )
     parser.add_argument(
         "--set",

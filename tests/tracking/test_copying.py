@@ -185,7 +185,7 @@ def test_wrong_names_are_one_message(
         load_tracker("mlflow")
 
 
-@pytest.mark.parametrize("name", ["mlflow", "trackio", "wandb"])
+@pytest.mark.parametrize("name", ["aim", "mlflow", "trackio", "wandb"])
 def test_announced_trackers_load_without_their_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert load_tracker(name).package == name

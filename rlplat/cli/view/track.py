@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="a run directory")
     parser.add_argument(
-        "--to", metavar="TRACKER", required=True, help="wandb, mlflow, trackio, or pkg.module:Class"
+        "--to", metavar="TRACKER", required=True, help="wandb, mlflow, trackio, aim, or pkg.module:Class"
     )
     parser.add_argument("--project", default="", help="default: the tracker's own, else rlplat")
     parser.add_argument("--name", default="", help="of the run in the tracker (default: its directory)")
