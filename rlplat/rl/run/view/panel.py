@@ -24,7 +24,7 @@ from rich.text import Text
 
 from rlplat.durations import duration_text
 from rlplat.rl.interfaces import Result
-from rlplat.rl.run.bottleneck import add_seconds, shares
+from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
 
 DRAW_PERIOD_S = 0.25
 RATE_WINDOW_S = 10.0
@@ -147,7 +147,14 @@ def _evaluation(shown: Shown) -> str:
 
 def _time(shown: Shown) -> str:
     parts = sorted(shares(shown.seconds).items(), key=lambda item: -item[1])
-    return ", ".join(f"{100 * share:.0f} % {what}" for what, share in parts) or "measured after five seconds"
+    if parts:
+        return ", ".join(f"{100 * share:.0f} % {what}" for what, share in parts)
+    is_measured = any(name.startswith("time/") for name in shown.seconds)
+    return (
+        f"shown after the first {MIN_S:.0f} s of training"
+        if is_measured
+        else "not measured by this algorithm"
+    )
 
 
 class TrainingPanel:

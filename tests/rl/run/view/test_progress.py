@@ -129,3 +129,18 @@ def test_a_sparkline_has_a_bar_for_each_share_and_the_extremes(values: list[floa
         assert text[values.index(min(values))] == "▁"
         if max(values) > min(values):
             assert text[values.index(max(values))] == "█"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"time/sample_s": 1.0, "time/update_s": 1.0}, "shown after the first 5 s of training"),
+        ({"loss": 1.0}, "not measured by this algorithm"),
+    ],
+)
+def test_where_no_shares_of_the_time_are_known_the_panel_says_why(
+    metrics: dict[str, float], expected: str
+) -> None:
+    shown = Shown(None)
+    shown.add(result(1000, **metrics), 1.0)
+    assert lines(shown, 80)[3].plain.split(maxsplit=1)[1] == expected
