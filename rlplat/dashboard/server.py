@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rlplat.dashboard.pages import NoSuchRun, Pages
+from rlplat.dashboard.serving import Servers
 from rlplat.errors import RlplatError
 
 STATIC = Path(str(importlib.resources.files("rlplat.dashboard") / "static"))
@@ -30,7 +31,9 @@ COOKIE = "rlplat_token"
 Call = Callable[[Request], Any]
 
 
-def make_app(pages: Pages, *, token: str = "", hosts: frozenset[str] | None = None) -> Starlette:
+def make_app(
+    pages: Pages, servers: Servers, *, token: str = "", hosts: frozenset[str] | None = None
+) -> Starlette:
     """The ASGI app. token: "" for none; hosts: names by which the server may be called, None for any."""
 
     def query(call: Call) -> Callable[[Request], Awaitable[Response]]:
@@ -77,6 +80,7 @@ def make_app(pages: Pages, *, token: str = "", hosts: frozenset[str] | None = No
         "compare": compared,
         "experiment": lambda request: pages.experiment(run_of(request)),
         "cluster": lambda request: clusters(),
+        "serving": lambda request: servers.look(),
     }
     routes = [
         Route("/", page),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -40,6 +41,7 @@ class ListeningSocket:
         sweep(Path(tempfile.gettempdir()))
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
         self._life = _lock(self._folder)
+        (self._folder / "server.json").write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
         self.door = str(self._folder / "door")
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._door.bind(self.door)
@@ -97,6 +99,20 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+def running_servers() -> dict[str, int]:
+    """Address -> process id of the servers of this user on this machine."""
+    found = {}
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):  # of another user, or it begins or ends just now
+            with open(folder / "life") as life:
+                try:
+                    fcntl.flock(life, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:  # it lives
+                    said = json.loads((folder / "server.json").read_text())
+                    found[said["url"]] = said["pid"]
+    return found
 
 
 def fetch_listening_socket(door: str) -> socket.socket:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import rlplat
+from rlplat import serve
 from rlplat.cli import main
+from rlplat.serve.policies.serving import serve_policy
 from tests.dashboard.made_runs import learning, make_run
+from tests.serve.calling import OBS, train
 
 pytest.importorskip("starlette", reason="needs starlette: ./scripts/install dashboard")
 pytestmark = pytest.mark.process
@@ -45,16 +52,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def address(root: Path) -> Iterator[str]:
+@contextlib.contextmanager
+def dashboard_of(root: Path, **environment: str) -> Iterator[str]:
     command = [sys.executable, "-m", "rlplat.cli", "dashboard", str(root), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert "the dashboard of" in line, line + process.stderr.read()
         yield line.split(" is at ")[1].split(";")[0]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0 and process.stderr.read() == ""
+
+
+@pytest.fixture(scope="module")
+def address(root: Path) -> Iterator[str]:
+    with dashboard_of(root) as address:
+        yield address
 
 
 @needs_browser
@@ -69,11 +84,40 @@ def address(root: Path) -> Iterator[str]:
         ),
         ("#/run/gone", ["there is no run 'gone'"]),
         ("#/cluster", ["Cluster"]),
+        ("#/serving", ["Serving"]),
     ],
 )
 def test_pages_show_what_there_is(address: str, tmp_path: Path, fragment: str, expected: list[str]) -> None:
     text = page(f"{address}/{fragment}", tmp_path)
     assert [word for word in expected if word not in text] == []
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[str]:
+    """The address of a dashboard beside one server, of a recurrent agent that has answered in two sessions."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("served")
+    train(folder / "demo", policy={"core": "lstm"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))  # where servers say that they run: no others are here
+        rlplat.init(num_cpus=2, num_gpus=0)
+        with (
+            serve_policy(folder / "demo", port=0) as running,
+            dashboard_of(root, TMPDIR=str(folder)) as address,
+        ):
+            with serve.Client(running.url) as client, client.session() as one, client.session() as other:
+                for _ in range(20):
+                    one.act(OBS), other.act(OBS)
+                yield address
+        rlplat.shutdown()
+
+
+@needs_browser
+def test_a_server_is_shown_with_its_rates_and_sessions(served: str, tmp_path: Path) -> None:
+    text = page(f"{served}/#/serving", tmp_path)
+    assert [
+        word for word in ("demo-", "uplot", "p95", "sessions", "<b>2</b>", "42 requests") if word not in text
+    ] == []
 
 
 @needs_browser

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from rlplat.dashboard.export import export
 from rlplat.dashboard.pages import Pages, differences, flat
 from rlplat.dashboard.server import make_app
+from rlplat.dashboard.serving import Servers
 from tests.dashboard.made_runs import learning, make_run
 
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -35,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def client(root: Path) -> TestClient:
     hosts = frozenset({"localhost"})
-    return TestClient(make_app(Pages(root), hosts=hosts), base_url="http://localhost:8265")
+    return TestClient(make_app(Pages(root), Servers(), hosts=hosts), base_url="http://localhost:8265")
 
 
 def test_runs_are_listed_with_groups_of_seeds(client: TestClient) -> None:
@@ -141,7 +142,7 @@ def test_it_only_reads(client: TestClient, root: Path) -> None:
 
 
 def test_a_token_is_asked_for_once_and_kept_in_a_cookie(root: Path) -> None:
-    with TestClient(make_app(Pages(root), token="s3cret"), base_url="http://anywhere") as client:
+    with TestClient(make_app(Pages(root), Servers(), token="s3cret"), base_url="http://anywhere") as client:
         assert client.get("/api/runs").status_code == client.get("/?token=wrong").status_code == 401
         assert client.get("/?token=s3cret").status_code == 200
         assert client.get("/api/runs").status_code == 200

@@ -1,8 +1,9 @@
-"""`rlplat dashboard`: runs, curves, trials and the running cluster in a browser."""
+"""`rlplat dashboard`: runs, curves, trials, the running cluster and servers in a browser."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -21,8 +22,8 @@ examples:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlplat dashboard",
-        description="Show runs, experiments and the running cluster in a browser. It only reads, and nothing on the "
-        "page comes from another machine.",
+        description="Show runs, experiments, the running cluster and servers in a browser. It only reads, and "
+        "nothing on the page comes from another machine.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -61,6 +62,7 @@ def run(arguments: list[str]) -> int:
     try:
         from rlplat.dashboard import server
         from rlplat.dashboard.pages import Pages
+        from rlplat.dashboard.serving import Servers
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "dashboard", "rlplat dashboard") from None
     pages = Pages(options.directory)
@@ -75,12 +77,13 @@ def run(arguments: list[str]) -> int:
     port = listener.getsockname()[1]
     hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host.lower()}) if is_local else None
     secret = "/?token=..." if token else ""
-    print(
-        f"the dashboard of {options.directory} is at http://{options.host}:{port}{secret}; Ctrl-C ends it",
-        file=sys.stderr,
-    )
     try:
-        server.serve(server.make_app(pages, token=token, hosts=hosts), listener)
+        print(
+            f"the dashboard of {options.directory} is at http://{options.host}:{port}{secret}; Ctrl-C ends it",
+            file=sys.stderr,
+        )
+        servers = Servers(os.environ.get("RLPLAT_SERVE_TOKEN", ""))
+        server.serve(server.make_app(pages, servers, token=token, hosts=hosts), listener)
     except KeyboardInterrupt:
         pass
     return 0

@@ -1,5 +1,5 @@
 "use strict";
-// The dashboard's page. Hash routes: #/ runs, #/run/NAME, #/compare/NAME|NAME, #/experiment/NAME, #/cluster.
+// The dashboard's page. Hash routes: #/ runs, #/run/NAME, #/compare/NAME|NAME, #/experiment/NAME, #/cluster, #/serving.
 // All text goes through textContent, so names with markup in them are only text.
 
 const COLORS = ["#1f77e0", "#e8702a", "#2a9d5c", "#b453c6", "#d43d51", "#0fa3b1", "#9c7a23", "#6b7785"];
@@ -386,9 +386,50 @@ async function clusterPage() {
 }
 const resource = (value) => value && typeof value === "object" ? Object.values(value).map((one) => number(one)).join(" / ") : number(value);
 
+// ---------------------------------------------------------------- servers
+
+async function servingPage() {
+  const place = h("div"), began = Date.now(), kept = new Map(); // url -> what panels() returns
+  let drawn = null;
+  const ms = (value) => value == null ? "–" : `${number(value, 3)} ms`;
+  show(h("h1", {}, "Serving"), h("div", { class: "dim" }, "Rates and latencies are those of the last ten seconds."), place);
+  function panels() {
+    const rate = new Chart("requests/s since this page was opened", [{ label: "requests/s", color: COLORS[0] }]);
+    const latency = new Chart("latency (ms) since this page was opened", [{ label: "p50", color: COLORS[0] }, { label: "p95", color: COLORS[1] }, { label: "p99", color: COLORS[4] }]);
+    const body = h("div"), table = h("div");
+    return { rate, latency, body, table, rows: [], section: h("section", {}, body, h("div", { class: "charts" }, rate.panel, latency.panel), table) };
+  }
+  function fill(server, to) {
+    const failed = Object.entries(server.statuses || {}).filter(([status]) => status >= "400");
+    to.body.replaceChildren(h("h2", {}, server.url), h("div", { class: "dim" }, `process ${server.pid}`), ...(server.error ? [h("div", { class: "hint" }, server.error)] : [
+      h("div", { class: "cards" }, [["requests/s", number(server.requests_per_s)], ["p50", ms(server.latency_ms.p50)], ["p95", ms(server.latency_ms.p95)], ["p99", ms(server.latency_ms.p99)], ["running", number(server.running)], ["waiting", number(server.waiting)], ["connections", number(server.connections)],
+        ...(server.rows_per_s == null && server.env_steps == null ? [] : [["observations/s", number(server.rows_per_s)], ["observations a batch", number(server.rows_per_batch, 3)], ["sessions", number(server.sessions)], ["weights' env steps", number(server.env_steps)]])]
+        .map(([title, value]) => h("div", { class: "card" }, h("span", { class: "dim" }, title), h("b", {}, value)))),
+      h("p", { class: "dim" }, `${number(server.requests)} requests since the start` + (failed.length ? `, refused or failed: ${failed.map(([status, count]) => `${number(count)} with ${status}`).join(", ")}` : "")),
+    ]));
+    if (server.error) { to.table.replaceChildren(); return; }
+    to.rows.push([(Date.now() - began) / 1000, server.requests_per_s, ...["p50", "p95", "p99"].map((name) => server.latency_ms[name])]);
+    if (to.rows.length > 1800) to.rows.shift();
+    const column = (i) => to.rows.map((row) => row[i]);
+    to.rate.set([column(0), column(1)]); to.latency.set([column(0), column(2), column(3), column(4)]);
+    to.table.replaceChildren(sortableTable([{ title: "replica", value: (row) => row.replica }, { title: "requests/s", value: (row) => row.requests_per_s, numeric: true }, { title: "p95 (ms)", value: (row) => row.latency_ms.p95, numeric: true }, ...["running", "waiting", "connections", "sessions"].map((key) => ({ title: key, value: (row) => row[key], numeric: true }))], server.replicas));
+  }
+  async function draw() {
+    const { servers } = await api("serving"), urls = servers.map((server) => server.url), there = new Set(urls);
+    for (const url of [...kept.keys()].filter((url) => !there.has(url))) { forget(kept.get(url)); kept.delete(url); }
+    for (const server of servers) if (!kept.has(server.url)) kept.set(server.url, panels());
+    if (drawn !== urls.join(" ")) place.replaceChildren(...(servers.length ? [...kept.values()].map((one) => one.section) : [h("p", { class: "dim" }, "No server runs on this machine. Start one: ", h("code", {}, "rlplat serve RUN"))]));
+    drawn = urls.join(" ");
+    for (const server of servers) fill(server, kept.get(server.url));
+  }
+  const forget = (one) => { one.rate.destroy(); one.latency.destroy(); };
+  await draw();
+  return { period: 2000, poll: draw, destroy: () => kept.forEach(forget) };
+}
+
 // ---------------------------------------------------------------- routes and polling
 
-const ROUTES = { "": runsPage, run: runPage, compare: comparePage, experiment: experimentPage, cluster: clusterPage };
+const ROUTES = { "": runsPage, run: runPage, compare: comparePage, experiment: experimentPage, cluster: clusterPage, serving: servingPage };
 let generation = 0;
 async function route() {
   const mine = ++generation;
@@ -413,7 +454,7 @@ async function follow(mine, made) {
     try { await made.poll(); say(""); } catch (error) { say(error instanceof TypeError ? "the server does not answer" : error.message, true); }
   }
 }
-if (exported) document.getElementById("to-cluster").remove();
+if (exported) document.querySelectorAll(".live").forEach((element) => element.remove());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", route);
 addEventListener("hashchange", route);
 route();
