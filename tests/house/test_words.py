@@ -19,6 +19,9 @@ INSTEAD = {
     r"\bgo(es)? on with\b": "continue, resume",
     r"\b(is|was) no `": "is not a",
     r"\bcure it\b": "fix it",
+    r"\bfigures\b": "numbers, metrics",
+    r"\bbeside the training\b": "during training, in parallel",
+    r"\b(mourned|buried)\b": "reported dead, cleaned up",
 }
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PRODUCT = [path for path in sorted(ROOT.glob("rlplat/**/*.py")) if "runtime" not in path.parts]

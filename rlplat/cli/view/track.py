@@ -11,7 +11,7 @@ from rlplat.errors import ConfigError
 
 _EPILOG = """\
 examples:
-  rlplat train --algo ppo --env CartPole-v1 --track wandb    starts this command beside the training
+  rlplat train --algo ppo --env CartPole-v1 --track wandb    starts this command in parallel
   rlplat track runs/demo --to wandb --project cartpole       of a run that trains, or has ended
   rlplat track runs/demo --to mlflow                         MLFLOW_TRACKING_URI says where
   rlplat track runs/demo --to ./my_tracker.py:MyTracker      one of your own (docs/tracking.md)
