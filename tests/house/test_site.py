@@ -95,8 +95,8 @@ def test_the_programs_of_the_new_pages_run(tmp_path: Path, monkeypatch: pytest.M
     """In one process, smaller, with what the commands of the page before them would have made."""
     monkeypatch.chdir(tmp_path)
     smaller = [("num_rollout_workers=2", "num_rollout_workers=0"), ("50_000", "2_000"), ("20_000", "2_000")]
-    for page in ("from-sb3", "from-rllib", "from-cleanrl", "recipes", "first-agent"):
-        text = (ROOT / "docs" / f"{page}.md").read_text().replace("runs/first", "runs/sb3")
+    for page in ("from-sb3", "from-rllib", "from-cleanrl", "recipes"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
         for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             for large, small in smaller:
                 block = block.replace(large, small)
