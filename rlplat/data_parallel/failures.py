@@ -18,23 +18,27 @@ class RanksLost(RuntimeFault):
 
 
 class CollectiveFailed(RlplatError):
-    """In a rank: a collective call failed, because another rank did not take part."""
+    """In a rank: a collective call failed, because another rank did not take part.
+
+    (reason, steps of this rank so far, what its user can do for equal data on all ranks)
+    """
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The call returned; num_steps: backward passes of the rank so far; what: what it did."""
+    """The call returned; num_steps: of the rank so far, where it says so; what: what it did."""
 
-    num_steps: int = 0
+    num_steps: int | None = None
     what: str = "returned"
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A collective call failed in it; num_steps as above."""
+    """A collective call failed in it; the fields of `CollectiveFailed`."""
 
-    num_steps: int
     reason: str
+    num_steps: int
+    equal_data: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,10 @@ def verdict(outcomes: Sequence[Outcome], hang_timeout_s: float) -> BaseException
     waits, reason = f"rank {cut[0][0]} waited in vain in step {cut[0][1].num_steps + 1}", cut[0][1].reason
     for rank, outcome in enumerate(outcomes):
         if isinstance(outcome, Answered):
+            after = "" if outcome.num_steps is None else f" after {outcome.num_steps} steps"
             return ConfigError(
-                f"rank {rank} {outcome.what} after {outcome.num_steps} steps, and {waits} for it: the ranks have "
-                "unequal data or take different ways. Give the loader to ctx.prepare(loader), which gives each rank "
-                "as many batches, and call ctx.report on every rank"
+                f"rank {rank} {outcome.what}{after}, and {waits} for it: the ranks have unequal data or take different "
+                f"ways. {cut[0][1].equal_data}"
             )
     if hung := [rank for rank, one in enumerate(outcomes) if isinstance(one, Silent)]:
         names = ", ".join(map(str, hung))

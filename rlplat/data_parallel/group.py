@@ -24,6 +24,7 @@ from rlplat.data_parallel.failures import (
     Died,
     Outcome,
     Raised,
+    RanksLost,
     Silent,
     verdict,
 )
@@ -242,7 +243,9 @@ def _outcome(ref: ObjectRef, values: dict[ObjectRef, Any]) -> Outcome:
     except RlplatError as error:
         cause = error.cause if isinstance(error, TaskError) else error
         if isinstance(cause, CollectiveFailed):
-            return Cut(int(cause.args[1]), str(cause.args[0]))
+            return Cut(*cause.args)
+        if isinstance(cause, RanksLost):  # by a rank that cannot go on where another process could
+            return Died(str(cause))
         if isinstance(cause, RuntimeFault) and not isinstance(error, TaskError):
             return Died(str(error))
         return Raised(cause if isinstance(cause, UsageError) else error)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pkgutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+import rlplat
+from rlplat.data_parallel.failures import CollectiveFailed
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,52 @@ class Rank:
     """
 
     def __init__(self, program: str, settings: RankSettings) -> None:
-        self._program = pkgutil.resolve_name(program)(settings)
+        self._program: RankProgram = pkgutil.resolve_name(program)(settings)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._program, method)(*arguments)
+        """What the method of the program returns; its error names the rank, or is `CollectiveFailed`."""
+        program = self._program
+        try:
+            return getattr(program, method)(*arguments)
+        except BaseException as error:
+            reason = program.broken_exchange(error)
+            if reason is None:
+                rank, ranks = program.settings.rank, program.settings.world_size
+                error.add_note(f"(in rank {rank} of {ranks}, step {program.num_steps + 1})")
+                raise
+        raise CollectiveFailed(reason, program.num_steps, program.equal_data)
+
+
+class RankProgram(ABC):
+    """What the driver may tell a rank, method by method; here, what the frameworks have in common."""
+
+    equal_data: ClassVar[str]
+    """What a user can do so that all ranks have as many batches: a sentence."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        self.settings = settings
+
+    def home(self) -> tuple[str, str]:
+        """(node, its address for other machines)."""
+        context = rlplat.get_runtime_context()
+        return context.get_node_id(), context.node_address
+
+    def ready(self) -> bool:
+        """True: asked after `set_up`, which returns nothing."""
+        return True
+
+    def apply(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """So far, in this process."""
+
+    @abstractmethod
+    def broken_exchange(self, error: BaseException) -> str | None:
+        """What `error` says, where the exchange between the ranks failed: another rank's trouble. None: it is this
+        rank's own."""
 
 
 class LoopThread:

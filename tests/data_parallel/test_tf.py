@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import tensorflow as tf
 
 import rlplat
 from rlplat.data_parallel import TFTrainer
-from rlplat.data_parallel.failures import CollectiveFailed
-from rlplat.data_parallel.rank import RankSettings
+from rlplat.data_parallel.failures import CollectiveFailed, RanksLost
+from rlplat.data_parallel.group import RankGroup
+from rlplat.data_parallel.rank import Rank, RankSettings
 from rlplat.data_parallel.tf.program import TFProgram, tf_config
 from rlplat.data_parallel.tf.training import KerasTraining
 from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
@@ -52,28 +54,41 @@ def alone() -> Course:
     return Course([first, one.run_epoch(None), one.run_validation(None)], state, one.model.get_weights())
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    rlplat.init(num_cpus=2, num_gpus=0, preload=[TFTrainer.program.partition(":")[0]], log_to_driver=False)
+    yield
+    rlplat.shutdown()
+
+
 @pytest.mark.process
+@pytest.mark.usefixtures("cluster")
 def test_two_ranks_of_which_one_is_killed_train_like_one(
     tmp_path: Path, alone: Course, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The kill comes within the second epoch, which begins again from its start."""
-    rlplat.init(num_cpus=2, num_gpus=0, preload=[TFTrainer.program.partition(":")[0]], log_to_driver=False)
-    try:
-        config = CONFIG | {"marker": str(tmp_path / "marker")}
-        with TFTrainer(model_creator, data_creator, config, num_workers=2, out=tmp_path / "run") as trainer:
-            assert len(set(trainer.apply_all_workers(os.getpid))) == 2
-            found = [trainer.train()]
-            (tmp_path / "marker").touch()
-            found += [trainer.train(), trainer.validate()]
-            assert "training continues from the end of epoch 1" in capfd.readouterr().err
-            weights = trainer.get_model().get_weights()
-    finally:
-        rlplat.shutdown()
+    config = CONFIG | {"marker": str(tmp_path / "marker")}
+    with TFTrainer(model_creator, data_creator, config, num_workers=2, out=tmp_path / "run") as trainer:
+        assert len(set(trainer.apply_all_workers(os.getpid))) == 2
+        found = [trainer.train()]
+        (tmp_path / "marker").touch()
+        found += [trainer.train(), trainer.validate()]
+        assert "training continues from the end of epoch 1" in capfd.readouterr().err
+        weights = trainer.get_model().get_weights()
     for one, other in zip(found, alone.stats, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
     assert found[1]["num_samples"] == NUM_SAMPLES + 4
     for one, other in zip(weights, alone.weights, strict=True):
         assert np.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+def test_a_port_that_another_process_has_taken_since_counts_as_a_lost_rank() -> None:
+    program = "tests.data_parallel.keras_loops:PortTaken"
+    text = r"^rank 1: TensorFlow's server did not start at 127\.0\.0\.1:\d+: another process may have taken"
+    with pytest.raises(RanksLost, match=text):
+        RankGroup(program, (2, 2), {"CPU": 1.0}, seed=0, hang_timeout_s=10, options={})
 
 
 def test_a_state_continues_with_the_order_of_its_epoch(alone: Course) -> None:
@@ -125,12 +140,18 @@ def test_each_rank_knows_the_addresses_of_all() -> None:
 
 
 def test_an_error_of_the_exchange_is_told_from_one_of_the_model() -> None:
-    program = TFProgram(RankSettings(0, 2, 2, 1.0, False, 0, 10.0))
+    rank = Rank(TFTrainer.program, RankSettings(1, 2, 2, 1.0, False, 0, 10.0))
 
-    def raises(error: Exception) -> None:
-        with pytest.raises(CollectiveFailed if isinstance(error, tf.errors.OpError) else type(error)):
-            program.apply(lambda: (_ for _ in ()).throw(error))
+    def told(error: Exception) -> Exception:
+        with pytest.raises(Exception) as raised:
+            rank.call("apply", lambda: (_ for _ in ()).throw(error))
+        return raised.value
 
-    raises(tf.errors.InternalError(None, None, "x\nCollective ops is aborted by: Socket closed"))
-    raises(tf.errors.DeadlineExceededError(None, None, "timed out"))
-    raises(ValueError("mine"))
+    aborted = tf.errors.InternalError(None, None, "x\nCollective ops is aborted by: Socket closed")
+    fix = TFProgram.equal_data
+    assert told(aborted).args == ("Collective ops is aborted by: Socket closed", 0, fix)
+    timed_out = told(tf.errors.DeadlineExceededError(None, None, "timed out"))
+    assert isinstance(timed_out, CollectiveFailed) and timed_out.args == ("DeadlineExceededError", 0, fix)
+    for own in (ValueError("mine"), tf.errors.InvalidArgumentError(None, None, "a shape")):
+        assert told(own) is own
+        assert own.__notes__ == ["(in rank 1 of 2, step 1)"]

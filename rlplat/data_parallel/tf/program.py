@@ -15,9 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-import rlplat
-from rlplat.data_parallel.failures import CollectiveFailed
-from rlplat.data_parallel.rank import RankSettings
+from rlplat.data_parallel.failures import RanksLost
+from rlplat.data_parallel.rank import RankProgram, RankSettings
 from rlplat.data_parallel.tf.training import KerasTraining
 from rlplat.errors import ConfigError
 
@@ -25,12 +24,16 @@ _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.
 """Of a collective call in which another rank does not take part; others are known by their text."""
 
 
-class TFProgram:
+class TFProgram(RankProgram):
+    equal_data = (
+        "data_creator must make the same data set on every rank, whichever it is: each rank takes its part of every "
+        "batch"
+    )
     _training: KerasTraining
     """From `set_up` on."""
 
     def __init__(self, settings: RankSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         gpus = tf.config.list_physical_devices("GPU") if settings.use_gpu else []
         if settings.use_gpu and not gpus:
             raise RuntimeError(
@@ -44,27 +47,26 @@ class TFProgram:
                 tf.config.threading.set_intra_op_parallelism_threads(int(settings.num_cpus))
         self._strategy = tf.distribute.get_strategy()
 
-    def home(self) -> tuple[str, str]:
-        """(node, its address for other machines)."""
-        context = rlplat.get_runtime_context()
-        return context.get_node_id(), context.node_address
-
     def open_door(self, hosts: Sequence[str]) -> tuple[str, int]:
         """The address for this rank's server: its node's, and a port that is free now."""
-        host = hosts[self._settings.rank]
         with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
+            probe.bind(("", 0))  # at all addresses, as TensorFlow's server will
+            return hosts[self.settings.rank], int(probe.getsockname()[1])
 
     def join(self, doors: Sequence[tuple[str, int]]) -> None:
-        os.environ["TF_CONFIG"] = tf_config(doors, self._settings.rank)
+        os.environ["TF_CONFIG"] = tf_config(doors, self.settings.rank)
         options = tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=self._settings.hang_timeout_s
+            timeout_seconds=self.settings.hang_timeout_s
         )
-        self._watched(lambda: self._meet(options))
-
-    def _meet(self, options: Any) -> None:
-        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        try:
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        except tf.errors.UnknownError as error:
+            if "gRPC server" not in str(error):
+                raise
+            host, port = doors[self.settings.rank]
+            raise RanksLost(
+                f"TensorFlow's server did not start at {host}:{port}: another process may have taken the port"
+            ) from None
 
     def set_up(
         self,
@@ -72,17 +74,8 @@ class TFProgram:
         config: dict[str, Any],
         state: dict[str, Any] | None,
     ) -> None:
-        tf.keras.utils.set_random_seed(self._settings.seed)  # alike on all ranks: so is the order of the data
-        settings = self._settings
-        self._watched(lambda: self._make(settings, creators, config, state))
-
-    def _make(
-        self,
-        settings: RankSettings,
-        creators: dict[str, Callable[..., Any]],
-        config: dict[str, Any],
-        state: dict[str, Any] | None,
-    ) -> None:
+        tf.keras.utils.set_random_seed(self.settings.seed)  # alike on all ranks: so is the order of the data
+        settings = self.settings
         self._training = KerasTraining(
             self._strategy, settings.rank, settings.world_size, creators, config, state
         )
@@ -93,43 +86,29 @@ class TFProgram:
         """(stats, state after it)."""
         if info:
             raise ConfigError("info= is for a TrainingOperator of TorchTrainer; TFTrainer has none")
-        stats = self._watched(lambda: self._training.run_epoch(num_steps))
+        stats = self._training.run_epoch(num_steps)
         return stats, self.state() if with_state else None
 
     def validate(self, num_steps: int | None, info: dict[str, Any]) -> dict[str, Any]:
-        return self._watched(lambda: self._training.run_validation(num_steps))
+        return self._training.run_validation(num_steps)
 
     def state(self) -> dict[str, Any] | None:
         """Of rank 0; the others have the same."""
-        return self._training.state() if self._settings.rank == 0 else None
+        return self._training.state() if self.settings.rank == 0 else None
 
     def has_validation(self) -> bool:
         return self._training.has_validation
 
-    def ready(self) -> None:
-        """The training is set up."""
-
-    def apply(self, function: Callable[[], Any]) -> Any:
-        return self._watched(function)
-
-    def _watched(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except tf.errors.OpError as error:
-            if not isinstance(error, _LOST) and "ollective" not in str(error):
-                raise
-            reason = next(
-                line for line in [*str(error).splitlines()[::-1], ""] if "ollective" in line or not line
-            )
-            failed = CollectiveFailed(reason or type(error).__name__, self._num_steps)
-        except BaseException as error:
-            rank, ranks = self._settings.rank, self._settings.world_size
-            error.add_note(f"(in rank {rank} of {ranks}, step {self._num_steps + 1})")
-            raise
-        raise failed
+    def broken_exchange(self, error: BaseException) -> str | None:
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        if not isinstance(error, _LOST) and "ollective" not in str(error):
+            return None
+        lines = [line for line in str(error).splitlines() if "ollective" in line]
+        return lines[-1] if lines else type(error).__name__
 
     @property
-    def _num_steps(self) -> int:
+    def num_steps(self) -> int:
         return self._training.num_steps if hasattr(self, "_training") else 0
 
 

@@ -10,9 +10,7 @@ import torch
 import torch._dynamo  # by the first step of an optimizer anyway, then in each rank: a second
 import torch.distributed as dist
 
-import rlplat
-from rlplat.data_parallel.failures import CollectiveFailed
-from rlplat.data_parallel.rank import END, LoopThread, RankSettings, Turn
+from rlplat.data_parallel.rank import END, LoopThread, RankProgram, RankSettings, Turn
 from rlplat.data_parallel.torch import process_group
 from rlplat.data_parallel.torch.context import Context
 from rlplat.data_parallel.torch.operator import Creators, TrainingOperator
@@ -21,12 +19,16 @@ from rlplat.data_parallel.torch.states import seed_everything
 from rlplat.errors import ConfigError
 
 
-class TorchProgram:
+class TorchProgram(RankProgram):
+    equal_data = (
+        "Give the loader to ctx.prepare (or self.register_data), which gives each rank as many batches, and call "
+        "ctx.report on every rank"
+    )
     _operator: TrainingOperator
     """From `set_up` on."""
 
     def __init__(self, settings: RankSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._options = TorchOptions(**settings.options)
         if settings.num_cpus >= 1:
             torch.set_num_threads(int(settings.num_cpus))
@@ -42,25 +44,20 @@ class TorchProgram:
         self._thread: LoopThread | None = None
         self._context: Context | None = None
 
-    def home(self) -> tuple[str, str]:
-        """(node, its address for other machines)."""
-        context = rlplat.get_runtime_context()
-        return context.get_node_id(), context.node_address
-
     def open_door(self, hosts: Sequence[str]) -> tuple[str, int] | None:
         """Where the others find rank 0: (host, port)."""
-        return process_group.open_store(hosts[0]) if self._settings.rank == 0 else None
+        return process_group.open_store(hosts[0]) if self.settings.rank == 0 else None
 
     def join(self, doors: Sequence[tuple[str, int]]) -> None:
         host, port = doors[0]
-        backend = self._options.backend or ("nccl" if self._settings.use_gpu else "gloo")
+        backend = self._options.backend or ("nccl" if self.settings.use_gpu else "gloo")
         process_group.join(
             host,
             port,
-            rank=self._settings.rank,
-            world_size=self._settings.world_size,
+            rank=self.settings.rank,
+            world_size=self.settings.world_size,
             backend=backend,
-            timeout_s=self._settings.hang_timeout_s,
+            timeout_s=self.settings.hang_timeout_s,
         )
 
     # ---------------------------------------------------------------- a training function
@@ -73,12 +70,12 @@ class TorchProgram:
         def report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:
             thread.report(Turn(context.num_steps, metrics, state))
 
-        context = self._context = Context(self._settings, self.device, report, checkpoint)
+        context = self._context = Context(self.settings, self.device, report, checkpoint)
         thread = self._thread = LoopThread(lambda: function(context, config))
 
     def advance(self) -> Turn:
         assert self._thread is not None and self._context is not None
-        turn = self._watched(self._thread.advance)
+        turn = self._thread.advance()
         return Turn(self._context.num_steps, None) if turn is END else turn
 
     # ---------------------------------------------------------------- a training operator
@@ -91,7 +88,7 @@ class TorchProgram:
         config: dict[str, Any],
         checkpoint: dict[str, Any] | None,
     ) -> None:
-        context = self._context = Context(self._settings, self.device, _no_report, checkpoint)
+        context = self._context = Context(self.settings, self.device, _no_report, checkpoint)
         self._operator = (operator or TrainingOperator)(context, dict(config), creators, ways)
         if checkpoint and context.checkpoint:
             self._operator.epoch = context.checkpoint["epoch"]
@@ -103,11 +100,11 @@ class TorchProgram:
         self, num_steps: int | None, info: dict[str, Any], with_state: bool
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """(stats, state after it)."""
-        stats = self._watched(lambda: self._operator.run_epoch(num_steps, info))
+        stats = self._operator.run_epoch(num_steps, info)
         return stats, self.state() if with_state else None
 
     def validate(self, num_steps: int | None, info: dict[str, Any]) -> dict[str, Any]:
-        return self._watched(lambda: self._operator.run_validation(num_steps, info))
+        return self._operator.run_validation(num_steps, info)
 
     def state(self) -> dict[str, Any]:
         """As `Context.state`; on every rank at once."""
@@ -123,35 +120,21 @@ class TorchProgram:
     def has_validation(self) -> bool:
         return self._operator.validation_loader is not None
 
-    def ready(self) -> None:
-        """The operator is set up."""
-
-    def apply(self, function: Callable[[], Any]) -> Any:
-        return self._watched(function)
-
     def apply_to_operator(self, function: Callable[[TrainingOperator], Any]) -> Any:
-        return self._watched(lambda: function(self._operator))
+        return function(self._operator)
 
     def model(self) -> Any:
         assert self._context is not None
         return self._context.plain_models()
 
-    def _watched(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except BaseException as error:
-            explained = self._explained(error)
-            raise explained from (None if explained is error else error)
-
-    def _explained(self, error: BaseException) -> BaseException:
-        """An error of the exchange between ranks is the sign of another rank's trouble."""
-        num_steps = self._context.num_steps if self._context else 0
+    def broken_exchange(self, error: BaseException) -> str | None:
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
-            return CollectiveFailed(str(error).splitlines()[0], num_steps)
-        error.add_note(
-            f"(in rank {self._settings.rank} of {self._settings.world_size}, step {num_steps + 1})"
-        )
-        return error
+            return str(error).splitlines()[0]
+        return None
+
+    @property
+    def num_steps(self) -> int:
+        return self._context.num_steps if self._context else 0
 
 
 def _no_report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:
