@@ -13,15 +13,11 @@ Both stand on one group of ranks (`group.RankGroup`), one context in each of the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rlplat.data_parallel.epochs import EpochTrainer, say_grown, say_lost
-from rlplat.data_parallel.failures import RanksLost
-from rlplat.data_parallel.group import RankGroup
-from rlplat.data_parallel.rank import Turn
-from rlplat.data_parallel.reports import Report, Result, merged_turns
+from rlplat.data_parallel.loop_trainer import LoopTrainer
 from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.data_parallel.torch.options import TorchOptions
 from rlplat.errors import ConfigError
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 STEP_FREQUENCIES = ("epoch", "batch", "manual")
 
 
-class TorchTrainer(EpochTrainer):
+class TorchTrainer(LoopTrainer):
     name = "TorchTrainer"
     program = "rlplat.data_parallel.torch.program:TorchProgram"
 
@@ -81,8 +77,7 @@ class TorchTrainer(EpochTrainer):
             place_timeout_s=place_timeout_s,
         )
         torch_options = options_of(options, settings.demand)
-        super().__init__(settings, torch_options, config, out=out, resume=resume, keep=keep)
-        self._function = train_loop
+        super().__init__(settings, torch_options, config, train_loop, out=out, resume=resume, keep=keep)
         creators = (model_creator, data_creator, optimizer_creator, loss_creator, scheduler_creator)
         self._creators = dict(zip(("model", "data", "optimizer", "loss", "scheduler"), creators, strict=True))
         self._operator = training_operator_cls
@@ -98,65 +93,6 @@ class TorchTrainer(EpochTrainer):
         self._ways = {"use_tqdm": use_tqdm, "scheduler_step_freq": scheduler_step_freq}
         if train_loop is None:
             self._begin()
-
-    # ---------------------------------------------------------------- one function
-
-    def fit(self) -> Result:
-        """Run the function to its end."""
-        result = self._begun()
-        with self._open_runtime():
-            self.settings.check_against_cluster()
-            for report in self.reports(self.config, result.state, len(result.history)):
-                del result.history[report.number - 1 :]  # those that were lost with their ranks
-                result.history.append(report.metrics)
-                result.num_restarts = report.num_restarts
-                if report.state is not None:
-                    result.state = report.state | {"history": list(result.history)}
-                    if self._out is not None:
-                        result.path = self._write(self._out, report.number, result.state)
-        return result
-
-    def reports(
-        self, config: Mapping[str, Any], state: dict[str, Any] | None = None, number: int = 0
-    ) -> Iterator[Report]:
-        """What the ranks report, one after the other; they train on while the caller is busy with a report.
-
-        state: a checkpoint to start from, made with report `number`. Closing the iterator ends the ranks.
-        """
-        if self._function is None:
-            raise ConfigError("fit() is for a training function; with creators: train(), validate()")
-        num_restarts = num_in_a_row = 0
-        num_now: int | None = None
-        while True:
-            reported = number
-            try:
-                with self._open_group(num_now) as group:
-                    group.call("begin", self._function, dict(config), state)
-                    pending, num_now = group.start("advance"), None
-                    while num_now is None:
-                        turns: list[Turn] = group.finish(pending)
-                        report = merged_turns(turns)
-                        if report is None:
-                            return
-                        reported += 1
-                        metrics, new_state = report
-                        if new_state is not None:
-                            state, number, num_in_a_row = new_state, reported, 0
-                            num_now = group.num_growing()
-                        if num_now is None:
-                            pending = group.start("advance")
-                        yield Report(reported, metrics, new_state, num_restarts)
-                say_grown(num_now, f"report {number}, the last checkpoint")
-            except RanksLost as lost:
-                num_restarts += 1
-                num_in_a_row += 1
-                if num_in_a_row > self.settings.max_failures:
-                    raise
-                say_lost(
-                    lost, f"report {number}, the last checkpoint" if state is not None else "the beginning"
-                )
-
-    # ---------------------------------------------------------------- epoch by epoch
 
     def state_dict(self) -> dict[str, Any]:
         """All that a training continues from, as torch tensors: `models`, `optimizers`, ...; for `torch.save`."""
@@ -180,13 +116,6 @@ class TorchTrainer(EpochTrainer):
 
     def _parts(self) -> tuple[Any, ...]:
         return self._operator, self._creators, self._ways
-
-    def _opened(self) -> RankGroup:
-        if self._function is not None:
-            raise ConfigError(
-                "a trainer with a training function has fit(); train() and validate() need creators"
-            )
-        return super()._opened()
 
 
 def options_of(given: dict[str, Any], demand: Mapping[str, float]) -> dict[str, Any]:
