@@ -40,6 +40,10 @@ class Turn:
     """For a checkpoint: rank 0 has all but the random states of the other ranks, which have nothing else."""
 
 
+Reporting = Callable[[dict[str, Any], dict[str, Any] | None], None]
+"""f(metrics, state for a checkpoint)."""
+
+
 class Rank:
     """rank = Rank.remote("rlplat.data_parallel.torch.program:TorchProgram", settings)
     get(rank.call.remote("join", host, port))
@@ -65,6 +69,8 @@ class Rank:
 class RankProgram(ABC):
     """What the driver may tell a rank, method by method; here, what the frameworks have in common."""
 
+    _thread: LoopThread
+    """Of a training function, from `begin` on."""
     equal_data: ClassVar[str]
     """What a user can do so that all ranks have as many batches: a sentence."""
 
@@ -75,6 +81,25 @@ class RankProgram(ABC):
         """(node, its address for other machines)."""
         context = rlplat.get_runtime_context()
         return context.get_node_id(), context.node_address
+
+    @abstractmethod
+    def context_of(self, report: Reporting, checkpoint: dict[str, Any] | None) -> Any:
+        """What a training function is given. report(metrics, state): waits for the driver."""
+
+    def begin(
+        self, function: Callable[..., Any], config: dict[str, Any], checkpoint: dict[str, Any] | None
+    ) -> None:
+        """function(context, config) runs from one `advance` to the next."""
+
+        def report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:
+            self._thread.report(Turn(self.num_steps, metrics, state))
+
+        context = self.context_of(report, checkpoint)
+        self._thread = LoopThread(lambda: function(context, config))
+
+    def advance(self) -> Turn:
+        turn: Turn = self._thread.advance()
+        return Turn(self.num_steps, None) if turn is END else turn
 
     def ready(self) -> bool:
         """True: asked after `set_up`, which returns nothing."""

@@ -1,10 +1,12 @@
-"""`TFTrainer`: data-parallel training of a Keras model from the driver's side. No TensorFlow here.
+"""`TFTrainer`: data-parallel training on TensorFlow from the driver's side, in two forms. No TensorFlow here.
+
+    result = TFTrainer(train_loop=train_loop, config={"lr": 0.1}, num_workers=2, out="runs/demo").fit()
 
     trainer = TFTrainer(model_creator=..., data_creator=..., config={"lr": 0.1}, num_workers=2)
     stats = trainer.train()                     # an epoch; RaySGD's interface
     trainer.shutdown()
 
-The same engine as `TorchTrainer` (`epochs.EpochTrainer`); in the ranks: `tf.program`.
+The same engine as `TorchTrainer` (`loop_trainer`, `epochs`); in the ranks: `tf.program`.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlplat.data_parallel.epochs import EpochTrainer
+from rlplat.data_parallel.loop_trainer import LoopTrainer
 from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.errors import ConfigError, MissingExtra
 
 
-class TFTrainer(EpochTrainer):
+class TFTrainer(LoopTrainer):
     name = "TFTrainer"
     program = "rlplat.data_parallel.tf.program:TFProgram"
 
     def __init__(
         self,
-        model_creator: Callable[..., Any],
-        data_creator: Callable[..., Any],
+        model_creator: Callable[..., Any] | None = None,
+        data_creator: Callable[..., Any] | None = None,
         config: Mapping[str, Any] | None = None,
         *,
+        train_loop: Callable[..., Any] | None = None,
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
         keep: int = 3,
@@ -41,7 +44,8 @@ class TFTrainer(EpochTrainer):
         place_timeout_s: float = 60.0,
     ) -> None:
         """model_creator(config): a compiled Keras model; data_creator(config): a batched `tf.data.Dataset` for
-        training, or (training, validation). A batch is what all ranks together take in a step.
+        training, or (training, validation). A batch is what all ranks together take in a step. Or
+        train_loop(ctx, config): runs on every rank (`tf.context.TFContext`), by `fit`.
 
         The other settings are `TorchTrainer`'s.
         """
@@ -58,7 +62,13 @@ class TFTrainer(EpochTrainer):
         )
         if 0 < settings.demand.get("GPU", 0) < 1:
             raise ConfigError("TensorFlow takes no part of a GPU: a whole one for each rank, use_gpu=True")
-        super().__init__(settings, {}, config, out=out, resume=resume, keep=keep)
+        super().__init__(settings, {}, config, train_loop, out=out, resume=resume, keep=keep)
+        if train_loop is not None:
+            if model_creator is not None or data_creator is not None:
+                raise ConfigError("TFTrainer takes model_creator and data_creator, or train_loop; not both")
+            return
+        if model_creator is None or data_creator is None:
+            raise ConfigError("TFTrainer needs model_creator and data_creator, or train_loop=")
         self._creators = {"model": model_creator, "data": data_creator}
         self._begin()
 
@@ -71,7 +81,7 @@ class TFTrainer(EpochTrainer):
 
     def get_model(self) -> Any:
         """The trained model, made by `model_creator` in this process."""
-        from rlplat.data_parallel.tf.training import load_variables
+        from rlplat.data_parallel.tf.variables import load_variables
 
         weights = self.current_state()["model"]
         model = self._creators["model"](self.config)

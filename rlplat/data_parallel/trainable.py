@@ -15,7 +15,7 @@ def trainable_of(trainer: Callable[..., Any], form: tuple[Any, ...], settings: M
         # A trial whose ranks are lost is tune's to repeat, from its last checkpoint.
         own = {"seed": report.seed, **base, "max_failures": 0}
         one = trainer(*form, config={**config_of_all, **config}, **own)
-        if form or "train_loop" in base:
+        if one.train_loop is not None:
             for each in one.reports(one.config, report.checkpoint, report.step):
                 yield each.metrics if each.state is None else (each.metrics, each.state)
             return

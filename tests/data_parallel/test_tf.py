@@ -21,9 +21,12 @@ from rlplat.data_parallel import TFTrainer
 from rlplat.data_parallel.failures import CollectiveFailed, RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Rank, RankSettings
+from rlplat.data_parallel.tf.context import TFContext
+from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.program import TFProgram, tf_config
 from rlplat.data_parallel.tf.training import KerasTraining
 from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
+from tests.data_parallel import keras_loops
 from tests.data_parallel.keras_creators import NUM_SAMPLES, data_creator, model_creator
 
 pytestmark = pytest.mark.slow
@@ -91,10 +94,77 @@ def test_a_port_that_another_process_has_taken_since_counts_as_a_lost_rank() -> 
         RankGroup(program, (2, 2), {"CPU": 1.0}, seed=0, hang_timeout_s=10, options={})
 
 
+def run_alone(
+    loop: Any, checkpoint: dict[str, Any] | None = None, **config: Any
+) -> list[tuple[dict[str, Any], Any]]:
+    """(metrics, state) of each report of a training function on one rank, in this process."""
+    tf.keras.utils.set_random_seed(0)
+    reports: list[tuple[dict[str, Any], Any]] = []
+    settings, strategy = RankSettings(0, 1, 1, 1.0, False, 0, 10.0), tf.distribute.get_strategy()
+    loop(TFContext(settings, strategy, lambda *report: reports.append(report), checkpoint), CONFIG | config)
+    return reports
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+def test_a_training_function_on_two_ranks_of_which_one_is_killed_trains_like_on_one(tmp_path: Path) -> None:
+    """The checkpoint that it continues from was made within an epoch."""
+    (tmp_path / "marker").touch()
+    config = CONFIG | {"marker": str(tmp_path / "marker")}
+    result = TFTrainer(train_loop=keras_loops.classifier, config=config, num_workers=2).fit()
+    expected = [metrics for metrics, _ in run_alone(keras_loops.classifier)]
+    assert [one["place"] for one in result.history] == ["within", "end"] * 2
+    norms = [[one["norm"] for one in history] for history in (result.history, expected)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert (result.num_restarts, result.metrics["note"]) == (1, 1)
+    assert [array.shape for array in result.state["models"][0]] == [(4, 8), (8,), (8, 3), (3,)]
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+def test_a_rank_with_fewer_steps_is_named_with_what_to_do_on_tensorflow() -> None:
+    text = (
+        "rank 1 returned from its function after 2 steps, and rank 0 waited in vain in step 3 for it: .* different "
+        "ways. Each rank takes its part of every batch of a data set that is the same on all"
+    )
+    with pytest.raises(ConfigError, match=text):
+        TFTrainer(train_loop=keras_loops.unequal, num_workers=2, hang_timeout_s=2).fit()
+
+
+@pytest.mark.parametrize(
+    ("loop", "error", "text"),
+    [
+        (lambda ctx, _: ctx.prepare(None), ConfigError, "was given None: what made it returned nothing"),
+        (lambda ctx, _: ctx.prepare([1]), ConfigError, "takes Keras models, .* and was given a list"),
+        (lambda ctx, _: ctx.prepare(tf.keras.Sequential()), ConfigError, "begin it with tf.keras.Input"),
+        (lambda ctx, _: ctx.prepare(tf.keras.optimizers.SGD()), ConfigError, "comes before its optimizer"),
+        (
+            lambda ctx, _: ctx.report(norm=ctx.average_gradients([tf.constant([1.0, np.nan])])),
+            NonFiniteError,
+            "rank 0: the gradients of step 1 are NaN or infinite: a lower learning rate",
+        ),
+    ],
+)
+def test_what_a_training_function_does_wrong_is_named(loop: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        run_alone(loop)
+
+
+def test_a_batch_with_fewer_samples_than_ranks_is_refused() -> None:
+    data = DividedData(data_of(np.zeros((4, 4))).batch(1), "training", rank=1, num_ranks=2)
+    text = "rank 1: the first batch of the training data has 1 samples for 2 ranks, .* larger dataset.batch"
+    with pytest.raises(ConfigError, match=text):
+        next(data.batches())
+
+
 def test_a_state_continues_with_the_order_of_its_epoch(alone: Course) -> None:
     assert training(alone.state).run_epoch(None) == alone.stats[1]
-    with pytest.raises(CheckpointError, match="of another model: it has variables of the shapes"):
-        training(alone.state | {"model": alone.state["model"][1:]})
+    for other, text in (
+        (alone.state["model"][1:], r"it has 3 variables, and this one 4; .*/kernel has the shape \(4, 8\)"),
+        (alone.state["model"][:3], "it has 3 variables, and this one 4: build the same model"),
+    ):
+        with pytest.raises(CheckpointError, match=f"of another model: {text}"):
+            training(alone.state | {"model": other})
 
 
 def test_the_program_of_the_page_learns() -> None:

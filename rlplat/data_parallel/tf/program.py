@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from rlplat.data_parallel.failures import RanksLost
-from rlplat.data_parallel.rank import RankProgram, RankSettings
+from rlplat.data_parallel.rank import RankProgram, RankSettings, Reporting
+from rlplat.data_parallel.tf.context import TFContext
 from rlplat.data_parallel.tf.training import KerasTraining
 from rlplat.errors import ConfigError
 
@@ -26,8 +27,8 @@ _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.
 
 class TFProgram(RankProgram):
     equal_data = (
-        "data_creator must make the same data set on every rank, whichever it is: each rank takes its part of every "
-        "batch"
+        "Each rank takes its part of every batch of a data set that is the same on all: data_creator must not look at "
+        "the rank; a training function gives the data set to ctx.prepare, and calls ctx.report on every rank"
     )
     _training: KerasTraining
     """From `set_up` on."""
@@ -46,6 +47,8 @@ class TFProgram(RankProgram):
             if settings.num_cpus >= 1:
                 tf.config.threading.set_intra_op_parallelism_threads(int(settings.num_cpus))
         self._strategy = tf.distribute.get_strategy()
+        self._counts: KerasTraining | TFContext | None = None
+        """What knows how many steps there were."""
 
     def open_door(self, hosts: Sequence[str]) -> tuple[str, int]:
         """The address for this rank's server: its node's, and a port that is free now."""
@@ -68,15 +71,20 @@ class TFProgram(RankProgram):
                 f"TensorFlow's server did not start at {host}:{port}: another process may have taken the port"
             ) from None
 
+    def context_of(self, report: Reporting, checkpoint: dict[str, Any] | None) -> TFContext:
+        tf.keras.utils.set_random_seed(self.settings.seed)  # alike on all ranks: so is the order of the data
+        context = self._counts = TFContext(self.settings, self._strategy, report, checkpoint)
+        return context
+
     def set_up(
         self,
         creators: dict[str, Callable[..., Any]],
         config: dict[str, Any],
         state: dict[str, Any] | None,
     ) -> None:
-        tf.keras.utils.set_random_seed(self.settings.seed)  # alike on all ranks: so is the order of the data
+        tf.keras.utils.set_random_seed(self.settings.seed)  # as above
         settings = self.settings
-        self._training = KerasTraining(
+        self._counts = self._training = KerasTraining(
             self._strategy, settings.rank, settings.world_size, creators, config, state
         )
 
@@ -109,7 +117,7 @@ class TFProgram(RankProgram):
 
     @property
     def num_steps(self) -> int:
-        return self._training.num_steps if hasattr(self, "_training") else 0
+        return self._counts.num_steps if self._counts else 0
 
 
 def tf_config(doors: Sequence[tuple[str, int]], rank: int) -> str:

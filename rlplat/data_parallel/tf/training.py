@@ -6,21 +6,20 @@ the step is written out here:
     own part of the batch -> loss -> gradients -> strategy: sum over the ranks -> model.optimizer, alike on every rank
 
 The model's variables are ordinary ones of this process. They are equal on all ranks: rank 0's at the beginning, and
-then changed by the same gradients. A batch of the data set is what all ranks take in a step, as with tf.distribute:
-rank r takes every n-th sample of it, from the r-th on, so that the losses do not depend on the number of ranks.
+then changed by the same gradients.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
+from rlplat.data_parallel.tf.data import DividedData
+from rlplat.data_parallel.tf.variables import arrays_of, load_variables, take_values_of_rank_0
+from rlplat.errors import ConfigError, NonFiniteError
 
 
 class KerasTraining:
@@ -47,17 +46,20 @@ class KerasTraining:
             )
         made = self._made(creators, "data", config)
         train, validation = made if isinstance(made, (tuple, list)) else (made, None)
-        self._train = self._own(train, "training")
-        self._validation = None if validation is None else self._own(validation, "validation")
+        self._train = DividedData(train, "training", rank, world_size)
+        self._validation = (
+            None if validation is None else DividedData(validation, "validation", rank, world_size)
+        )
         if not self.model.built:
-            self.model(next(iter(self._train))[0][0], training=False)
+            for (x, _, _), _, _ in self._batches(self._train, 1):
+                self.model(x, training=False)
         self.model.optimizer.build(self.model.trainable_variables)
         self._step = tf.function(self._step_of_all, reduce_retracing=True)
         self._predict = tf.function(self._predict_own, reduce_retracing=True)
         if state is not None:
             self._load(state)
         elif world_size > 1:
-            self._take_weights_of_rank_0()
+            take_values_of_rank_0(strategy, rank, self.model.variables)
 
     @property
     def has_validation(self) -> bool:
@@ -78,7 +80,7 @@ class KerasTraining:
                 )
             if num_own:
                 self.model.compute_metrics(x, y, predicted, weights)
-            total, num_samples = total + loss * int(num_own), num_samples + int(num_own)
+            total, num_samples = total + loss * num_own, num_samples + num_own
             num_batches += 1
             self.num_steps += 1
         if not num_batches:
@@ -99,7 +101,7 @@ class KerasTraining:
             if num_own:
                 loss, predicted = self._predict(x, y, weights)
                 self.model.compute_metrics(x, y, predicted, weights)
-                total, num_samples = total + float(loss) * int(num_own), num_samples + int(num_own)
+                total, num_samples = total + float(loss) * num_own, num_samples + num_own
         return self._means("val", total, num_samples)
 
     def _means(self, kind: str, total: float, num_samples: int) -> dict[str, Any]:
@@ -137,52 +139,11 @@ class KerasTraining:
         predicted = self.model(x, training=False)
         return self.model.compute_loss(x, y, predicted, weights, training=False), predicted
 
-    def _take_weights_of_rank_0(self) -> None:
-        def sums() -> list[Any]:
-            own = [tf.identity(one.value) for one in floats]  # on the device of `run`
-            own = [one if self._rank == 0 else tf.zeros_like(one) for one in own]
-            summed: list[Any] = tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, own
-            )
-            return summed
-
-        floats = [one for one in self.model.variables if np.issubdtype(one.numpy().dtype, np.floating)]
-        for variable, value in zip(floats, tf.function(lambda: self._strategy.run(sums))(), strict=True):
-            variable.assign(value)
-
-    # ---------------------------------------------------------------- data
-
-    def _own(self, data: Any, kind: str) -> Any:
-        """The data set, of whose batches only the own samples remain: ((x, y, weights), their number, their share)."""
-        if not isinstance(data, tf.data.Dataset):
-            raise ConfigError(
-                f"rank {self._rank}: data_creator must return tf.data.Datasets, not {type(data).__name__} for {kind}"
-            )
-        shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec)]
-        if any(shape.rank == 0 for shape in shapes):
-            raise ConfigError(f"rank {self._rank}: the {kind} data has single samples: dataset.batch(64)")
-        rank, ranks = self._rank, self._world_size
-
-        def own(*batch: Any) -> Any:
-            size = tf.shape(tf.nest.flatten(batch)[0])[0]
-            mine = tf.range(rank, size, ranks)
-            num_own = tf.size(mine)
-            # Every rank takes part in every step: with weight 0 where no sample is left for it.
-            mine = tf.cond(num_own > 0, lambda: mine, lambda: tf.zeros([1], tf.int32))
-            x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(
-                tf.nest.map_structure(lambda part: tf.gather(part, mine), batch)
-            )
-            return (x, y, weights), num_own, tf.cast(num_own, tf.float32) * ranks / tf.cast(size, tf.float32)
-
-        return data.map(own).prefetch(1)
-
-    def _batches(self, data: Any, num_steps: int | None) -> Iterator[Any]:
-        if num_steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            raise ConfigError(
-                f"rank {self._rank}: the data set has no end: omit .repeat(), or say how many batches make an epoch: "
-                "train(num_steps=...), validate(num_steps=...)"
-            )
-        return itertools.islice(iter(data), num_steps)
+    def _batches(self, data: DividedData, num_steps: int | None) -> Iterator[Any]:
+        """((x, y, weights), samples that count, their share of the batch times the number of ranks)."""
+        for batch, num_own, size in data.batches(num_steps):
+            share = tf.constant(num_own * self._world_size / size, tf.float32)
+            yield tf.keras.utils.unpack_x_y_sample_weight(batch), num_own, share
 
     def _made(self, creators: dict[str, Callable[..., Any]], kind: str, config: dict[str, Any]) -> Any:
         made = creators[kind](config)
@@ -197,8 +158,8 @@ class KerasTraining:
 
     def state(self) -> dict[str, Any]:
         return {
-            "model": [variable.numpy() for variable in self.model.variables],
-            "optimizer": [variable.numpy() for variable in self.model.optimizer.variables],
+            "model": arrays_of(self.model.variables),
+            "optimizer": arrays_of(self.model.optimizer.variables),
             "user": {"epoch": self.epoch},
         }
 
@@ -206,17 +167,4 @@ class KerasTraining:
         load_variables(self.model.variables, state["model"], "model")
         load_variables(self.model.optimizer.variables, state["optimizer"], "optimizer")
         self.epoch = int(state["user"]["epoch"])
-        for _ in range(self.epoch):  # `shuffle` draws another order for each iterator: those that are past
-            iter(self._train)
-
-
-def load_variables(variables: list[Any], arrays: list[np.ndarray], kind: str) -> None:
-    """CheckpointError where they are of something else."""
-    there, saved = [tuple(one.shape) for one in variables], [tuple(one.shape) for one in arrays]
-    if there != saved:
-        raise CheckpointError(
-            f"the checkpoint is of another {kind}: it has variables of the shapes {saved}, and this one {there}: "
-            "build the same model, or begin again in another directory"
-        )
-    for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array)
+        self._train.skip_passes(self.epoch)

@@ -16,7 +16,7 @@ def train_loop(ctx, config):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from rlplat.data_parallel.rank import RankSettings
+from rlplat.data_parallel.rank import RankSettings, Reporting
 from rlplat.data_parallel.shards import ShardedBatch
 from rlplat.data_parallel.torch.loader import ShardedLoader
 from rlplat.data_parallel.torch.models import PreparedModel
@@ -40,15 +40,13 @@ from rlplat.data_parallel.torch.states import (
 )
 from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
 
-Report = Callable[[dict[str, Any], dict[str, Any] | None], None]
-
 
 class Context:
     def __init__(
         self,
         settings: RankSettings,
         device: torch.device,
-        report: Report,
+        report: Reporting,
         checkpoint: dict[str, Any] | None = None,
     ) -> None:
         """checkpoint: what `state` returned, once."""

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # by the first step of an optimizer anyway, then in each rank: a second
 import torch.distributed as dist
 
-from rlplat.data_parallel.rank import END, LoopThread, RankProgram, RankSettings, Turn
+from rlplat.data_parallel.rank import RankProgram, RankSettings, Reporting
 from rlplat.data_parallel.torch import process_group
 from rlplat.data_parallel.torch.context import Context
 from rlplat.data_parallel.torch.operator import Creators, TrainingOperator
@@ -41,7 +41,6 @@ class TorchProgram(RankProgram):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         seed_everything(settings.seed)  # alike on all ranks until the model is there
-        self._thread: LoopThread | None = None
         self._context: Context | None = None
 
     def open_door(self, hosts: Sequence[str]) -> tuple[str, int] | None:
@@ -60,23 +59,9 @@ class TorchProgram(RankProgram):
             timeout_s=self.settings.hang_timeout_s,
         )
 
-    # ---------------------------------------------------------------- a training function
-
-    def begin(
-        self, function: Callable[..., Any], config: dict[str, Any], checkpoint: dict[str, Any] | None
-    ) -> None:
-        """function(context, config) runs from one `advance` to the next."""
-
-        def report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:
-            thread.report(Turn(context.num_steps, metrics, state))
-
-        context = self._context = Context(self.settings, self.device, report, checkpoint)
-        thread = self._thread = LoopThread(lambda: function(context, config))
-
-    def advance(self) -> Turn:
-        assert self._thread is not None and self._context is not None
-        turn = self._thread.advance()
-        return Turn(self._context.num_steps, None) if turn is END else turn
+    def context_of(self, report: Reporting, checkpoint: dict[str, Any] | None) -> Context:
+        self._context = Context(self.settings, self.device, report, checkpoint)
+        return self._context
 
     # ---------------------------------------------------------------- a training operator
 
@@ -88,7 +73,7 @@ class TorchProgram(RankProgram):
         config: dict[str, Any],
         checkpoint: dict[str, Any] | None,
     ) -> None:
-        context = self._context = Context(self.settings, self.device, _no_report, checkpoint)
+        context = self.context_of(_no_report, checkpoint)
         self._operator = (operator or TrainingOperator)(context, dict(config), creators, ways)
         if checkpoint and context.checkpoint:
             self._operator.epoch = context.checkpoint["epoch"]
