@@ -25,6 +25,7 @@ from rlplat.data_parallel.tf.context import TFContext
 from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.program import TFProgram, tf_config
 from rlplat.data_parallel.tf.training import KerasTraining
+from rlplat.data_parallel.trainable import trainable_of
 from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
 from tests.data_parallel import keras_loops
 from tests.data_parallel.keras_creators import NUM_SAMPLES, data_creator, model_creator
@@ -167,13 +168,44 @@ def test_a_state_continues_with_the_order_of_its_epoch(alone: Course) -> None:
             training(alone.state | {"model": other})
 
 
-def test_the_program_of_the_page_learns() -> None:
+def test_the_programs_of_the_page_learn() -> None:
     page = Path(__file__).resolve().parents[2] / "docs/data-parallel.md"
-    program = page.read_text().split("## TensorFlow")[1].split("```python\n")[1].split("\nwith TFTrainer")[0]
+    creators, loop = page.read_text().split("## TensorFlow")[1].split("```python\n")[1:]
+    program = creators.split("\nwith TFTrainer")[0] + loop.split("\nresult = ")[0]
     exec(program, names := {})
+    losses = [metrics["loss"] for metrics, _ in run_alone(names["keras_loop"])]
+    assert len(losses) == 3 and max(losses) < 1.0  # about 8 untrained
     one = training(model=names["keras_model"], data=names["keras_data"])
     assert one.run_epoch(None)["train_mae"] > 2 * one.run_epoch(None)["train_mae"] > 0
     assert sorted(one.run_validation(None)) == ["num_samples", "val_loss", "val_mae"]
+
+
+def test_creators_that_are_given_by_position_are_a_trainable_too() -> None:
+    class Trainer:
+        train_loop = None
+
+        def __init__(self, *creators: Any, **settings: Any) -> None:
+            self.creators = creators
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def train(self) -> dict[str, Any]:
+            return {"creators": self.creators}
+
+        def has_validation(self) -> bool:
+            return False
+
+        def current_state(self) -> str:
+            return "state"
+
+    class Reporter:
+        seed, step, checkpoint = 0, 0, None
+
+    trial = trainable_of(Trainer, (model_creator, data_creator), {})
+    assert next(trial({}, Reporter())) == ({"creators": (model_creator, data_creator)}, "state")
 
 
 def data_of(x: Any) -> Any:
