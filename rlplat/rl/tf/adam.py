@@ -1,4 +1,4 @@
-"""Adam on TensorFlow's fused kernel; the numbers, the clipping and the state of rl/torch/adam.py."""
+"""Adam on TensorFlow's fused kernel; the numbers, the clipping and the state of rl/torch/optimizers.py."""
 
 from __future__ import annotations
 

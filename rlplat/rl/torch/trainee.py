@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from rlplat.data_parallel.torch import process_group
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.torch.adam import Adam
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
 from rlplat.rl.torch.network_check import check_network
 from rlplat.rl.torch.networks import make_network
+from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 

@@ -27,7 +27,7 @@ from rlplat.rl.tf.weights import load_weights, named_variables, weights_of  # no
 from rlplat.rl.torch import networks as torch_networks  # noqa: E402
 from rlplat.rl.torch import weights as torch_weights  # noqa: E402
 from rlplat.rl.torch.action_distributions import ActionDistribution as TorchDistribution  # noqa: E402
-from rlplat.rl.torch.adam import Adam as TorchAdam  # noqa: E402
+from rlplat.rl.torch.optimizers import Adam as TorchAdam  # noqa: E402
 from tests.rl.specimens import DISCRETE, make_spec, masked  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 

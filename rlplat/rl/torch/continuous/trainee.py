@@ -14,9 +14,9 @@ from torch import Tensor
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.bounded_actor import ActionScale, ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.torch.adam import Adam
 from rlplat.rl.torch.continuous.networks import Actor, Flat, TwinCritic, polyak
 from rlplat.rl.torch.device import resolve_device, use_threads
+from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 

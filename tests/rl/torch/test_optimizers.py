@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplat.rl.torch.adam import Adam
+from rlplat.rl.torch.optimizers import Adam
 
 
 def _network() -> torch.nn.Module:
