@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -100,8 +100,14 @@ class ImpalaConfig(AlgorithmConfig):
     """Weight of the entropy bonus."""
     max_gradient_norm: Norm | None = 0.5
     """Gradients are scaled down to this global norm; null: they are not."""
-    adam_epsilon: Epsilon = 1e-5
-    """Adam's epsilon."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """The paper's is RMSProp."""
+    optimizer_epsilon: Epsilon = 1e-5
+    """Adam's, or RMSProp's."""
+    rmsprop_decay: float = Field(0.99, ge=0.0, lt=1.0)
+    """alpha of RMSProp."""
+    epsilon_inside_root: bool = False
+    """RMSProp divides by sqrt(g) + epsilon (PyTorch); true: by sqrt(g + epsilon) (TensorFlow, the paper)."""
 
     clip_rewards: bool = False
     """Learn from the sign of rewards (Atari); metrics stay raw."""
@@ -170,7 +176,9 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
 
         super().__init__(ImpalaConfig.model_validate(config), spec, parameter_server)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
-        self.trainee, self._spec = actor_critic_trainee(self.config, spec, network_seed), spec
+        optimizer = partial(make_optimizer, self.config)
+        self.trainee = actor_critic_trainee(self.config, spec, network_seed, optimizer=optimizer)
+        self._spec = spec
         self.publish()
 
     def update(self, *rollouts: SampleBatch) -> UpdateReport:
@@ -336,6 +344,20 @@ class Impala(Algorithm[ImpalaConfig]):
         """What `get_state()` returned, with such weights in the place of its own."""
         own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
         return state | {"learner": state["learner"] | own}
+
+
+def make_optimizer(config: ImpalaConfig, network: Any) -> Any:
+    """network: the torch module whose parameters it changes."""
+    from rlplat.rl.torch.optimizers import Adam, RMSProp
+
+    if config.optimizer == "adam":
+        return Adam(network, epsilon=config.optimizer_epsilon)
+    return RMSProp(
+        network,
+        decay=config.rmsprop_decay,
+        epsilon=config.optimizer_epsilon,
+        epsilon_inside_root=config.epsilon_inside_root,
+    )
 
 
 def preflight(config: ImpalaConfig) -> SpaceSpec:

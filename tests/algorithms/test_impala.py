@@ -76,6 +76,7 @@ def test_learns_cartpole(runtime: None) -> None:
             "normalize_observations": True,
             "normalize_rewards": True,
             "num_epochs": 2,
+            "optimizer": "rmsprop",
         },
     ],
     ids=["plain", "normalized"],

@@ -153,7 +153,7 @@ def test_every_algorithm_has_its_families() -> None:
         "a3c": {"_atari", "_mujoco", "_classic"},
         "dqn": {"_atari", "_classic"},  # Discrete actions only
         "es": {"_mujoco", "_classic"},  # vectors only
-        "impala": set(),
+        "impala": {"_atari"},
         "alphazero": set(),  # board games, of which each has its own
         "sac": {"_mujoco"},  # Box actions only
         "td3": {"_mujoco"},

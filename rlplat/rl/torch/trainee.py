@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
 from rlplat.rl.torch.network_check import check_network
 from rlplat.rl.torch.networks import make_network
-from rlplat.rl.torch.optimizers import Adam
+from rlplat.rl.torch.optimizers import Adam, RMSProp
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 
 class Trainee:
-    """The network on its device and in its precision; Adam; weights and state as numpy.
+    """The network on its device and in its precision; its optimizer; weights and state as numpy.
 
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
     check_network(trainee.network, spec, trainee.device)
@@ -38,9 +39,10 @@ class Trainee:
         *,
         device: str | None = None,
         num_threads: int | None = None,
+        optimizer: Callable[[nn.Module], Adam | RMSProp] | None = None,
     ) -> None:
-        """config: of an algorithm; device, num_threads: others than `learner` says. Without `adam_epsilon` in the
-        config there is no optimizer: gradients go elsewhere."""
+        """config: of an algorithm; device, num_threads: others than `learner` says; optimizer: of the network, if it is
+        not Adam with the config's `adam_epsilon`. Without either gradients go elsewhere."""
         learner = config.learner
         use_threads(learner.num_threads if num_threads is None else num_threads, spec)
         if config.deterministic:
@@ -51,7 +53,9 @@ class Trainee:
             precision = resolve_precision(learner.precision, spec, self.device)
             self.network: Any = make(precision).to(self.device)
         epsilon = getattr(config, "adam_epsilon", None)
-        self._adam = None if epsilon is None else Adam(self.network, epsilon=epsilon)
+        if optimizer is None and epsilon is not None:
+            optimizer = partial(Adam, epsilon=epsilon)
+        self._optimizer = None if optimizer is None else optimizer(self.network)
         self._max_norm = config.max_gradient_norm or math.inf
         self._group: GradientGroup | None = None
 
@@ -70,14 +74,14 @@ class Trainee:
 
         stats: float32[K], means over this learner's part; share: how large that part is, 1 without a group.
         """
-        assert self._adam is not None, "a config without adam_epsilon has no optimizer here"
-        self._adam.zero_grad()
+        assert self._optimizer is not None, "a config without adam_epsilon has no optimizer here"
+        self._optimizer.zero_grad()
         if self._group is None:
             loss.backward()
         else:
             (loss * share).backward()
             stats = self._group.sum_gradients(self.network, stats * share)
-        return stats, self._adam.step(learning_rate, self._max_norm)
+        return stats, self._optimizer.step(learning_rate, self._max_norm)
 
     def gradients(self, loss: Tensor) -> Weights:
         """By name; the network keeps none."""
@@ -101,19 +105,19 @@ class Trainee:
         load_weights(self.network, weights)
 
     def get_state(self) -> dict[str, Any]:
-        assert self._adam is not None
-        return {"weights": self.weights(), "optimizer": self._adam.get_state()}
+        assert self._optimizer is not None
+        return {"weights": self.weights(), "optimizer": self._optimizer.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        assert self._adam is not None
+        assert self._optimizer is not None
         self.set_weights(state["weights"])
-        self._adam.set_state(state["optimizer"])
+        self._optimizer.set_state(state["optimizer"])
 
 
 def actor_critic_trainee(
     config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any
 ) -> Trainee:
-    """Of an actor-critic network, which was tried; where: `device`, `num_threads` of `Trainee`."""
+    """Of an actor-critic network, which was tried; where: `device`, `num_threads`, `optimizer` of `Trainee`."""
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision), **where)
     check_network(trainee.network, spec, trainee.device)
     return trainee

@@ -1,10 +1,13 @@
-"""Our Adam against torch's, clipping included."""
+"""Our Adam and RMSProp against torch's, clipping included."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rlplat.rl.torch.optimizers import Adam
+from rlplat.rl.learning import numpy_optimizers
+from rlplat.rl.torch.optimizers import Adam, RMSProp
 
 
 def _network() -> torch.nn.Module:
@@ -33,15 +36,56 @@ def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_a_norm_that_is_not_finite_changes_nothing() -> None:
+@pytest.mark.parametrize("inside_root", [False, True])
+@pytest.mark.parametrize("max_norm", [0.05, float("inf")])
+def test_rmsprop_equals_the_numpy_one_and_outside_the_root_torchs(inside_root: bool, max_norm: float) -> None:
+    ours, theirs = _network(), _network()
+    rmsprop = RMSProp(ours, decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
+    numpys = numpy_optimizers.RMSProp(decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
+    torchs = torch.optim.RMSprop(theirs.parameters(), lr=1e-2, alpha=0.9, eps=1e-3)
+    weights = {name: np.array(p.detach().numpy(), order="C") for name, p in ours.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    for step in range(5):
+        inputs = torch.randn(8, 2, 4, 4, generator=generator)
+        for network in (ours, theirs):
+            network.zero_grad()
+            network(inputs).pow(2).mean().backward()
+        gradients = {name: np.array(p.grad.numpy(), order="C") for name, p in ours.named_parameters()}
+        norm = rmsprop.step(1e-2, max_norm)
+        assert numpy_optimizers.clip_by_global_norm(gradients, max_norm) == pytest.approx(norm, rel=1e-5)
+        numpys.step(weights, gradients, 1e-2)
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        torchs.step()
+        if step == 2:  # as after a resume
+            restored = RMSProp(ours, decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
+            restored.set_state(rmsprop.get_state())
+            rmsprop = restored
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), weights[name], rtol=1e-4, atol=1e-6)
+        if not inside_root:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network: Adam(network, epsilon=1e-5),
+        lambda network: RMSProp(network, decay=0.9, epsilon=1e-5, epsilon_inside_root=False),
+    ],
+    ids=["adam", "rmsprop"],
+)
+def test_a_norm_that_is_not_finite_changes_nothing(make: Any) -> None:
     network = _network()
-    adam = Adam(network, epsilon=1e-5)
+    optimizer = make(network)
     before = [p.detach().clone() for p in network.parameters()]
     (network(torch.ones(1, 2, 4, 4)).sum() * float("nan")).backward()
-    assert not np.isfinite(adam.step(0.1, 0.5))
+    kept = optimizer.get_state()
+    assert not np.isfinite(optimizer.step(0.1, 0.5))
     for old, new in zip(before, network.parameters(), strict=True):
         assert torch.equal(old, new)
-    assert all(float(state["step"]) == 0 for state in adam.get_state().values())
+    for name, state in optimizer.get_state().items():
+        for key, array in state.items():
+            np.testing.assert_array_equal(array, kept[name][key])
 
 
 def test_a_restored_one_goes_on_alike() -> None:
