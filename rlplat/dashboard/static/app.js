@@ -148,10 +148,10 @@ function axes() {
 }
 class Chart {
   // One plot in a panel, made when it is first seen. series: [{label, color, points?, band?: [high, low]}]
-  constructor(title, series, { wide = false, onclick = null, bands = [] } = {}) {
+  constructor(title, series, { wide = false, onclick = null, bands = [], fromZero = false } = {}) {
     this.place = h("div");
     this.panel = h("section", { class: "chart" + (wide ? " wide" : "") }, h("h3", {}, title), this.place);
-    this.series = series; this.bands = bands; this.height = wide ? 320 : 190; this.onclick = onclick; this.plot = null; this.data = null;
+    this.series = series; this.bands = bands; this.fromZero = fromZero; this.height = wide ? 320 : 190; this.onclick = onclick; this.plot = null; this.data = null;
     this.watcher = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) this.draw(); });
     this.watcher.observe(this.panel);
     this.sizes = new ResizeObserver(() => { if (this.plot) this.plot.setSize({ width: this.place.clientWidth, height: this.height }); });
@@ -163,7 +163,7 @@ class Chart {
     if (this.plot || !this.data || !box.width || box.top > innerHeight + 400 || box.bottom < -400) return;
     const options = {
       width: this.place.clientWidth, height: this.height, axes: axes(), bands: this.bands,
-      scales: { x: { time: false } }, cursor: { y: false, focus: { prox: 24 } }, legend: { live: true },
+      scales: { x: { time: false }, y: this.fromZero ? { range: (_, low, high) => [0, 1.1 * high || 1] } : {} }, cursor: { y: false, focus: { prox: 24 } }, legend: { live: true },
       series: [{ label: "x", value: (_, v) => number(v) }, ...this.series.map((one) => ({
         label: one.label, class: one.class, stroke: one.color, width: one.points ? 0 : (one.width ?? 1.6), spanGaps: true, show: one.show !== false,
         paths: one.points ? () => null : undefined,
@@ -394,14 +394,15 @@ async function servingPage() {
   const ms = (value) => value == null ? "–" : `${number(value, 3)} ms`;
   show(h("h1", {}, "Serving"), h("div", { class: "dim" }, "Rates and latencies are those of the last ten seconds."), place);
   function panels() {
-    const rate = new Chart("requests/s since this page was opened", [{ label: "requests/s", color: COLORS[0] }]);
-    const latency = new Chart("latency (ms) since this page was opened", [{ label: "p50", color: COLORS[0] }, { label: "p95", color: COLORS[1] }, { label: "p99", color: COLORS[4] }]);
+    const rate = new Chart("requests/s, over the seconds since this page was opened", [{ label: "requests/s", color: COLORS[0] }], { fromZero: true });
+    const latency = new Chart("latency (ms)", [{ label: "p50", color: COLORS[0] }, { label: "p95", color: COLORS[1] }, { label: "p99", color: COLORS[4] }], { fromZero: true });
     const body = h("div"), table = h("div");
     return { rate, latency, body, table, rows: [], section: h("section", {}, body, h("div", { class: "charts" }, rate.panel, latency.panel), table) };
   }
   function fill(server, to) {
     const failed = Object.entries(server.statuses || {}).filter(([status]) => status >= "400");
-    to.body.replaceChildren(h("h2", {}, server.url), h("div", { class: "dim" }, `process ${server.pid}`), ...(server.error ? [h("div", { class: "hint" }, server.error)] : [
+    const names = new Set((server.replicas || []).map((row) => row.replica.replace(/-\d+$/, "")));
+    to.body.replaceChildren(h("h2", {}, [[...names].join(", "), server.url].filter(Boolean).join(" at ")), h("div", { class: "dim" }, `process ${server.pid}`), ...(server.error ? [h("div", { class: "hint" }, server.error)] : [
       h("div", { class: "cards" }, [["requests/s", number(server.requests_per_s)], ["p50", ms(server.latency_ms.p50)], ["p95", ms(server.latency_ms.p95)], ["p99", ms(server.latency_ms.p99)], ["running", number(server.running)], ["waiting", number(server.waiting)], ["connections", number(server.connections)],
         ...(server.rows_per_s == null && server.env_steps == null ? [] : [["observations/s", number(server.rows_per_s)], ["observations a batch", number(server.rows_per_batch, 3)], ["sessions", number(server.sessions)], ["weights' env steps", number(server.env_steps)]])]
         .map(([title, value]) => h("div", { class: "card" }, h("span", { class: "dim" }, title), h("b", {}, value)))),
@@ -412,7 +413,7 @@ async function servingPage() {
     if (to.rows.length > 1800) to.rows.shift();
     const column = (i) => to.rows.map((row) => row[i]);
     to.rate.set([column(0), column(1)]); to.latency.set([column(0), column(2), column(3), column(4)]);
-    to.table.replaceChildren(sortableTable([{ title: "replica", value: (row) => row.replica }, { title: "requests/s", value: (row) => row.requests_per_s, numeric: true }, { title: "p95 (ms)", value: (row) => row.latency_ms.p95, numeric: true }, ...["running", "waiting", "connections", "sessions"].map((key) => ({ title: key, value: (row) => row[key], numeric: true }))], server.replicas));
+    to.table.replaceChildren(h("h3", {}, "Replicas"), sortableTable([{ title: "replica", value: (row) => row.replica }, { title: "requests/s", value: (row) => row.requests_per_s, numeric: true }, { title: "p95 (ms)", value: (row) => row.latency_ms.p95, numeric: true }, ...["running", "waiting", "connections", "sessions"].map((key) => ({ title: key, value: (row) => row[key], numeric: true }))], server.replicas));
   }
   async function draw() {
     const { servers } = await api("serving"), urls = servers.map((server) => server.url), there = new Set(urls);
