@@ -24,12 +24,14 @@ ROWS = {
     ("rate", 2): ("ResNet on CIFAR-shaped data, 2 ranks", "samples/s"),
     ("spin", 1): ("steps that take 10 ms, 1 rank", "samples/s"),
     ("start", 2): ("start of the program to the first step, 2 ranks", "s"),
+    ("construct", 2): ("TorchTrainer(...) to the first step, on a running cluster, 2 ranks", "s"),
     ("restart", 2): ("a rank killed, to the next step, 2 ranks", "s"),
-    ("tune", 1): ("a ConvNet tuned with ASHA, 30 samples, 2 trials at a time", "trials/s"),
+    ("tune", 1): ("a ConvNet tuned with ASHA, 30 trials that are trainers with a rank", "trials/s"),
+    ("tune_loop", 1): ("the same, trials that are plain loops", "trials/s"),
 }
-ONLY = {"restart": ("rlplat",), "tune": ("rlplat",)}
+ONLY = dict.fromkeys(("construct", "restart", "tune", "tune_loop"), ("rlplat", "ray"))
 """Rows that some peers have not."""
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,8 +49,8 @@ def measure(peer: str, row: str, ranks: int, *, is_quick: bool, is_realtime: boo
     python = [sys.executable, "-m"]
     size = "quick" if is_quick else "full"
     program = ["benchmarks.data_parallel_programs", peer, row, str(ranks), size]
-    if row == "tune":
-        program = ["benchmarks.data_parallel_tuning", size]
+    if row.startswith("tune"):
+        program = ["benchmarks.data_parallel_tuning", peer, row, size]
     if peer in ("torchrun", "fabric"):
         restarts = ["--max-restarts", "1" if row == "restart" else "0", "--monitor-interval", "0.1"]
         python += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *restarts, "-m"]
@@ -86,8 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "ResNet-18's shape with an eighth of its channels; 16 samples and one thread for each rank; float32.",
         "`start` is from the start of the interpreter, imports included.",
         "Fabric is lightning-fabric, under torchrun as well.",
-        "`tune`: from the start of the interpreter to the end of the experiment.",
-        "`restart` is rlplat's alone: torchrun --max-restarts 1 on gloo could not connect its new ranks here.",
+        "`construct`: from the call on. rlplat's cluster has imported torch before (`preload`); Ray's ranks import it.",
+        "Ray Train as it is by default, `restart` with FailureConfig(max_failures=1).",
+        "torchrun --max-restarts 1 on gloo could not connect its new ranks here: no `restart` of it.",
+        "`tune`, `tune_loop`: from the start of the interpreter to the end of the experiment; at most 2 trials at a "
+        "time, ASHA's rungs at 1, 3 and 9 of 10 epochs; Ray with reuse_actors=True and without its loggers.",
     ]
     if options.realtime:
         notes.append("Under `chrt -f 10`: other processes of the machine wait.")

@@ -16,6 +16,8 @@ from typing import Any
 
 STARTED = "RLPLAT_BENCH_STARTED"
 """When the process was started: set by the process that started it."""
+ONE_STEP = ("start", "construct", "restart")
+"""Rows whose figure is a time up to a first step."""
 
 
 def resnet() -> Any:
@@ -162,11 +164,13 @@ def figure(metrics: dict[str, Any], config: dict[str, Any]) -> float:
         return metrics["at"]
     if config["row"] == "start":
         return metrics["at"] - float(os.environ[STARTED])
+    if config["row"] == "construct":
+        return metrics["at"] - config["constructed"]
     return metrics["rate"] * config["ranks"]
 
 
 def config_of(row: str, ranks: int, is_quick: bool) -> dict[str, Any]:
-    steps = {"start": 1, "restart": 1}.get(row, 10 if is_quick else 100)
+    steps = 1 if row in ONE_STEP else 10 if is_quick else 100
     spin_s = 0.01 if row == "spin" else 0.0
     is_small = row != "rate"
     sizes = {"batch": 4 if is_small else 16, "samples": 64 if is_small else 512, "steps": steps}
@@ -176,35 +180,63 @@ def config_of(row: str, ranks: int, is_quick: bool) -> dict[str, Any]:
 
 
 def with_rlplat(config: dict[str, Any]) -> None:
+    import rlplat
     from rlplat.data_parallel import TorchTrainer
 
+    if config["row"] == "construct":
+        rlplat.init(num_cpus=2, preload=[TorchTrainer.program.partition(":")[0]])
+    config["constructed"] = time.time()
     result = TorchTrainer(loop, config, num_workers=config["ranks"]).fit()
     print(f"figure {figure(result.metrics, config)}")
+    rlplat.shutdown()
 
 
 def with_ray(config: dict[str, Any]) -> None:
-    """Ray Train with its `prepare_model` and `prepare_data_loader`."""
+    """Ray Train with its `prepare_model` and `prepare_data_loader`, from a cluster of its own."""
     import ray
     from ray import train as ray_train
     from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
     from torch.utils.data import DataLoader
 
+    folder = Path(config["folder"])
+
     def ray_loop(config: dict[str, Any]) -> None:
         import torch
 
         torch.set_num_threads(1)
+        rank = ray_train.get_context().get_world_rank()
+
+        def report(**metrics: float) -> None:
+            if rank == 0:  # a Result has the metrics of checkpoints alone
+                (folder / "figure").write_text(str(figure(metrics, config)))
+
+        def backward(loss: Any) -> None:
+            loss.backward()
+
         model, optimizer = parts(config)
         model = prepare_model(model)
         loader = prepare_data_loader(
             DataLoader(images(config), config["batch"], shuffle=True, drop_last=True)
         )
-        rate = train(model, optimizer, loader, lambda loss: loss.backward(), config)
-        ray_train.report({"rate": rate, "at": time.time()})
+        if config["row"] == "restart":
+            one_after_a_kill(rank, model, optimizer, loader, backward, config, report)
+        else:
+            report(rate=train(model, optimizer, loader, backward, config), at=time.time())
 
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    scaling = ray_train.ScalingConfig(num_workers=config["ranks"])
-    result = TorchTrainer(ray_loop, train_loop_config=config, scaling_config=scaling).fit()
-    print(f"figure {figure(result.metrics, config)}")
+    config["constructed"] = time.time()
+    trainer = TorchTrainer(
+        ray_loop,
+        train_loop_config=config,
+        scaling_config=ray_train.ScalingConfig(num_workers=config["ranks"]),
+        run_config=ray_train.RunConfig(
+            storage_path=config["folder"],
+            failure_config=ray_train.FailureConfig(max_failures=int(config["row"] == "restart")),
+        ),
+    )
+    trainer.fit()
+    print(f"figure {(folder / 'figure').read_text()}")
+    ray.shutdown()
 
 
 if __name__ == "__main__":
