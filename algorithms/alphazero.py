@@ -13,7 +13,7 @@ Different from the paper:
 
 - self-play waits for the learner at the end of a round, instead of always taking the newest weights;
 - every search begins with an empty tree; the paper's keeps what the last one has found out below the move taken;
-- Q of a move never tried is 0, as in the paper's pseudocode, and the root's own evaluation counts as a visit there too;
+- Q of a move never tried is 0, as in the paper's pseudocode; unlike there, the root's own evaluation counts as a visit;
 - Adam instead of SGD with momentum; networks are small and have no batch normalisation; a game sees one position;
 - `use_symmetries` draws positions mirrored and turned, as AlphaGo Zero did and AlphaZero did not.
 """

@@ -89,9 +89,14 @@ def test_resumes_bit_by_bit(runtime: None) -> None:
     assert_equal(final, resumed)
 
 
-def test_learns_at_its_ratio_and_counts_moves(runtime: None) -> None:
-    with AlphaZero(AlphaZeroConfig(**QUICK, num_rollout_workers=2)) as alphazero:
+def test_learns_at_its_ratio_and_alike_from_equal_seeds(runtime: None) -> None:
+    config = AlphaZeroConfig(**QUICK, num_rollout_workers=2)
+    with AlphaZero(config) as alphazero:
         results = [alphazero.step() for _ in range(5)]
+    with AlphaZero(config) as other, AlphaZero(config.model_copy(update={"seed": 4})) as another:
+        again, different = ([each.step() for _ in range(4)][-1] for each in (other, another))
+    assert_equal(again.metrics, results[3].metrics)
+    assert different.metrics["learner/policy_loss"] != again.metrics["learner/policy_loss"]
     assert [result.env_steps for result in results] == [32, 64, 96, 128, 160]
     updates = [result.metrics["learner/updates"] for result in results]
     # Rounds of 32 moves, a gradient step for 8 of them; none before 20 positions of finished games are there.
