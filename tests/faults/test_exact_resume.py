@@ -94,6 +94,7 @@ CASES = {
             "learning_starts=100",
             "replay_capacity=500",
             "evaluation.episodes=2",
+            "env_kwargs.opponent_depth=1",
         ),
         env="TicTacToe",
         period=256,
