@@ -125,6 +125,12 @@ def test_a_timeout_that_is_no_number_is_refused(value: str) -> None:
     assert text.startswith("HTTP/1.1 400") and "expected a positive number of seconds" in text
 
 
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
 class SteeredTransport(Transport):
     """Notes pauses among what is written."""
 
@@ -158,10 +164,7 @@ def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_be
         config.load()
         connection: Any = WebSocketConnection(config, ServerState(), {})
         connection.connection_made(transport)
-        connection.data_received(
-            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
+        connection.data_received(UPGRADE)
         while not transport.writes:
             await asyncio.sleep(0)
         transport.writes.clear()
@@ -179,3 +182,31 @@ def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_be
         return transport.writes
 
     assert asyncio.run(main()) == [b"pause", b"resume", b"\x88\x02\x03\xf4"]
+
+
+def test_a_web_socket_text_that_is_not_utf_8_closes_it_with_the_reason() -> None:
+    from uvicorn import Config
+    from uvicorn.server import ServerState
+
+    from rlplat.serve.http.connection import WebSocketConnection
+
+    async def main() -> list[bytes]:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            assert (await receive())["type"] == "websocket.disconnect"
+
+        transport = SteeredTransport()
+        config = Config(app, ws=WebSocketConnection, log_config=None)
+        config.load()
+        connection: Any = WebSocketConnection(config, ServerState(), {})
+        connection.connection_made(transport)
+        connection.data_received(UPGRADE)
+        while not transport.writes:
+            await asyncio.sleep(0)
+        connection.data_received(b"\x81\x82\0\0\0\0\xff\xfe")
+        await next(iter(connection.tasks))
+        connection.stop_keepalive()
+        return transport.writes[1:]
+
+    assert asyncio.run(main()) == [b"\x88\x1a\x03\xefa text that is not UTF-8"]

@@ -94,6 +94,7 @@ def test_the_open_inference_protocol(served: Running, runs: Path) -> None:
         ({"inputs": [{**tensor, "datatype": "BYTES"}]}, "bad-datatype"),
         ({"inputs": [{**tensor, "shape": [3, 4]}]}, "bad-tensor"),
         ({"inputs": [{**tensor, "datatype": "UINT8"}]}, "bad-tensor"),
+        ({"inputs": [{**tensor, "shape": [-1, 4]}]}, "bad-tensor"),
         ({"inputs": [tensor, tensor]}, "bad-request"),
         ({"inputs": [tensor], "parameters": {"greedy": 3}}, "bad-request"),
         (b"{", "bad-json"),
@@ -209,6 +210,9 @@ def test_a_web_socket_is_a_session_that_can_be_continued(recurrent: Running, run
         output, state = agent.act_on_rows(obs[None], state=state)
         values.append(float(output.values[0]))
     url = recurrent.url.replace("http", "ws") + "/v1/session"
+    with pytest.raises(Exception, match="404") as refused, connect(url + "s"):
+        pass
+    assert b"they are at /v1/session" in refused.value.response.body  # type: ignore[attr-defined]
 
     def ask(socket: Any, message: Any) -> Any:
         socket.send(json.dumps(message))

@@ -71,6 +71,11 @@ class Connection(HttpToolsProtocol):
 class WebSocketConnection(WebSocketsSansIOProtocol):
     def send_receive_event_to_app(self) -> None:
         """Reads on while one message waits; from the second on it stops, until all were received."""
+        if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(1007, "a text that is not UTF-8")
+            self.handle_parser_exception()
+            return
         reads_on = self.queue.empty() and not self.read_paused
         if reads_on:
             self.read_paused = True  # so that uvicorn's does not stop it
@@ -83,3 +88,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             return
         await super().send(message)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:  # uvicorn logs a traceback of it
+        return False
+    return True

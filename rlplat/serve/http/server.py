@@ -207,7 +207,10 @@ class HttpServer:
             await refuse(scope, receive, send, Refused(401, "unauthorized", message))
             return
         if kind == "websocket":
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            except Refused as refusal:  # before it was accepted
+                await refuse(scope, receive, send, refusal)
             return
         if scope["path"] == "/metrics":
             await _send_text(send, await self._scrape())

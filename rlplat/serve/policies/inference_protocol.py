@@ -217,6 +217,8 @@ def _array(tensor: _Tensor) -> np.ndarray:
         )
     try:
         with np.errstate(over="ignore"):
+            if min(tensor.shape, default=0) < 0:  # numpy would fill them in
+                raise ValueError("its sizes are 0 or more")
             array = np.asarray(tensor.data).reshape(tensor.shape)
             if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(dtype).kind != "f"):
                 raise ValueError(f"it holds {array.dtype}")

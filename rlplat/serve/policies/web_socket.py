@@ -25,10 +25,11 @@ RESTARTING = 1012
 
 
 async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send: Any) -> None:
-    await receive()
     if scope["path"] != "/v1/session":
-        await send({"type": "websocket.close", "code": 1008, "reason": "WebSockets are at /v1/session"})
-        return
+        raise Refused(
+            404, "not-found", f"there is no WebSocket at {scope['path']:.200}; they are at /v1/session"
+        )
+    await receive()
     options = dict(parse_qsl(scope["query_string"].decode("latin-1")))
     asked = options.pop("session", "")
     greedy = options.get("greedy", "1") in ("1", "true")
