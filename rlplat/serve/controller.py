@@ -18,35 +18,21 @@ from functools import partial
 from typing import Any
 
 import rlplat
+import rlplat.serve.plan as planning
 from rlplat.config import closest
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.serve.autoscale import Autoscaler
-from rlplat.serve.deployments import Application, Part, parts_of
+from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import Handle, all_routes, forget_routes, set_models, set_routes
+from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.multiplexing import loaders_of
-from rlplat.serve.plan import (
-    Action,
-    Deployed,
-    DrainReplica,
-    Event,
-    Plan,
-    Removed,
-    ReplicaDied,
-    ReplicaDrained,
-    ReplicaReady,
-    RoutesChanged,
-    Scaled,
-    StartReplica,
-    StopReplica,
-    Tick,
-    UpdateFailed,
-)
 from rlplat.serve.replica import Replica, ReplicaSpec
 
 AUTOSCALE_PERIOD_S = 0.25
-_CONCURRENCY = 100_000
-"""Of the actor: the gate of the replica decides how many calls run, and refuses the rest with a reason."""
+_CONCURRENCY = (
+    100_000  # of the actor: the gate of the replica decides how many calls run, and refuses the rest
+)
 
 
 @dataclass
@@ -56,19 +42,14 @@ class _Version:
 
 
 @dataclass
-class _Failure:
-    version: int
-    reason: str
-
-
-@dataclass
 class _Live:
     """What the controller keeps of a deployment."""
 
     versions: dict[int, _Version] = field(default_factory=dict)
     user_config: Any = None
     scaler: Autoscaler | None = None
-    failure: _Failure | None = None
+    failure: str = ""
+    """Why the last version did not start."""
     models: dict[str, list[str]] = field(default_factory=dict)
     """That replicas have which can have several."""
 
@@ -80,7 +61,7 @@ class Controller:
         self.listening = listening
         self._token, self._say = token, say
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._plan = Plan()
+        self._plan = planning.Plan()
         self._live: dict[str, _Live] = {}
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
@@ -88,7 +69,9 @@ class Controller:
         self._changed = threading.Condition()
         self._is_stopping = False
         self._next_autoscale = 0.0
-        self._ingress = ""
+        self._ingress = self._canary_ingress = ""
+        self._canary_share = 0.0
+        self._share_told: list[Any] = []
         self._thread = threading.Thread(target=self._run, name="rlplat-serve", daemon=True)
         self._thread.start()
 
@@ -97,8 +80,17 @@ class Controller:
     def deploy(self, app: Application) -> str:
         """Start an application, or change the one that runs to it; the name of its ingress. Does not wait."""
         parts = parts_of(app)
-        self._ask(partial(self._deploy, parts), wait=True)
+        self._ask(partial(self._deploy, parts, 0.0), wait=True)
         return parts[-1].name
+
+    def deploy_canary(self, app: Application, share: float) -> None:
+        if self.listening is None:
+            raise ConfigError("a canary has a share of the connections, and this application has no port")
+        self._ask(partial(self._deploy, canary_of(parts_of(app), share), share), wait=True)
+
+    def end_canary(self) -> None:
+        """Its connections are finished, its sessions go to the others. Does not wait."""
+        self._ask(partial(self._remove, lambda name: name.endswith(CANARY)), wait=True)
 
     def reconfigure(self, deployment: str, user_config: Any) -> None:
         """To every replica, those that start later too."""
@@ -117,15 +109,16 @@ class Controller:
         with self._changed:
             while True:
                 for name, live in self._live.items():
-                    if live.failure is not None:
+                    if live.failure:
                         raise RlplatError(_told(name, live.failure, self._plan))
                 if self._live and all(map(self._plan.is_settled, self._live)):
-                    return
+                    break
                 if end is not None and time.monotonic() > end:
-                    raise TimeoutError(
-                        f"not everything is ready after {timeout_s:g} s: {self._plan.describe()}"
-                    )
+                    there = self._plan.describe()
+                    raise TimeoutError(f"not everything is ready after {timeout_s:g} s: {there}")
                 self._changed.wait(0.1)
+        if self._share_told:
+            rlplat.wait(self._share_told, num_returns=len(self._share_told), timeout=10.0)
 
     def status(self) -> dict[str, Any]:
         """JSON values."""
@@ -137,15 +130,15 @@ class Controller:
                     for name, state in each["replicas"].items()
                 }
             for name, live in self._live.items():
-                if name in deployments and live.failure is not None:
-                    deployments[name]["update_failed"] = live.failure.reason
+                if name in deployments and live.failure:
+                    deployments[name]["update_failed"] = live.failure
         address = {} if self.listening is None else {"url": self.listening.url}
         return {**address, "deployments": deployments}
 
     def stop(self, drain_s: float) -> None:
         """Drain all replicas for up to `drain_s`, then end them."""
         if self._thread.is_alive():
-            self._ask(self._remove_all)
+            self._ask(partial(self._remove, lambda _: True))
             end = time.monotonic() + drain_s
             with self._changed:
                 while self._actors and time.monotonic() < end:
@@ -183,7 +176,7 @@ class Controller:
             try:
                 do = self._events.get(timeout=self._patience())
             except queue.Empty:
-                do = partial(self._handle, Tick())
+                do = partial(self._handle, planning.Tick())
             try:
                 with self._changed:
                     do()
@@ -202,30 +195,35 @@ class Controller:
             wait = min(wait, max(0.0, self._next_autoscale - now))
         return wait
 
-    def _deploy(self, parts: list[Part]) -> None:
-        self._ingress = parts[-1].name
-        for name in set(self._live) - {part.name for part in parts}:
-            self._handle(Removed(name))
+    def _deploy(self, parts: list[Part], canary_share: float) -> None:
+        names = {part.name for part in parts}
+        if canary_share:
+            self._canary_ingress, self._canary_share = parts[-1].name, canary_share
+            self._tell_share()
+        else:
+            self._ingress = parts[-1].name
+        self._remove(lambda name: name.endswith(CANARY) == bool(canary_share) and name not in names)
         for part in parts:
             self._numbers += 1
             live = self._live.setdefault(part.name, _Live())
             options = part.deployment.options_
-            live.failure = None
+            live.failure = ""
             for old in self._plan.unused(part.name, live.versions):
                 del live.versions[old]
             live.versions[self._numbers] = _Version(part, part is parts[-1] and self.listening is not None)
             live.user_config = options.user_config
             live.scaler = Autoscaler(options.autoscale) if options.autoscale else None
             num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
-            self._handle(Deployed(part.name, self._numbers, num_replicas))
+            self._handle(planning.Deployed(part.name, self._numbers, num_replicas))
 
     def _scale(self, deployment: str, num_replicas: int) -> None:
-        self._live[deployment].failure = None
-        self._handle(Scaled(deployment, num_replicas))
+        self._live[deployment].failure = ""
+        self._handle(planning.Scaled(deployment, num_replicas))
 
-    def _remove_all(self) -> None:
-        for name in self._live:
-            self._handle(Removed(name))
+    def _remove(self, is_to_go: Callable[[str], bool]) -> None:
+        for name in filter(is_to_go, self._live):
+            self._live[name].failure = ""
+            self._handle(planning.Removed(name))
 
     def _reconfigure(self, deployment: str, user_config: Any) -> None:
         self._live[deployment].user_config = user_config
@@ -237,28 +235,30 @@ class Controller:
         if (error := call.exception()) is not None:
             self._say(f"warning: {what} of {name} failed: {error}")
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: planning.Event) -> None:
         for action in self._plan.handle(event, time.monotonic()):
             self._perform(action)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: planning.Action) -> None:
         match action:
-            case StartReplica(deployment, version, replica):
+            case planning.StartReplica(deployment, version, replica):
                 self._start(deployment, version, replica)
-            case DrainReplica(replica):
+            case planning.DrainReplica(replica):
                 self._when_done(self._actors[replica].drain.remote(), lambda drain: None)
-            case StopReplica(replica):
+            case planning.StopReplica(replica):
                 actor = self._actors.pop(replica, None)
                 self._pids.pop(replica, None)
                 for live in self._live.values():
                     live.models.pop(replica, None)
                 if actor is not None:
                     _kill(actor)
-            case RoutesChanged(deployment):
+            case planning.RoutesChanged(deployment):
                 self._tell_routes(deployment)
-            case UpdateFailed(deployment, version, reason, _):
+                if deployment in (self._ingress, self._canary_ingress):
+                    self._tell_share()
+            case planning.UpdateFailed(deployment, version, reason, _):
                 live = self._live[deployment]
-                live.failure = _Failure(version, reason)
+                live.failure = reason
                 self._say(f"warning: {_told(deployment, live.failure, self._plan)}")
 
     def _start(self, deployment: str, version: int, replica: str) -> None:
@@ -275,6 +275,7 @@ class Controller:
             {name: self._replicas(name) for name in self._live},
             self.listening.door if of.is_ingress and self.listening is not None else "",
             self._token if of.is_ingress else "",
+            version,
             {name: dict(live.models) for name, live in self._live.items() if live.models},
         )
         actor = (
@@ -309,22 +310,22 @@ class Controller:
     def _started(self, deployment: str, replica: str, has_models: bool, start: Future[Any]) -> None:
         error = start.exception()
         if error is not None:
-            self._handle(ReplicaDied(replica, _reason(error)))
+            self._handle(planning.ReplicaDied(replica, _reason(error)))
         elif replica in self._actors:
             self._pids[replica] = start.result()
             self._when_done(self._actors[replica].run.remote(), partial(self._ended, replica))
-            self._handle(ReplicaReady(replica))
+            self._handle(planning.ReplicaReady(replica))
             if has_models:
                 self._watch_models(deployment, replica, -1)
 
     def _ended(self, replica: str, run: Future[Any]) -> None:
         error = run.exception()
         if error is None:
-            self._handle(ReplicaDrained(replica))
+            self._handle(planning.ReplicaDrained(replica))
         else:
             if replica in self._actors:
                 self._say(f"warning: replica {replica} died and is replaced: {_reason(error)}")
-            self._handle(ReplicaDied(replica, _reason(error)))
+            self._handle(planning.ReplicaDied(replica, _reason(error)))
 
     def _when_done(self, ref: Any, do: Callable[[Future[Any]], None]) -> None:
         ref.future().add_done_callback(lambda future: self._ask(lambda: do(future)))
@@ -337,6 +338,11 @@ class Controller:
         set_routes(deployment, replicas)
         for actor in self._actors.values():
             actor.set_routes.remote(deployment, replicas)
+
+    def _tell_share(self) -> None:
+        share = self._canary_share if self._plan.ready(self._canary_ingress) else 0.0
+        replicas = self._replicas(self._ingress).values()
+        self._share_told = [actor.set_canary_share.remote(share) for actor in replicas]
 
     def _autoscale(self) -> None:
         now = time.monotonic()
@@ -360,7 +366,7 @@ class Controller:
                 if wanted != self._num_replicas(name):
                     self._say(f"{name}: {wanted} replicas for {ongoing:g} requests")
                     with self._changed:
-                        self._handle(Scaled(name, wanted))
+                        self._handle(planning.Scaled(name, wanted))
 
     def _num_replicas(self, deployment: str) -> int:
         number: Any = self._plan.describe()[deployment]["num_replicas"]
@@ -387,9 +393,26 @@ class Running:
         listening = self._controller.listening
         return "" if listening is None else listening.url
 
-    def update(self, app: Application, *, timeout_s: float | None = 120.0) -> None:
-        """Roll over to another version of it; RlplatError where that does not start: then the old one goes on."""
-        self._ingress = self._controller.deploy(app)
+    def update(self, app: Application, *, canary: float = 0.0, timeout_s: float | None = 120.0) -> None:
+        """Roll over to another version of it; RlplatError where that does not start: then the old one goes on.
+
+        canary: give it that share of the connections, beside the version that runs. The next update ends the canary,
+        whichever version it rolls over to; `end_canary` goes back."""
+        if not canary:
+            self._ingress = self._controller.deploy(app)
+            self._controller.wait_until_settled(timeout_s)
+            self.end_canary(timeout_s=timeout_s)
+            return
+        self._controller.deploy_canary(app, canary)
+        try:
+            self._controller.wait_until_settled(timeout_s)
+        except BaseException:
+            self._controller.end_canary()
+            raise
+
+    def end_canary(self, *, timeout_s: float | None = 120.0) -> None:
+        """All connections go to the version that ran before it."""
+        self._controller.end_canary()
         self._controller.wait_until_settled(timeout_s)
 
     def scale(self, deployment: str, num_replicas: int, *, timeout_s: float | None = 120.0) -> None:
@@ -459,10 +482,10 @@ def run(
     return running
 
 
-def _told(name: str, failure: _Failure, plan: Plan) -> str:
+def _told(name: str, failure: str, plan: planning.Plan) -> str:
     there = plan.describe().get(name, {})
     kept = "; the version before goes on" if there.get("num_replicas") else ""
-    return f"{name} does not start: {failure.reason}{kept}"
+    return f"{name} does not start: {failure}{kept}"
 
 
 def _reason(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from rlplat.errors import ConfigError
 from rlplat.serve.autoscale import Autoscale
 from rlplat.serve.batching import Batch
 from rlplat.serve.files.checking import require_types
+from rlplat.serve.http.sharing import CANARY, canary_replicas
 
 
 @dataclass(frozen=True)
@@ -208,3 +209,31 @@ def parts_of(app: Application) -> list[Part]:
 
     visit(app)
     return list(parts.values())
+
+
+def canary_of(parts: list[Part], share: float) -> list[Part]:
+    """The same application beside the one that runs: its deployments have other names, and call each other by these.
+    ConfigError where share, of the connections, is not between 0 and 1."""
+    if not 0 < share < 1:
+        raise ConfigError(f"the share of a canary is a number between 0 and 1, not {share!r}")
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, PartName):
+            return PartName(value.name + CANARY)
+        if type(value) in (list, tuple):
+            return type(value)(map(renamed, value))
+        if type(value) is dict:
+            return {key: renamed(each) for key, each in value.items()}
+        return value
+
+    return [
+        Part(
+            part.name + CANARY,
+            part.deployment.options(
+                num_replicas=canary_replicas(part.deployment.options_.num_replicas, share), autoscale=None
+            ),
+            renamed(part.args),
+            renamed(part.kwargs),
+        )
+        for part in parts
+    ]

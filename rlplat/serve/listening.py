@@ -37,6 +37,8 @@ class ListeningSocket:
             )
         self.host = host
         self._socket = listen(host, port, BACKLOG)
+        self._canary = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        """Connections go in at the first end and out at the second (http/sharing.py)."""
         self.port: int = self._socket.getsockname()[1]
         sweep(Path(tempfile.gettempdir()))
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
@@ -61,7 +63,8 @@ class ListeningSocket:
             pass
         self._door.close()
         self._thread.join(timeout=5)
-        self._socket.close()
+        for each in (self._socket, *self._canary):
+            each.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._life)
 
@@ -73,7 +76,8 @@ class ListeningSocket:
                 return
             with visitor:
                 try:
-                    socket.send_fds(visitor, [b"."], [self._socket.fileno()])
+                    sockets = (self._socket, *self._canary)
+                    socket.send_fds(visitor, [b"."], [each.fileno() for each in sockets])
                 except OSError:
                     pass  # the replica died meanwhile
 
@@ -115,14 +119,17 @@ def running_servers() -> dict[str, int]:
     return found
 
 
-def fetch_listening_socket(door: str) -> socket.socket:
-    """In a replica: the same socket, not blocking."""
+def fetch_sockets(door: str) -> list[socket.socket]:
+    """In a replica: the listening socket and both ends of the canary's queue, not blocking."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
         visitor.settimeout(10)
         visitor.connect(door)
-        _, descriptors, _, _ = socket.recv_fds(visitor, 1, 1)
-    if not descriptors:
-        raise OSError(f"{door} handed out no socket")
-    listening = socket.socket(fileno=descriptors[0])
-    listening.setblocking(False)
-    return listening
+        _, descriptors, _, _ = socket.recv_fds(visitor, 1, 3)
+    sockets = [socket.socket(fileno=each) for each in descriptors]
+    if len(sockets) < 3:
+        for each in sockets:
+            each.close()
+        raise OSError(f"{door} handed out no sockets")
+    for each in sockets:
+        each.setblocking(False)
+    return sockets

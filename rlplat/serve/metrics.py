@@ -5,7 +5,8 @@
     metrics.observe("rlplat_serve_request_seconds", {"path": "/v1/act"}, 0.0013)
     text = exposition([metrics.lines(), lines_of_another_replica])
 
-Which replica answers a scrape is chance: it asks the others for their lines, which bear the label `replica`.
+Which replica answers a scrape is chance: it asks the others for their lines, which bear the labels `replica` and
+`version`: each deploy of a deployment has a higher number.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Metrics:
-    def __init__(self, replica: str) -> None:
-        self._replica = replica
+    def __init__(self, replica: str, version: int = 0) -> None:
+        self._own: Labels = (("replica", replica), ("version", str(version)))
         self._values: dict[tuple[str, Labels], float] = {}
         self._buckets: dict[tuple[str, Labels], list[int]] = {}
 
@@ -58,7 +59,7 @@ class Metrics:
         """Without HELP and TYPE; a family's name is in front of the first `{`, `_bucket`, `_sum` or `_count`."""
         lines = []
         for (name, labels), value in self._values.items():
-            own = (*labels, ("replica", self._replica))
+            own = (*labels, *self._own)
             buckets = self._buckets.get((name, labels))
             if buckets is None:
                 lines.append(f"{name}{_shown(own)} {value:g}")

@@ -21,6 +21,7 @@ from rlplat.errors import ConfigError
 from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
 from rlplat.serve.handle import Handle, all_routes, routes_of, set_models, set_routes
+from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.metrics import Metrics, exposition
 from rlplat.serve.multiplexing import ModelRequest, Models, in_context, loaders_of
 from rlplat.serve.refusals import Gate, Refused
@@ -42,6 +43,7 @@ class ReplicaSpec:
     door: str = ""
     """The Unix socket at which the listening socket is fetched; empty where it takes no requests from outside."""
     token: str = ""
+    version: int = 0
     models: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """The models that the replicas have, by deployment, as far as they have several."""
 
@@ -59,7 +61,7 @@ class Replica:
         self._gate = Gate(spec.deployment_name, options.max_concurrency, options.max_queued)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlplat-serve-call")
         """Methods that are no coroutines run here, one at a time."""
-        self._metrics = Metrics(spec.name)
+        self._metrics = Metrics(spec.name, spec.version)
         self._drained: asyncio.Future[None] | None = None
         self._is_ended = False
         self._called_at = 0.0
@@ -89,7 +91,10 @@ class Replica:
             self._models[-1].on_change = self._note_models
         introduce = getattr(self._object, "introduce", None)
         if introduce is not None:
-            introduce(spec.name, lambda: routes_of(spec.deployment_name).replicas)
+            stable = spec.deployment_name.removesuffix(CANARY)
+            introduce(
+                spec.name, lambda: {**routes_of(stable).replicas, **routes_of(stable + CANARY).replicas}
+            )
         if spec.user_config is not None:
             await self.reconfigure(spec.user_config)
         if spec.door:
@@ -101,7 +106,8 @@ class Replica:
             self._server = HttpServer(
                 served, self._gate, self._options, spec.token, self._thread, self._metrics, self._scrape
             )
-            await self._server.start(spec.door)
+            is_canary = spec.deployment_name.endswith(CANARY)
+            await self._server.start(spec.door, is_canary=is_canary)
         return os.getpid()
 
     async def run(self) -> None:
@@ -163,6 +169,10 @@ class Replica:
 
     async def set_routes(self, deployment: str, replicas: dict[str, Any]) -> None:
         set_routes(deployment, replicas)
+
+    async def set_canary_share(self, share: float) -> None:
+        if self._server is not None:
+            self._server.set_canary_share(share)
 
     async def set_models(self, deployment: str, replica: str, models: list[str]) -> None:
         set_models(deployment, replica, models)

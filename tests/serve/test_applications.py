@@ -75,7 +75,7 @@ def test_a_client_that_leaves_frees_its_slot(running: serve.Running) -> None:
         connection.close()
     deadline = time.monotonic() + 30
     while (
-        'rlplat_serve_running{replica="Gateway-0"} 0'
+        'rlplat_serve_running{replica="Gateway-0",version="3"} 0'
         not in request(running.url, "GET", "/metrics")[1].decode()
     ):
         assert time.monotonic() < deadline

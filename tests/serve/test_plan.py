@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplat import serve
+from rlplat.serve.deployments import PartName, canary_of, parts_of
+from rlplat.serve.http.sharing import Share, canary_replicas
 from rlplat.serve.plan import (
     MAX_START_FAILURES,
     STABLE_S,
@@ -166,3 +173,28 @@ def test_any_history_ends_as_asked_for_and_never_drains_below_what_is_wanted() -
                 pending = plan.handle(Deployed("m", version, wanted), now)
         assert plan.is_settled("m"), seed
         assert len(plan.ready("m")) == wanted
+
+
+@given(share=st.floats(0.0, 0.999), count=st.integers(0, 300))
+def test_a_canarys_share_is_exact_to_half_a_connection_at_every_time(share: float, count: int) -> None:
+    decide, given_ = Share(share), 0
+    for seen in range(1, count + 1):
+        given_ += decide.next_is_canarys()
+        assert abs(given_ - seen * share) <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("num", "share", "expected"), [(1, 0.1, 1), (10, 0.1, 1), (10, 0.11, 2), (30, 0.1, 3), (2, 0.9, 2)]
+)
+def test_a_canary_has_replicas_in_proportion_and_one_at_least(num: int, share: float, expected: int) -> None:
+    assert canary_replicas(num, share) == expected
+
+
+def test_the_deployments_of_a_canary_call_each_other() -> None:
+    inner = serve.deployment(name="inner", num_replicas=4, autoscale={"max_replicas": 8})(lambda: 1)
+    outer = serve.deployment(name="outer")(type("Outer", (), {}))
+    first, last = canary_of(parts_of(outer.bind(inner.bind(), [inner.bind()], key={"k": 3})), 0.3)[::2]
+    assert first.name == "inner.canary" and first.deployment.options_.autoscale is None
+    assert first.deployment.options_.num_replicas == 2
+    assert last.name == "outer.canary" and last.kwargs == {"key": {"k": 3}}
+    assert last.args == (PartName("inner.canary"), [PartName("inner_2.canary")])

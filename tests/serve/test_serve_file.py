@@ -18,6 +18,7 @@ from rlplat.errors import ConfigError
 from rlplat.serve.deployments import deployment, parts_of, with_options
 from rlplat.serve.files.settings import (
     Adjust,
+    ChangeCanary,
     Restart,
     Start,
     Stop,
@@ -55,6 +56,13 @@ def read(folder: Path, text: str) -> dict[str, Wanted]:
         ("applications: {a: {port: 1}}", "either app: .* or run:"),
         ("applications: {a: {app: x.py:app, run: y}}", "either app: .* or run:"),
         ("applications: {a: {app: x.py:app, follow: true}}", "follow is for run"),
+        ("applications: {a: {app: x.py:app, canary: {share: 0.1}}}", "canary needs app, and has share"),
+        ("applications: {a: {app: x.py:app, canary: {share: 1.0, app: y.py:app}}}", "canary.share"),
+        (
+            "applications: {a: {run: x, canary: {share: 0.1, app: y.py:app}}}",
+            "canary needs run or checkpoint",
+        ),
+        ("applications: {a: {app: x.py:app, canary: {share: 0.1, app: y.py}}}", "a.canary: app is 'y.py'"),
         ("applications: {a: {app: x.py}}", "expected FILE.py:NAME"),
         (
             "applications: {a: {app: x.py:app, deployments: {M: {num_replica: 2}}}}",
@@ -99,6 +107,36 @@ APP = "{app: x.py:app, port: 1, deployments: {M: {num_replicas: 2, user_config: 
 RUN = "{run: r, port: 2, replicas: 1}"
 
 
+def with_canary(application: str, canary: str) -> str:
+    return application[:-1] + f", canary: {{share: 0.1, {canary}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (with_canary(APP, "app: y.py:app"), APP, ChangeCanary()),
+        (with_canary(APP, "app: y.py:app"), APP.replace("x.py", "y.py"), Update()),
+        (with_canary(RUN, "run: s"), RUN, ChangeCanary()),
+        (with_canary(RUN, "run: s"), RUN.replace("run: r", "run: s"), Update()),
+        (with_canary(RUN, "checkpoint: best"), RUN.replace("run: r", "run: r, checkpoint: best"), Update()),
+        (
+            with_canary(RUN, "run: s"),
+            RUN.replace("run: r", "run: s").replace("port: 2", "port: 3"),
+            Restart(),
+        ),
+    ],
+)
+def test_a_canary_is_ended_or_promoted(before: str, after: str, expected: Any, tmp_path: Path) -> None:
+    first, second = (read(tmp_path, f"applications: {{a: {each}}}") for each in (before, after))
+    assert changes(first, second) == {"a": expected}
+
+
+def test_the_canary_by_itself_is_what_it_is_promoted_to(tmp_path: Path) -> None:
+    first = read(tmp_path, f"applications: {{a: {with_canary(RUN, 'run: s, checkpoint: best')}}}")
+    after = RUN.replace("run: r", "run: s, checkpoint: best")
+    assert first["a"].of_canary() == read(tmp_path, f"applications: {{a: {after}}}")["a"]
+
+
 @pytest.mark.parametrize(
     ("app", "run", "expected"),
     [
@@ -112,6 +150,10 @@ RUN = "{run: r, port: 2, replicas: 1}"
         (APP, RUN.replace("replicas: 1", "replicas: 2"), {"r": Adjust({"": 2}, {})}),
         (APP, RUN.replace("run: r", "run: s"), {"r": Restart()}),
         (RUN.replace("port: 2", "port: 1"), RUN, {"a": Restart()}),
+        (with_canary(APP, "app: y.py:app"), RUN, {"a": ChangeCanary()}),
+        (with_canary(APP.replace("x.py", "y.py"), "app: z.py:app"), RUN, {"a": Update()}),
+        (APP, with_canary(RUN, "checkpoint: best"), {"r": ChangeCanary()}),
+        (APP, with_canary(RUN.replace("run: r", "run: s"), "checkpoint: best"), {"r": Restart()}),
         (None, RUN, {"a": Stop()}),
     ],
 )
@@ -173,6 +215,15 @@ def test_deploy_starts_changes_and_ends_what_the_file_says(
         replicas = status["applications"]["a"]["deployments"]["Adder"]["replicas"]
         pids = {each["pid"] for each in replicas.values()}
         assert len(pids) == 2 and first["pid"] in pids, "nothing was replaced"
+        (tmp_path / "new.py").write_text(PROGRAM.replace("VALUE", "5"))
+        canary = "{user_config: {add: 10}, num_replicas: 2}}, canary: {share: 0.5, app: new.py:app"
+        assert deploy(1, canary) == ["a: canary changed"]
+        assert [asked()["sum"] for _ in range(8)].count(15) in (
+            4,
+            5,
+        )  # of each replica's connections the half
+        assert deploy(1, "{user_config: {add: 10}, num_replicas: 2}") == ["a: canary changed"]
+        assert {asked()["sum"] for _ in range(8)} == {11} and asked()["pid"] in pids
         assert deploy(2, "{user_config: {add: 10}, num_replicas: 2}") == ["a: updated"]
         second = asked()
         assert second["sum"] == 12 and second["pid"] not in pids

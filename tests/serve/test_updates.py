@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from rlplat import serve
-from rlplat.errors import RlplatError
+from rlplat.errors import ConfigError, RlplatError
 from tests.serve import apps
 from tests.serve.calling import request
 
@@ -71,6 +71,42 @@ def test_updates_and_scaling_fail_no_request_and_a_bad_version_is_given_up() -> 
             running.update(apps.Version.bind(3))
         assert traffic.failed == [] and set(traffic.answers) == {1, 2, 3}
         assert request(running.url, "GET", "/")[:2] == (200, 3)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_canary_has_its_share_of_the_connections_until_it_is_ended_or_promoted() -> None:
+    def versions(count: int) -> list[int]:  # a connection for each
+        return [request(running.url, "GET", "/")[1] for _ in range(count)]
+
+    with serve.run(apps.Version.bind(1), port=0) as running:
+        with Traffic(running.url, 12) as traffic:
+            running.update(apps.Version.bind(2), canary=0.25)
+            assert 9 <= versions(40).count(2) <= 11  # of each of two replicas within half a connection
+            counts = {
+                line.partition(" ")[0]
+                for line in request(running.url, "GET", "/metrics")[1].decode().split("\n")
+            }
+            named = 'rlplat_serve_requests_total{status="200",replica="Version%s-0",version="%d"}'
+            assert {named % ("", 1), named % (".canary", 2)} <= counts
+            connection = http.client.HTTPConnection(*running.url.removeprefix("http://").split(":"))
+            kept = set()
+            for _ in range(8):
+                connection.request("GET", "/")
+                kept.add(connection.getresponse().read())
+            connection.close()
+            assert len(kept) == 1, "a connection stays on its side"
+            running.end_canary()
+            assert versions(8) == [1] * 8 and list(running.status()["deployments"]) == ["Version"]
+            with pytest.raises(RlplatError, match="no such version"):
+                running.update(apps.Version.bind(-1), canary=0.5)
+            assert versions(8) == [1] * 8
+            running.update(apps.Version.bind(3), canary=0.5)
+            running.update(apps.Version.bind(3))
+            assert versions(8) == [3] * 8 and list(running.status()["deployments"]) == ["Version"]
+        assert traffic.failed == []
+        for share in (1.0, -0.1, float("nan")):
+            with pytest.raises(ConfigError, match="a number between 0 and 1"):
+                running.update(apps.Version.bind(4), canary=share)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -14,8 +14,17 @@ from rlplat.listening import read_token
 from rlplat.serve.application_file import load_application
 from rlplat.serve.controller import Running, run
 from rlplat.serve.deployments import Application, with_options
-from rlplat.serve.files.settings import Adjust, Restart, Start, Stop, Update, Wanted, changes
-from rlplat.serve.policies.serving import deployment_of, serve_policy
+from rlplat.serve.files.settings import Adjust, ChangeCanary, Restart, Start, Stop, Update, Wanted, changes
+from rlplat.serve.policies.serving import deployment_of, policy_application, serve_policy
+
+WORDS: dict[type, str] = {
+    Start: "started",
+    Restart: "restarted",
+    Update: "updated",
+    Adjust: "adjusted",
+    ChangeCanary: "canary changed",
+}
+"""What is said of a change."""
 
 
 class Applications:
@@ -74,21 +83,31 @@ class Applications:
         if isinstance(change, Start | Restart):
             self._running[name] = self._start(name, wanted)
         elif isinstance(change, Update):
-            self._running[name].update(_application(wanted))
+            self._running[name].update(_application(wanted, name))
         elif isinstance(change, Adjust):
             running = self._running[name]
             for deployment, config in change.user_configs.items():
                 running.reconfigure(deployment, config)
             for deployment, number in change.num_replicas.items():
                 running.scale(deployment or deployment_of(name), number)
+        before = self._wanted.get(name)
+        has_canary = (
+            before is not None and before.settings.canary is not None and not isinstance(change, Update)
+        )
+        self._wanted[name] = wanted.without_canary()
+        canary = wanted.settings.canary
+        if has_canary and canary is None:
+            self._running[name].end_canary()
+        elif canary is not None and not (has_canary and before is not None and _same_canary(before, wanted)):
+            self._running[name].update(_application(wanted.of_canary(), name), canary=canary.share)
         self._wanted[name] = wanted
-        return {Start: "started", Restart: "restarted", Update: "updated", Adjust: "adjusted"}[type(change)]
+        return WORDS[type(change)]
 
     def _start(self, name: str, wanted: Wanted) -> Running:
         settings = wanted.settings
         token = read_token(Path(settings.token_file)) if settings.token_file else ""
         if settings.run is None:
-            app = _application(wanted)
+            app = _application(wanted, name)
             return run(app, host=settings.host, port=settings.port, token=token, say=self._say)
         return serve_policy(
             settings.run,
@@ -115,6 +134,21 @@ class Applications:
             rlplat.shutdown()
 
 
-def _application(wanted: Wanted) -> Application:
-    assert wanted.settings.app is not None
-    return with_options(load_application(wanted.settings.app), wanted.settings.deployments)
+def _same_canary(one: Wanted, other: Wanted) -> bool:
+    return (one.settings.canary, one.canary_code) == (other.settings.canary, other.canary_code)
+
+
+def _application(wanted: Wanted, name: str) -> Application:
+    settings = wanted.settings
+    if settings.app is not None:
+        return with_options(load_application(settings.app), settings.deployments)
+    assert settings.run is not None
+    app, _ = policy_application(
+        settings.run,
+        settings.checkpoint,
+        policy=settings.policy,
+        name=name,
+        num_replicas=settings.replicas,
+        max_rows=settings.max_rows,
+    )
+    return app

@@ -20,6 +20,18 @@ from rlplat.section import Count, Section
 from rlplat.serve.deployments import DeploymentOptions, changed_options
 
 
+class CanarySettings(Section):
+    """Another version, to which a share of the connections goes."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    app: str | None = None
+    """Of an app: FILE.py:NAME or package.module:NAME."""
+    run: str | None = None
+    """Of a run: another one, or (omitted) the same with another checkpoint."""
+    checkpoint: str | None = None
+    policy: str = ""
+
+
 class ApplicationSettings(Section):
     app: str | None = None
     """FILE.py:NAME or package.module:NAME, what bind() returned; this or `run`."""
@@ -41,6 +53,8 @@ class ApplicationSettings(Section):
     """Of a run."""
     max_rows: Count = 256
     """Of a run: rows of a forward pass."""
+    canary: CanarySettings | None = None
+    """Taken out again: it ends. Where the app, or the run and its checkpoint, become what it was: it is promoted."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -50,6 +64,13 @@ class ApplicationSettings(Section):
         for name in foreign:
             if name in self.model_fields_set:
                 raise ValueError(f"{name} is for {'app' if self.run else 'run'}")
+        if self.canary is not None:
+            expected, others = (
+                ("app", ("run", "checkpoint", "policy")) if self.app else ("run or checkpoint", ("app",))
+            )
+            found = self.canary.model_fields_set
+            if found & set(others) or not found & set(expected.split(" or ")):
+                raise ValueError(f"canary needs {expected}, and has {', '.join(sorted(found))}")
         for name, options in self.deployments.items():
             if "name" in options:
                 raise ValueError(f"deployments.{name}: name is set in the program")
@@ -79,6 +100,25 @@ class Wanted:
     """Paths in it are absolute."""
     code: str = ""
     """A digest of the app's file."""
+    canary_code: str = ""
+
+    def of_canary(self) -> Wanted:
+        """The application that the canary is, by itself."""
+        canary = self.settings.canary
+        assert canary is not None
+        changes: dict[str, Any] = {"canary": None}
+        if canary.app is not None:
+            changes["app"] = canary.app
+        else:
+            changes |= {
+                "run": canary.run or self.settings.run,
+                "checkpoint": canary.checkpoint,
+                "policy": canary.policy,
+            }
+        return Wanted(self.settings.model_copy(update=changes), self.canary_code)
+
+    def without_canary(self) -> Wanted:
+        return Wanted(self.settings.model_copy(update={"canary": None}), self.code)
 
 
 def read_applications(path: str | os.PathLike[str]) -> dict[str, Wanted]:
@@ -86,22 +126,34 @@ def read_applications(path: str | os.PathLike[str]) -> dict[str, Wanted]:
     folder = Path(path).absolute().parent
     wanted = {}
     for name, each in resolve(ServeSettings, [load_yaml(path)]).applications.items():
-        found: dict[str, Any] = {}
-        code = ""
-        if each.run is not None:
-            found["run"] = str(folder / each.run)
+        found, code = _located(each, folder, f"{path}: {name}")
+        canary_code = ""
+        if each.canary is not None:
+            changes, canary_code = _located(each.canary, folder, f"{path}: {name}.canary")
+            found["canary"] = each.canary.model_copy(update=changes)
         if each.token_file is not None:
             found["token_file"] = str(folder / each.token_file)
-        if each.app is not None:
-            home, _, attribute = each.app.rpartition(":")
-            if not home:
-                raise ConfigError(f"{path}: {name}: app is '{each.app}'; expected FILE.py:NAME")
-            if home.endswith(".py"):
-                file = folder / home
-                found["app"] = f"{file}:{attribute}"
-                code = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        wanted[name] = Wanted(each.model_copy(update=found), code)
+        wanted[name] = Wanted(each.model_copy(update=found), code, canary_code)
     return wanted
+
+
+def _located(
+    settings: ApplicationSettings | CanarySettings, folder: Path, where: str
+) -> tuple[dict[str, Any], str]:
+    """(its run and app with absolute paths, the digest of the app's file)."""
+    found: dict[str, Any] = {}
+    if settings.run is not None:
+        found["run"] = str(folder / settings.run)
+    if settings.app is None:
+        return found, ""
+    home, _, attribute = settings.app.rpartition(":")
+    if not home:
+        raise ConfigError(f"{where}: app is '{settings.app}'; expected FILE.py:NAME")
+    if not home.endswith(".py"):
+        return found, ""
+    file = folder / home
+    found["app"] = f"{file}:{attribute}"
+    return found, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +185,12 @@ class Adjust:
     user_configs: dict[str, Any]
 
 
-Change = Start | Stop | Restart | Update | Adjust
+@dataclass(frozen=True)
+class ChangeCanary:
+    """It starts, is another one, or ends; the version beside it stays as it is."""
+
+
+Change = Start | Stop | Restart | Update | Adjust | ChangeCanary
 
 
 def changes(now: dict[str, Wanted], wanted: dict[str, Wanted]) -> dict[str, Change]:
@@ -149,8 +206,14 @@ def changes(now: dict[str, Wanted], wanted: dict[str, Wanted]) -> dict[str, Chan
 
 
 def _change(old: Wanted, new: Wanted) -> Change:
+    had_canary = old.settings.canary is not None
+    old, new = old.without_canary(), new.without_canary()
+    if old == new:
+        return ChangeCanary()
     was, to = old.settings.model_dump(), new.settings.model_dump()
     differs = {name for name in to if was[name] != to[name]}
+    if had_canary and not new.settings.follow and differs <= {"run", "checkpoint", "policy"}:
+        return Update()  # its canary has shown that they fit each other
     if differs == {"replicas"}:
         return Adjust({"": new.settings.replicas}, {})
     if differs - {"app", "deployments"} or new.settings.app is None:

@@ -20,7 +20,8 @@ import msgspec
 
 from rlplat.errors import MissingExtra, RlplatError
 from rlplat.serve.deployments import DeploymentOptions
-from rlplat.serve.listening import fetch_listening_socket
+from rlplat.serve.http.sharing import Share, pass_on, take_over
+from rlplat.serve.listening import fetch_sockets
 from rlplat.serve.metrics import Metrics
 from rlplat.serve.multiplexing import HEADER, ModelRequest, checked_model_id
 from rlplat.serve.refusals import Gate, Refused
@@ -78,11 +79,16 @@ class HttpServer:
             )
         self._state = ServerState()
         self._socket: socket.socket | None = None
+        """At which it accepts; of a canary the end of the queue at which connections come out."""
+        self._is_canary = False
+        self._share = Share()
+        self._queue: tuple[socket.socket, socket.socket] | None = None
+        """To the canary: where connections go in, where they come out."""
         self._lifespan: Any = None
         self._is_draining = False
         self._deferred: asyncio.TimerHandle | None = None
 
-    async def start(self, door: str) -> None:
+    async def start(self, door: str, *, is_canary: bool = False) -> None:
         config = Config(
             self._guarded,
             interface="asgi3",
@@ -109,8 +115,27 @@ class HttpServer:
             app_state=self._lifespan.state,
         )
         self._loop = asyncio.get_running_loop()
-        self._socket = fetch_listening_socket(door)
+        listening, give, take = fetch_sockets(door)
+        self._is_canary = is_canary
+        if is_canary:
+            listening.close()
+            give.close()
+            self._socket = take
+        else:
+            self._socket, self._queue = listening, (give, take)
+            self._loop.add_reader(take, self._accept_from, take)
         self._listen()
+
+    def set_canary_share(self, share: float) -> None:
+        """Of the connections that arrive from now on."""
+        if self._queue is None or share == self._share.share:
+            return
+        self._share = Share(share)
+        _, take = self._queue
+        if share:
+            self._loop.remove_reader(take)
+        else:  # what a canary left behind
+            self._loop.add_reader(take, self._accept_from, take)
 
     def stats(self) -> dict[str, float]:
         return {"connections": len(self._state.connections)}
@@ -125,6 +150,11 @@ class HttpServer:
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._socket = None
+        if self._queue is not None:
+            self._loop.remove_reader(self._queue[1])
+            for each in self._queue:
+                each.close()
+            self._queue = None
 
     async def stop(self, timeout_s: float) -> None:
         self.stop_accepting()
@@ -166,10 +196,18 @@ class HttpServer:
             self._listen()
 
     def _accept(self) -> float:
-        """One connection; seconds to wait where there is no room for it."""
         assert self._socket is not None
+        return self._accept_from(self._socket)
+
+    def _accept_from(self, source: socket.socket) -> float:
+        """One connection; seconds to wait where there is no room for it."""
         try:
-            connection, _ = self._socket.accept()
+            if source is not self._socket or self._is_canary:
+                connection = take_over(source)
+            else:
+                connection, _ = source.accept()
+                if self._queue and self._share.next_is_canarys() and pass_on(connection, self._queue[0]):
+                    return 0.0
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return 0.0  # another replica was first
         except OSError as error:  # too many open files

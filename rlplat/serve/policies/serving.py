@@ -12,7 +12,7 @@ from typing import Any
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.controller import Running, run
-from rlplat.serve.deployments import deployment
+from rlplat.serve.deployments import Application, deployment
 from rlplat.serve.policies.exported_agent import ExportedAgent
 from rlplat.serve.policies.server import PolicyServer
 
@@ -38,6 +38,34 @@ def serve_policy(
     checkpoint: latest, best or step_N; policy: which one, where the run has several; name: of the model (that of the
     run's directory); follow: newer weights of the run are taken as they appear; max_rows: of a forward pass.
     """
+    app, agent = policy_application(
+        path,
+        checkpoint,
+        policy=policy,
+        name=name,
+        num_replicas=num_replicas,
+        follow=follow,
+        max_rows=max_rows,
+        say=say,
+    )
+    running = run(app, host=host, port=port, token=token, say=say)
+    if follow:
+        Follower(running, app.deployment.name, agent, checkpoint or "latest", policy, say).start()
+    return running
+
+
+def policy_application(
+    path: Path | str,
+    checkpoint: str | None = None,
+    *,
+    policy: str = "",
+    name: str = "",
+    num_replicas: int = 1,
+    follow: bool = False,
+    max_rows: int = 256,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> tuple[Application, Any]:
+    """(what `serve.run` takes, the agent): arguments as of `serve_policy`."""
     path = Path(path)
     agent: Any
     if path.suffix == ".onnx":
@@ -52,18 +80,13 @@ def serve_policy(
     for line in agent.warnings:
         say(f"warning: {line}")
     _ = agent.spaces  # the environment is made here, once, and in no replica
-    deployment_name = deployment_of(name)
     target = deployment(
         num_replicas=num_replicas,
         max_concurrency=100_000,  # the policy's queue is the bound: it counts rows
-        name=deployment_name,
+        name=deployment_of(name),
         user_config=agent,
     )(PolicyServer)
-    app = target.bind(name, max_rows=max_rows)
-    running = run(app, host=host, port=port, token=token, say=say)
-    if follow:
-        Follower(running, deployment_name, agent, checkpoint or "latest", policy, say).start()
-    return running
+    return target.bind(name, max_rows=max_rows), agent
 
 
 def deployment_of(model: str) -> str:
