@@ -114,6 +114,11 @@ class EpochTrainer:
 
     def load_encoded(self, state: dict[str, Any]) -> None:
         """state: of `current_state`; the ranks begin again with it."""
+        if "user" not in state:
+            raise CheckpointError(
+                f"not the state of a {self.name}: load_state_dict takes what the trainer's state_dict() returned; "
+                "weights alone are loaded in model_creator"
+            )
         self._close_group()
         self._state = state
         self._on_ranks("ready")

@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rlplat.checkpoints import Checkpoint
 from rlplat.data_parallel.epochs import EpochTrainer, say_grown, say_lost
 from rlplat.data_parallel.failures import RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Turn
 from rlplat.data_parallel.reports import Report, Result, merged_turns
 from rlplat.data_parallel.settings import TrainerSettings
-from rlplat.errors import ConfigError
+from rlplat.errors import CheckpointError, ConfigError
 
 
 class LoopTrainer(EpochTrainer):
@@ -90,6 +91,16 @@ class LoopTrainer(EpochTrainer):
                 say_lost(
                     lost, f"report {number}, the last checkpoint" if state is not None else "the beginning"
                 )
+
+    def _check_kind(self, found: Checkpoint) -> None:
+        super()._check_kind(found)
+        is_of_loop = "history" in found.state
+        if is_of_loop != (self.train_loop is not None):
+            kind = "a training function" if is_of_loop else "creators"
+            raise CheckpointError(
+                f"{found.path} is a checkpoint of a {self.name} with {kind}: give it one again, or begin in another "
+                "directory"
+            )
 
     def _opened(self) -> RankGroup:
         if self.train_loop is not None:

@@ -55,6 +55,12 @@ def test_what_was_saved_continues_as_if_nothing_had_been(tmp_path: Path) -> None
             assert trainer.train() == expected
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             trainer.load(tmp_path / "elsewhere")
+        with pytest.raises(
+            CheckpointError, match=r"not the state of a TorchTrainer: .* takes what the trainer's state_dict"
+        ):
+            trainer.load_state_dict(trainer.get_model().state_dict())
+    with pytest.raises(CheckpointError, match="is a checkpoint of a TorchTrainer with creators: give it"):
+        TorchTrainer(loops.regression, out=tmp_path / "saved", resume=True).fit()
 
 
 def test_a_rank_killed_in_an_epoch_has_it_begin_again(tmp_path: Path) -> None:

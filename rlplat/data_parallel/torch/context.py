@@ -40,6 +40,9 @@ from rlplat.data_parallel.torch.states import (
 )
 from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
 
+LEAST_SCALE = 2.0**-8
+"""Of float16's scaler, which begins at 2**16, and halves it for each step with an overflow."""
+
 
 class Context:
     def __init__(
@@ -97,7 +100,7 @@ class Context:
 
     def backward(self, loss: Tensor) -> None:
         """Instead of `loss.backward()`. loss: the mean over the samples of this rank's batch."""
-        weight = 1.0 if self._batch is None else self._batch.weight
+        weight = self.batch_weight
         if self._scaler_stepped:
             assert self.scaler is not None
             self.scaler.update()
@@ -291,6 +294,10 @@ class Context:
     def _check_all_finite(self) -> None:
         if self.device.type != "cpu" and not bool(self._finite):
             raise self._non_finite(f"a loss within the last {self.num_steps} steps was NaN or infinite")
+        if self.scaler is not None and (scale := self.scaler.get_scale()) < LEAST_SCALE:
+            raise self._non_finite(
+                f"the gradients of one step after the other are NaN or infinite: the loss scale fell to {scale:g}"
+            )
 
     def _non_finite(self, what: str) -> NonFiniteError:
         return NonFiniteError(

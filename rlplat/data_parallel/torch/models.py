@@ -119,6 +119,7 @@ class PreparedModel:
     def load_optimizer(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         state = decode(saved)
         if not self.is_sharded:
+            _check_kind(optimizer, state)
             optimizer.load_state_dict(state)
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
@@ -136,6 +137,25 @@ class PreparedModel:
                 + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
                 + ": build the same model, or begin again in another directory"
             ) from None
+
+
+def _check_kind(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """CheckpointError for the state of an optimizer of another class or of other parameters, which torch loads in part,
+    to fail in the first step."""
+    there, saved = optimizer.param_groups, state["param_groups"]
+    sizes = [[len(group["params"]) for group in groups] for groups in (saved, there)]
+    if sizes[0] != sizes[1]:
+        what = f"groups of {sizes[0]} parameters, and this one groups of {sizes[1]}"
+    elif lacking := optimizer.defaults.keys() - saved[0].keys():
+        if not saved[0].keys() - there[0].keys() - {"initial_lr"}:
+            return  # of the same class in an older version of torch
+        what = f"no {', '.join(sorted(lacking))}"
+    else:
+        return
+    raise CheckpointError(
+        f"the checkpoint is of another optimizer than {type(optimizer).__name__}: it has {what}: build the same "
+        "optimizer, or begin again in another directory"
+    )
 
 
 def _as_float32(value: Any) -> Any:
