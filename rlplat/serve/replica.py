@@ -9,10 +9,11 @@ controller ──start()──▶ replica ──▶ object, server        run() 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,12 +227,14 @@ class Replica:
             self._server.stop_accepting()
         hand_over = getattr(self._object, "hand_over", None)
         if hand_over is not None:
-            await hand_over()
+            await _within(end, hand_over())
         begin = time.monotonic()
         while time.monotonic() < end and (
             self._gate.ongoing or time.monotonic() - max(begin, self._called_at) < QUIET_S
         ):
             await asyncio.sleep(0.02)
+        if hand_over is not None:
+            await _within(end, hand_over())  # what was opened by requests that ran
         self._is_ended = True
         if self._server is not None:
             await self._server.stop(max(0.0, end - time.monotonic()))
@@ -262,6 +265,12 @@ class Replica:
     def _too_late(self) -> Refused:
         seconds = self._options.request_timeout_s
         return Refused(504, "deadline", f"{self._spec.deployment_name} gave no answer within {seconds:g} s")
+
+
+async def _within(end: float, work: Awaitable[None]) -> None:
+    """Give it up soon after `end`, on the monotonic clock: a method that hangs must not keep a replica for ever."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(work, max(1.0, end - time.monotonic()))
 
 
 async def _value(ref: Any) -> Any:

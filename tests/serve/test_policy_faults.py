@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
 import rlplat
-from rlplat.serve.policies.serving import Follower, serve_policy
+from rlplat.errors import ActorDied
+from rlplat.serve.policies.serving import Follower, policy_application, serve_policy
+from rlplat.serve.policies.sessions import SessionBook
 from tests.serve.calling import OBS, act, request, train
 
 pytestmark = pytest.mark.process
@@ -57,6 +61,53 @@ def test_sessions_outlive_a_drained_replica_and_of_a_killed_one_are_said_to_be_l
                 assert status == 410 and answer["error"]["code"] == "session-lost"
             else:
                 assert status == 200
+
+
+def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
+    async def main() -> None:
+        book, moved = SessionBook(10, 60.0), []
+        session = book.open("a", 1, now=0.0)
+
+        async def adopt(sessions: Any) -> None:
+            moved.append([(id, float(state[0]), seq) for id, state, seq, _ in sessions])
+
+        async def fail(sessions: Any) -> None:
+            raise ActorDied("a-1")
+
+        with pytest.raises(ActorDied):
+            await book.move_all(fail)
+        assert len(book) == 1 and not session.has_moved
+        async with session.lock:  # as a step holds it
+            moving = asyncio.ensure_future(book.move_all(adopt))
+            await asyncio.sleep(0)
+            session.keep(np.ones(1, np.float32), None, None)
+        await moving
+        assert moved == [[("a", 1.0, 1)]] and session.has_moved and len(book) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("torch_cluster")
+def test_sessions_belong_to_a_side_of_a_canary_and_outlive_it(runs: Path) -> None:
+    agent = rlplat.load(runs / "lstm")
+    rows, state, values = np.array([OBS], np.float32), None, []
+    for _ in range(3):
+        output, state = agent.act_on_rows(rows, state=state)
+        values.append(float(output.values[0]))
+    with serve_policy(runs / "lstm", port=0) as running:
+        running.update(policy_application(runs / "lstm")[0], canary=0.5)
+        sessions = [request(running.url, "POST", "/v1/sessions")[1]["session"] for _ in range(4)]
+        assert sorted(each.rpartition(".")[0] for each in sessions) == 2 * ["lstm-0"] + 2 * ["lstm.canary-0"]
+
+        def step(expected: float) -> None:
+            for session in sessions:  # over a connection of its own, to either side
+                _, answer = act(running, {"obs": OBS, "session": session, "outputs": ["value"]})
+                assert answer["value"] == pytest.approx(expected, abs=1e-5)
+
+        step(values[0])
+        step(values[1])
+        running.end_canary()
+        step(values[2])
 
 
 @pytest.mark.usefixtures("torch_cluster")

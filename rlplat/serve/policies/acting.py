@@ -112,6 +112,10 @@ class ServedPolicy:
         session = self.sessions.find(request.session, time.monotonic())
         if session is not None:
             return await self.step_session(session, request)
+        return await self._act_elsewhere(request)
+
+    async def _act_elsewhere(self, request: Rows) -> Acted:
+        assert request.session is not None
         for _, peer in self._who_may_have(request.session):
             try:
                 answer: Acted | None = await peer.ask.remote("step_of_peer", request)
@@ -132,6 +136,8 @@ class ServedPolicy:
     async def step_session(self, session: Session, request: Rows) -> Acted:
         assert self.engine is not None
         async with session.lock:
+            if session.has_moved:
+                return await self._act_elsewhere(request)
             repeated: Acted | None = session.repeated(request.seq)
             if repeated is not None:
                 return repeated
@@ -190,14 +196,15 @@ class ServedPolicy:
         await asyncio.sleep(0)
         others = {name: peer for name, peer in self._peers().items() if name != self._name}
         for _, peer in sorted(others.items()):
-            taken = self.sessions.take_all()
-            if not taken:
-                return
+
+            async def adopt(sessions: list[Any], peer: Any = peer) -> None:
+                await peer.ask.remote("adopt", sessions)
+
             try:
-                await peer.ask.remote("adopt", taken)
+                await self.sessions.move_all(adopt)
                 return
             except RlplatError:
-                self.adopt(taken)
+                continue  # that replica died: they are here still
 
     async def check(self) -> None:
         """A forward pass through the queue, as a request takes it."""

@@ -12,7 +12,9 @@ answer was lost on the way) gets the same answer, and the state moves once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,8 @@ class Session:
     used_at: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     """Held while a step is computed: two at once would begin with the same state."""
+    has_moved: bool = False
+    """Another replica has it: what waited for the lock goes there."""
 
     def repeated(self, seq: int | None) -> Any:
         """The answer where this step was done already, None where it is the next one; Refused otherwise."""
@@ -95,11 +99,22 @@ class SessionBook:
                 return
             del self._sessions[first.id]
 
-    def take_all(self) -> list[tuple[str, Array, int, Any]]:
-        """For the replica that takes over: (id, state, seq, answer) of each; none is left here."""
-        taken = [(each.id, each.state, each.seq, each.answer) for each in self._sessions.values()]
-        self._sessions.clear()
-        return taken
+    async def move_all(self, adopt: Callable[[list[tuple[str, Array, int, Any]]], Awaitable[object]]) -> None:
+        """Give (id, state, seq, answer) of each to the replica that takes over; what it raises leaves them here.
+
+        No step runs meanwhile: one that was lost between would be done twice, or refused as out of order."""
+        sessions = list(self._sessions.values())
+        async with contextlib.AsyncExitStack() as held:
+            for session in sessions:
+                await held.enter_async_context(session.lock)
+            sessions = [
+                each for each in sessions if each.id in self._sessions
+            ]  # a step may have waited: some ended
+            if sessions:
+                await adopt([(each.id, each.state, each.seq, each.answer) for each in sessions])
+            for session in sessions:
+                session.has_moved = True
+                self._sessions.pop(session.id, None)
 
     def adopt(self, sessions: list[tuple[str, Array, int, Any]], now: float) -> None:
         for id, state, seq, answer in sessions:
