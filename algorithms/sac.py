@@ -114,7 +114,7 @@ class TorchSAC:
         """One gradient step of critics, actor and alpha."""
         import torch
 
-        from rlplat.rl.torch.continuous.networks import critic_loss, squashed_sample
+        from rlplat.rl.torch.continuous.networks import squashed_sample
 
         nets, alpha = self.trainee, self.alpha.value
         with torch.no_grad():
@@ -123,13 +123,9 @@ class TorchSAC:
             next_q = nets.target_critics(batch.next_features, next_actions)
             targets = soft_targets(batch.returns, batch.discounts, next_q, next_log_probs, alpha)
         q = nets.critics(batch.features, batch.actions)
-        loss = critic_loss(q, targets)
+        loss, figures = self.critic_objective(batch, q, targets)
         norm = nets.descend_critics(loss, learning_rate)
-        figures = {
-            "critic_loss": float(loss.detach()),
-            "q_mean": float(q.detach().mean()),
-            "gradient_norm": norm,
-        }
+        figures |= {"q_mean": float(q.detach().mean()), "gradient_norm": norm}
         if not math.isfinite(norm):
             return figures
 
@@ -146,6 +142,15 @@ class TorchSAC:
             "entropy": -mean_log_prob,
             "entropy_coef": alpha,
         }
+
+    def critic_objective(
+        self, batch: Transitions, q: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """What the critics descend, and its figures. q: float32[2, N] of the batch; targets: float32[N]."""
+        from rlplat.rl.torch.continuous.networks import critic_loss
+
+        loss = critic_loss(q, targets)
+        return loss, {"critic_loss": float(loss.detach())}
 
     def get_state(self) -> dict[str, Any]:
         return self.trainee.get_state() | {"alpha": self.alpha.get_state()}

@@ -29,7 +29,9 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "algo", metavar="ALGO", help="ppo, impala, a3c, dqn, sac, td3, es, bc, alphazero, or pkg.module:Class"
+        "algo",
+        metavar="ALGO",
+        help="ppo, impala, a3c, dqn, sac, td3, es, bc, cql, alphazero, or pkg.module:Class",
     )
     parser.add_argument("--env", metavar="NAME", help="mark what the config for this environment changes")
     parser.add_argument("--json", action="store_true", help="print one JSON array")

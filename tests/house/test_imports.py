@@ -54,6 +54,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.a3c",
         "rlplat.algorithms.bc",
         "rlplat.algorithms.alphazero",
+        "rlplat.algorithms.cql",
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
         "rlplat.algorithms.impala",

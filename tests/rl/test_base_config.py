@@ -158,4 +158,5 @@ def test_every_algorithm_has_its_families() -> None:
         "sac": {"_mujoco"},  # Box actions only
         "td3": {"_mujoco"},
         "bc": set(),  # what suits depends on the data
+        "cql": set(),
     }

@@ -1,4 +1,5 @@
-"""`ReplayLearner`: an actor that keeps the replay, makes the gradient steps that are due, and publishes the weights."""
+"""`ReplayLearner`: an actor that keeps the replay, makes the gradient steps that are due, and publishes the weights;
+`TransitionLearner`: the half of it that trains on transitions, wherever they come from."""
 
 from __future__ import annotations
 
@@ -54,8 +55,9 @@ class Trained(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-class ReplayLearner(Learner[OffPolicyConfig]):
-    """Knows no framework: `trainee` does the arithmetic. A subclass writes `config_class` and `trainee_class`."""
+class TransitionLearner(Learner[OffPolicyConfig]):
+    """Trains on transitions, wherever they come from. Knows no framework: `trainee` does the arithmetic. A subclass
+    writes `config_class`, `trainee_class` and `update`."""
 
     config_class: type[OffPolicyConfig]
     trainee_class: Callable[[Any, PolicySpec, np.random.SeedSequence], Trained]
@@ -63,59 +65,24 @@ class ReplayLearner(Learner[OffPolicyConfig]):
     trainee: Trained
 
     def __init__(
-        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
+        self,
+        config: OffPolicyConfig,
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        seed: np.random.SeedSequence,
     ) -> None:
-        """settings: the config as a dict."""
-        config = self.config_class.model_validate(settings)
-        network_seed, replay_seed = seed_sequences(config.seed, "learner")
         super().__init__(config, parameter_server)
-        self.trainee, self._spec = self.trainee_class(config, spec, network_seed), spec
-        self._replay = LearnerReplay(config, spec, replay, replay_seed)
+        self.trainee, self.spec = self.trainee_class(config, spec, seed), spec
         normalizes = config.normalize_observations and isinstance(spec.obs, ObsSpec)
-        self._obs_statistics = ObsStatistics(spec.obs.shape if normalizes else None)  # type: ignore[union-attr]
-        self._updates = 0
-        self.publish()
+        self.obs_statistics = ObsStatistics(spec.obs.shape if normalizes else None)  # type: ignore[union-attr]
+        self.updates = 0
+        """Gradient steps so far."""
 
-    def update(self, *batches: TransitionBatch) -> UpdateReport:
-        """One round into the replay, the gradient steps that are due for it, publish version + 1."""
-        started = perf_counter()
-        config = self.config
-        env_steps = self._replay.add(batches)
-        for batch in batches:
-            if config.normalize_observations:
-                assert isinstance(batch.obs, np.ndarray)
-                self._obs_statistics.update(
-                    batch.obs.reshape(-1, *batch.obs.shape[2:]), batch.valid.reshape(-1)
-                )
-        self.env_steps += env_steps
-        added = perf_counter()
-        trained: list[dict[str, float]] = []
-        due = self._replay.due(env_steps)
-        for start in range(0, due, CHUNK):
-            trained += self._train(self._draw(min(CHUNK, due - start) * config.batch_size))
-        learnt = perf_counter()
-        self.publish_next()
-        timings = [batch.timing for batch in batches]
-        metrics: dict[str, float] = self._metrics(trained) | {
-            "learner/replay_size": len(self._replay.buffer),
-            "time/replay_add_s": added - started,
-            "time/train_s": learnt - added,
-            "time/publish_s": perf_counter() - learnt,
-        }
-        for name in timings[0]:
-            metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
-        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
-
-    def _draw(self, size: int) -> Minibatch:
-        drawn = self._replay.buffer.sample(size)
-        assert isinstance(drawn, Minibatch)
-        return drawn
-
-    def _train(self, drawn: Minibatch) -> list[dict[str, float]]:
-        """One gradient step for every `batch_size` of what was drawn."""
-        learning_rate, normalize = self.value(self.config.learning_rate), self._obs_statistics.normalize
+    def train(self, drawn: Minibatch) -> list[dict[str, float]]:
+        """One gradient step for every `batch_size` of what was drawn -> the figures of each."""
+        learning_rate, normalize = self.value(self.config.learning_rate), self.obs_statistics.normalize
         features, next_features = (
-            flat_features(normalize(obs), self._spec.obs) for obs in (drawn.obs, drawn.next_obs)
+            flat_features(normalize(obs), self.spec.obs) for obs in (drawn.obs, drawn.next_obs)
         )
         trained: list[dict[str, float]] = []
         for batch in self.trainee.minibatches(
@@ -125,14 +92,15 @@ class ReplayLearner(Learner[OffPolicyConfig]):
             if not math.isfinite(figures["gradient_norm"]) and self.config.non_finite == "stop":
                 raise self._non_finite(drawn, figures)
             trained.append(figures)
-            self._updates += 1
+            self.updates += 1
         return trained
 
-    def _metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
+    def metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
+        """Means over the gradient steps of a round."""
         finite = [figures for figures in trained if math.isfinite(figures["gradient_norm"])]
         names = {name for figures in finite for name in figures}
         return {
-            "learner/updates": self._updates,
+            "learner/updates": self.updates,
             "learner/skipped_minibatches": len(trained) - len(finite),
             "learner/learning_rate": self.value(self.config.learning_rate),
             "learner/weights_version": self.version,
@@ -151,25 +119,84 @@ class ReplayLearner(Learner[OffPolicyConfig]):
             scaling="scale the rewards in the environment",
         )
 
-    def _beside(self) -> Weights:
-        """What travels with the weights: the share of uniform actions, statistics of observations."""
-        warms_up = self._replay.env_steps < self.config.learning_starts
-        return {EPSILON: np.array([float(warms_up)], np.float32)} | self._obs_statistics.weights()
+    def beside(self) -> Weights:
+        """What travels with the weights: statistics of observations."""
+        return self.obs_statistics.weights()
 
     def weights(self) -> Weights:
-        return self.trainee.weights() | self._beside()
+        return self.trainee.weights() | self.beside()
 
     def get_state(self) -> dict[str, Any]:
-        state = super().get_state() | self.trainee.get_state() | self._replay.get_state()
+        state = super().get_state() | self.trainee.get_state()
         return state | {
-            "beside": self._beside(),
-            "obs_statistics": self._obs_statistics.get_state(),
-            "updates": self._updates,
+            "beside": self.beside(),
+            "obs_statistics": self.obs_statistics.get_state(),
+            "updates": self.updates,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.trainee.set_state(state)
+        self.obs_statistics.set_state(state["obs_statistics"])
+        self.updates = int(state["updates"])
+        super().set_state(state)
+
+
+class ReplayLearner(TransitionLearner):
+    """Keeps the replay, into which rollout workers' transitions come."""
+
+    def __init__(
+        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
+    ) -> None:
+        """settings: the config as a dict."""
+        config = self.config_class.model_validate(settings)
+        network_seed, replay_seed = seed_sequences(config.seed, "learner")
+        super().__init__(config, spec, parameter_server, network_seed)
+        self._replay = LearnerReplay(config, spec, replay, replay_seed)
+        self.publish()
+
+    def update(self, *batches: TransitionBatch) -> UpdateReport:
+        """One round into the replay, the gradient steps that are due for it, publish version + 1."""
+        started = perf_counter()
+        config = self.config
+        env_steps = self._replay.add(batches)
+        for batch in batches:
+            if config.normalize_observations:
+                assert isinstance(batch.obs, np.ndarray)
+                self.obs_statistics.update(
+                    batch.obs.reshape(-1, *batch.obs.shape[2:]), batch.valid.reshape(-1)
+                )
+        self.env_steps += env_steps
+        added = perf_counter()
+        trained: list[dict[str, float]] = []
+        due = self._replay.due(env_steps)
+        for start in range(0, due, CHUNK):
+            trained += self.train(self._draw(min(CHUNK, due - start) * config.batch_size))
+        learnt = perf_counter()
+        self.publish_next()
+        timings = [batch.timing for batch in batches]
+        metrics: dict[str, float] = self.metrics(trained) | {
+            "learner/replay_size": len(self._replay.buffer),
+            "time/replay_add_s": added - started,
+            "time/train_s": learnt - added,
+            "time/publish_s": perf_counter() - learnt,
+        }
+        for name in timings[0]:
+            metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
+        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+    def _draw(self, size: int) -> Minibatch:
+        drawn = self._replay.buffer.sample(size)
+        assert isinstance(drawn, Minibatch)
+        return drawn
+
+    def beside(self) -> Weights:
+        """The share of uniform actions as well."""
+        warms_up = self._replay.env_steps < self.config.learning_starts
+        return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | self._replay.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
         self._replay.set_state(state)
-        self._obs_statistics.set_state(state["obs_statistics"])
-        self._updates = int(state["updates"])
         super().set_state(state)
