@@ -1,4 +1,4 @@
-"""`TFTrainer`: the same losses on one rank and on two, a killed rank, and messages that name the fix."""
+"""`TFTrainer`, by creators and by a function: two ranks train like one, a killed rank, messages that name the fix."""
 
 from __future__ import annotations
 
