@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ pytest.importorskip("uvicorn")
 
 import rlplat
 from rlplat.errors import ActorDied
+from rlplat.serve.policies.acting import ServedPolicy
 from rlplat.serve.policies.serving import Follower, policy_application, serve_policy
 from rlplat.serve.policies.sessions import SessionBook
+from rlplat.serve.refusals import Refused
 from tests.serve.calling import OBS, act, request, train
 
 pytestmark = pytest.mark.process
@@ -83,6 +86,23 @@ def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
             session.keep(np.ones(1, np.float32), None, None)
         await moving
         assert moved == [[("a", 1.0, 1)]] and session.has_moved and len(book) == 0
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_ends_opens_sessions_elsewhere_and_adopts_none() -> None:
+    class Ask:
+        async def remote(self, method: str, *args: Any) -> Any:
+            return getattr(staying, method)(*args)
+
+    staying, leaving = SimpleNamespace(open_for_peer=lambda: ("b-1.x", 0)), ServedPolicy("b")
+    leaving.introduce("b-0", lambda: {"b-0": None, "b-1": SimpleNamespace(ask=Ask())})
+
+    async def main() -> None:
+        leaving.is_leaving.set()
+        assert await leaving.open_session_to_keep() == ("b-1.x", 0) and len(leaving.sessions) == 0
+        with pytest.raises(Refused, match="b-0 is ending"):
+            leaving.adopt([("a", np.zeros(1, np.float32), 0, None)])
 
     asyncio.run(main())
 

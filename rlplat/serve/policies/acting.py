@@ -153,6 +153,20 @@ class ServedPolicy:
         id = f"{self._name}.{secrets.token_hex(12)}"
         return self.sessions.open(id, self.agent.state_size, time.monotonic())
 
+    async def open_session_to_keep(self) -> tuple[str, int]:
+        """(id, number of its last step) of a new one: in another replica where this one ends."""
+        for _, peer in self._who_may_have("") if self._is_leaving.is_set() else ():
+            try:
+                opened: tuple[str, int] = await peer.ask.remote("open_for_peer")
+                return opened
+            except RlplatError:
+                continue
+        return self.open_for_peer()
+
+    def open_for_peer(self) -> tuple[str, int]:
+        session = self.open_session()
+        return session.id, session.seq
+
     def _who_may_have(self, session: str) -> list[tuple[str, Any]]:
         """The other replicas, that which opened it first."""
         if len(session) > MAX_ID:
@@ -187,7 +201,9 @@ class ServedPolicy:
         return self.sessions.close(id)
 
     def adopt(self, sessions: list[Any]) -> None:
-        """Those of a replica that ends."""
+        """Those of a replica that ends. Refused where this one ends too."""
+        if self._is_leaving.is_set():
+            raise Refused(503, "draining", f"{self._name} is ending", 0.0)
         self.sessions.adopt(sessions, time.monotonic())
 
     async def hand_over(self) -> None:
