@@ -22,6 +22,7 @@ LOCAL = {
     "rlplat/rl/sampling/worker_start.py": "how many workers memory holds, asked where there is one machine only",
     "rlplat/tune/storage/postgres.py": "its own name, shown to who looks after the database",
     "rlplat/rl/replay/buffer.py": "whether a replay fits, asked where it will be",
+    "rlplat/rl/offline/dataset.py": "whether recorded episodes fit, asked by who reads them; writers that were killed",
 }
 """Files that look at the machine that they run on, and why they may."""
 
