@@ -146,7 +146,7 @@ def _calls(small: Any, large: Any, quick: bool) -> list[tuple[str, str, str, flo
 
 def _rate(step: Any, quick: bool) -> float:
     """`step` runs one round and returns the env steps so far."""
-    warm_up, env_steps = (2_000, 3_000) if quick else (20_000, 150_000)
+    warm_up, env_steps = (2_000, 3_000) if quick else (10_000, 60_000)
     while (start := step()) < warm_up:
         pass
     began = time.perf_counter()
