@@ -294,12 +294,17 @@ class RayBackend:
         if options.retry_exceptions:
             given["retry_exceptions"] = [FailedForNow]
         is_generator = options.num_returns in (STREAMING, DYNAMIC)
-        call = theirs.stream if is_generator else theirs.call
-        if given != {"num_returns": 1}:  # its default
-            call = call.options(**given)
-        spec = CallSpec(what, options.retry_exceptions, options.num_returns, method)
+        leading: tuple[bytes, ...] = ()
+        if given == {"num_returns": 1} and (own := getattr(theirs, method, None)) is not None:
+            call = own
+        else:
+            spec = CallSpec(what, options.retry_exceptions, options.num_returns, method)
+            call, leading = (
+                (theirs.stream if is_generator else theirs.call).options(**given),
+                (host.packed(spec),),
+            )
         with _pickling(f"an argument of {what}", (args, kwargs)):
-            answer = call.remote(host.packed(spec), *map(theirs_of, args), **_mapped(kwargs))
+            answer = call.remote(*leading, *map(theirs_of, args), **_mapped(kwargs))
         return self._given(answer, options.num_returns, options.timeout_s)
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:
@@ -428,10 +433,8 @@ def _function(target: Callable[..., Any], is_generator: bool, max_calls: int) ->
 
 @functools.lru_cache(1000)
 def _actor_class(target: Any, name: str, concurrency_groups: tuple[tuple[str, int], ...]) -> Any:
-    kind = host.AsyncHost if is_async_class(target) else host.Host
-    named = type(name, (kind,), {})  # Ray's messages and pages name the user's class
     options = {"concurrency_groups": dict(concurrency_groups)} if concurrency_groups else {"num_cpus": 0}
-    return ray.remote(**options)(named)
+    return ray.remote(**options)(host.host_class(target, name, is_async_class(target)))
 
 
 _second: Any = ray.remote(num_cpus=0)(lambda _, value: value)

@@ -173,3 +173,25 @@ class AsyncHost(Host):
             raise
         except Exception as error:
             raise spec.failure(error) from None
+
+
+def host_class(target: Any, name: str, is_async: bool) -> type:
+    """The host of a user's class, under its name, which Ray's messages and pages show. Each method of the user's is one
+    of it, so that a plain call has no spec to pack, send and unpack."""
+    kind = AsyncHost if is_async else Host
+    methods = {
+        method: _method(packed(CallSpec(f"{name}.{method}", method=method)), is_async)
+        for method in dir(target)
+        if not method.startswith("_") and not hasattr(kind, method) and callable(getattr(target, method))
+    }
+    return type(name, (kind,), methods)
+
+
+def _method(packed_spec: bytes, is_async: bool) -> Callable[..., Any]:
+    def call(self: Host, /, *args: Any, **kwargs: Any) -> Any:
+        return self.call(packed_spec, *args, **kwargs)
+
+    async def call_async(self: AsyncHost, /, *args: Any, **kwargs: Any) -> Any:
+        return await self.call(packed_spec, *args, **kwargs)
+
+    return call_async if is_async else call
