@@ -129,6 +129,14 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
+def runtime() -> Iterator[None]:
+    """All workers and actors in this process: an algorithm uses the runtime that is there."""
+    rlplat.init(backend="inproc")
+    yield
+    rlplat.shutdown()
+
+
+@pytest.fixture
 def torch_cluster() -> Iterator[None]:
     """The same for tests of training: torch is imported once, not in each of its workers."""
     rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])

@@ -35,14 +35,6 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.fixture
-def runtime() -> Iterator[None]:
-    """For what needs several workers in this process: A3C uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
-
-
-@pytest.fixture
 def processes() -> Iterator[None]:
     """Workers in processes of their own, which find torch imported."""
     rlplat.init(num_cpus=2, num_gpus=0, preload=("torch",))

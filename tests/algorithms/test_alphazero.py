@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from rlplat.algorithms.alphazero import AlphaZero, AlphaZeroConfig, losses
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.envs.board_games.env import TicTacToe
-from tests.algorithms.test_off_policy import assert_equal
 from tests.rl.envs.test_board_games import board
+from tests.states import assert_equal
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +37,6 @@ QUICK: dict[str, Any] = {
     "evaluation": {"episodes": 2},
     "stop": {"env_steps": 5_000},
 }
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    """For what needs several workers in this process: an algorithm uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
 
 
 def test_the_losses_are_those_of_the_paper() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import rlplat
 from rlplat.algorithms.dqn import DQN, DQNConfig
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, NotInitialized, UsageError
+from tests.states import assert_equal
 
 pytestmark = pytest.mark.slow
 
@@ -42,27 +42,6 @@ ASYNCHRONOUS: dict[str, Any] = {
     "prioritized": True,
     "ratio_slack": 64,
 }
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    """For what needs several workers in this process: DQN uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
-
-
-def assert_equal(one: Any, other: Any, place: str = "") -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), place
-        for key in one:
-            if not key.endswith("_s"):
-                assert_equal(one[key], other[key], f"{place}/{key}")
-    elif isinstance(one, list | tuple):
-        for index, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_equal(a, b, f"{place}/{index}")
-    else:
-        np.testing.assert_array_equal(one, other, err_msg=place)
 
 
 def test_learns_a_small_task(runtime: None) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ QUICK: dict[str, Any] = {
     "learning_rate": 0.1,
     "policy": {"hidden_sizes": [16]},
 }
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    """For what needs several of them in this process: ES uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
 
 
 def make(**settings: Any) -> ES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.sampling.returns import gae
-from tests.algorithms.test_off_policy import assert_equal
+from tests.states import assert_equal
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +31,6 @@ QUICK: dict[str, Any] = {
     "evaluation": {"episodes": 2},
     "stop": {"env_steps": 5_000},
 }
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    """For several workers in this process: an algorithm uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
 
 
 def make(**settings: Any) -> Impala:

@@ -15,6 +15,7 @@ from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
 from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, UsageError
+from tests.states import assert_equal
 
 pytestmark = pytest.mark.slow
 
@@ -31,27 +32,6 @@ QUICK: dict[str, Any] = {
     "evaluation": {"episodes": 2},
     "stop": {"env_steps": 5_000},
 }
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    """For what needs several workers in this process: an algorithm uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
-
-
-def assert_equal(one: Any, other: Any, place: str = "") -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), place
-        for key in one:
-            if not key.endswith("_s"):
-                assert_equal(one[key], other[key], f"{place}/{key}")
-    elif isinstance(one, list | tuple):
-        for index, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_equal(a, b, f"{place}/{index}")
-    else:
-        np.testing.assert_array_equal(one, other, err_msg=place)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,6 @@ QUICK: dict[str, Any] = {
     "discount": 0.98,
     "gae_lambda": 0.8,
 }
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    """For what needs several workers in this process: PPO uses the runtime that is there."""
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
 
 
 def weights_of(ppo: PPO) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,14 +12,7 @@ from rlplat.errors import EnvError
 from rlplat.rl.learning.in_flight import InFlight
 
 
-@pytest.fixture
-def inproc() -> Iterator[None]:
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
-
-
-def test_answers_are_handed_on_and_may_ask_for_more(inproc: None) -> None:
+def test_answers_are_handed_on_and_may_ask_for_more(runtime: None) -> None:
     in_flight, heard = InFlight(), list[Any]()
 
     def on_answer(name: str, ref: Any) -> None:
@@ -37,7 +29,7 @@ def test_answers_are_handed_on_and_may_ask_for_more(inproc: None) -> None:
     assert sorted(heard) == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
 
 
-def test_the_first_failure_is_raised_when_all_were_heard(inproc: None) -> None:
+def test_the_first_failure_is_raised_when_all_were_heard(runtime: None) -> None:
     in_flight, heard = InFlight(), list[Any]()
 
     def on_answer(ref: Any) -> None:
@@ -53,7 +45,7 @@ def test_the_first_failure_is_raised_when_all_were_heard(inproc: None) -> None:
     in_flight.finish()  # nothing is left
 
 
-def test_closed_it_forgets(inproc: None) -> None:
+def test_closed_it_forgets(runtime: None) -> None:
     in_flight = InFlight()
     in_flight.ask(rlplat.put(1), then=pytest.fail)  # type: ignore[arg-type]
     in_flight.close()

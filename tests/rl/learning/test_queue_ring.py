@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,13 +45,6 @@ class CountingLearner:
 
     def seen(self) -> list[Any]:
         return self.batches
-
-
-@pytest.fixture
-def runtime() -> Iterator[None]:
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
 
 
 def make(

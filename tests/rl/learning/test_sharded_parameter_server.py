@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,7 @@ MOMENTS = ObsMoments(np.arange(3.0), np.ones(3), MIN_OBS)
 REPORT = UpdateReport(8, [Episode(3.0, 3)], {"x": 1.0})
 
 
-@pytest.fixture(autouse=True)
-def runtime() -> Iterator[None]:
-    rlplat.init(backend="inproc")
-    yield
-    rlplat.shutdown()
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def arrays(seed: int) -> Weights:
