@@ -385,3 +385,28 @@ def test_task_error_is_a_runtime_fault(backend: str) -> None:
     with pytest.raises(TaskError) as caught:
         rlplat.get(actor.fail.remote())
     assert isinstance(caught.value.cause, ValueError)
+
+
+def test_a_method_may_have_any_name(backend: str) -> None:
+    """Also one that a backend's own host of actors has."""
+
+    @rlplat.remote
+    class Phone:
+        def call(self, name: str, *, times: int = 1) -> str:
+            return f"called {name} {times}"
+
+        def stream(self) -> str:
+            return "streamed"
+
+        def task(self) -> str:
+            return "done"
+
+    @rlplat.remote
+    class AsyncPhone:
+        async def call(self, name: str) -> str:
+            return f"called {name}"
+
+    phone = Phone.remote()
+    refs = [phone.call.remote("home", times=2), phone.stream.remote(), phone.task.remote()]
+    assert rlplat.get(refs, timeout=60) == ["called home 2", "streamed", "done"]
+    assert rlplat.get(AsyncPhone.remote().call.remote("home"), timeout=60) == "called home"

@@ -295,14 +295,12 @@ class RayBackend:
             given["retry_exceptions"] = [FailedForNow]
         is_generator = options.num_returns in (STREAMING, DYNAMIC)
         leading: tuple[bytes, ...] = ()
-        if given == {"num_returns": 1} and (own := getattr(theirs, method, None)) is not None:
-            call = own
+        if given == {"num_returns": 1} and not hasattr(host.Host, method) and hasattr(theirs, method):
+            call = getattr(theirs, method)
         else:
             spec = CallSpec(what, options.retry_exceptions, options.num_returns, method)
-            call, leading = (
-                (theirs.stream if is_generator else theirs.call).options(**given),
-                (host.packed(spec),),
-            )
+            call = (theirs.stream if is_generator else theirs.call).options(**given)
+            leading = (host.packed(spec),)
         with _pickling(f"an argument of {what}", (args, kwargs)):
             answer = call.remote(*leading, *map(theirs_of, args), **_mapped(kwargs))
         return self._given(answer, options.num_returns, options.timeout_s)
