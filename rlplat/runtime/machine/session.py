@@ -247,13 +247,11 @@ def driver_pid(session: str) -> int:
     return int(os.path.basename(session).split("-", 3)[1])
 
 
-_held: list[int] = []
-
-
 def hold(*folders: str) -> None:
     """The folders are a living cluster's as long as this process lives, to `is_held`.
 
-    The pid in their names proves nothing in another PID namespace: containers that share /dev/shm or /tmp.
+    The pid in their names proves nothing in another PID namespace: containers that share /dev/shm or /tmp. The
+    descriptors stay open until then.
     """
     for folder in folders:
         try:
@@ -264,8 +262,6 @@ def hold(*folders: str) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:  # a file system without locks
             os.close(descriptor)
-        else:
-            _held.append(descriptor)
 
 
 def is_held(folder: str | os.PathLike[str]) -> bool:
