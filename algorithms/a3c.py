@@ -38,7 +38,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning import backend
-from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
@@ -445,8 +445,7 @@ class A3C(Algorithm[A3CConfig]):
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own."""
-        own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
-        return state | {"parameter_server": state["parameter_server"] | own}
+        return state | {"parameter_server": given_to(state["parameter_server"], weights)}
 
     def wants_statistics(self, weights: Weights) -> bool:
         """A run of few observations has none yet (parameter_server.MIN_OBS); neither will this one."""

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
@@ -39,7 +38,7 @@ from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.planning.mcts import SearchSettings, draw, search
 from rlplat.rl.planning.position_replay import PositionReplay, Positions
 from rlplat.rl.planning.self_play import GamesInProgress, board_game_of
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.schedules import LearningRate
@@ -284,9 +283,7 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
     def setup(self) -> None:
         """Pre-flight, parameter server, learner, self-play workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        if config.framework != "torch":
-            raise ConfigError(f"alphazero computes with torch: omit framework={config.framework}")
-        require_framework(config.framework)
+        require_torch(config.framework, self.name)
         spaces = self.spaces = check.preflight(config.env, config.env_kwargs).spaces
         assert spaces is not None
         board_game_of(config.env, config.env_kwargs, self.name)

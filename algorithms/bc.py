@@ -167,12 +167,6 @@ class BC(DataRing[BCConfig]):
         return policy_for(settings, spaces, seed)
 
     @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        weights: Weights = state["learner"]["weights"] | state["learner"]["beside"]
-        return weights
-
-    @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own."""
         return state | {"learner": state["learner"] | {"weights": network_weights(weights)}}

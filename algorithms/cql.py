@@ -128,8 +128,9 @@ class CQLLearner(TransitionLearner):
         episodes = read_episodes(config.data)
         self._data = RecordedTransitions(episodes, config.discount)
         self._epochs, self._num_updates = Epochs(len(self._data), order_seed), config.updates_per_round
-        obs = take_obs(episodes.obs, episodes.obs_rows())
-        self.obs_statistics.update(obs, np.ones(len(self._data), np.bool_))
+        if config.normalize_observations:
+            obs = take_obs(episodes.obs, episodes.obs_rows())
+            self.obs_statistics.update(obs, np.ones(len(self._data), np.bool_))
         self.publish()
 
     def update(self, *batches: Any) -> UpdateReport:
@@ -158,7 +159,6 @@ class CQL(DataRing[CQLConfig]):
     """
 
     name, config_class, learner_class = "cql", CQLConfig, CQLLearner
-    policy_weights = staticmethod(ReplayRing.policy_weights)
     with_weights = staticmethod(ReplayRing.with_weights)
 
     def check_spaces(self) -> None:

@@ -45,7 +45,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
@@ -474,8 +474,7 @@ class ES(Algorithm[ESConfig]):
 
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
-        return state | {"learner": state["learner"] | own}
+        return state | {"learner": given_to(state["learner"], weights)}
 
 
 def preflight(config: ESConfig) -> SpaceSpec:

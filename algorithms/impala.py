@@ -32,17 +32,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.queue_ring import QueueRing
 from rlplat.rl.normalization import require_normalizable
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -342,8 +341,7 @@ class Impala(Algorithm[ImpalaConfig]):
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own."""
-        own = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
-        return state | {"learner": state["learner"] | own}
+        return state | {"learner": given_to(state["learner"], weights)}
 
 
 def make_optimizer(config: ImpalaConfig, network: Any) -> Any:
@@ -362,9 +360,7 @@ def make_optimizer(config: ImpalaConfig, network: Any) -> Any:
 
 def preflight(config: ImpalaConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    if config.framework != "torch":
-        raise ConfigError(f"impala computes with torch: omit framework={config.framework}")
-    require_framework(config.framework)
+    require_torch(config.framework, Impala.name)
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)

@@ -37,7 +37,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning import backend
-from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
@@ -429,11 +429,7 @@ class PPO(Algorithm[PPOConfig]):
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own."""
-
-        def put(learner: dict[str, Any], own: Weights) -> dict[str, Any]:
-            return learner | {"weights": network_weights(own), "obs_statistics": carried_statistics(own)}
-
-        return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
+        return state | {"learner": put_weights_in_state(state["learner"], weights, given_to)}
 
 
 def start_learners(settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:

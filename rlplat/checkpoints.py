@@ -141,7 +141,7 @@ def _write(directory: Path, name: str, state: dict[str, Any], info: CheckpointIn
         temporary.mkdir()
         files = {}
         for file_name, data in packed.files.items():
-            _write_file(temporary / file_name, data)
+            write_file(temporary / file_name, data)
             files[file_name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         manifest = {
             "schema_version": SCHEMA_VERSION,
@@ -150,7 +150,7 @@ def _write(directory: Path, name: str, state: dict[str, Any], info: CheckpointIn
             "files": files,
             "not_a_number": packed.not_a_number,
         }
-        _write_file(temporary / "manifest.json", _manifest_bytes(manifest))
+        write_file(temporary / "manifest.json", _manifest_bytes(manifest))
         sync_directory(temporary)
         target = _publish(temporary, directory / name)
     except BaseException:
@@ -309,7 +309,7 @@ def _read_regular(path: Path, max_bytes: int) -> bytes:
             raise _Damaged(f"file {path.name}: {error.strerror}") from None
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -341,7 +341,7 @@ def _write_latest(directory: Path, name: str) -> None:
     temporary = directory / f".writing-latest-{os.getpid()}"
     try:
         _remove(temporary)
-        _write_file(temporary, f"{name}\n".encode())
+        write_file(temporary, f"{name}\n".encode())
         os.rename(temporary, directory / "latest")
     except OSError:
         _remove(temporary)

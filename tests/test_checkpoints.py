@@ -359,7 +359,7 @@ def test_a_full_disk_keeps_the_old_one_and_leaves_no_partial_files(
             raise OSError(errno.ENOSPC, "No space left on device")
         path.write_bytes(data)
 
-    monkeypatch.setattr(checkpoints, "_write_file", write)
+    monkeypatch.setattr(checkpoints, "write_file", write)
     with pytest.raises(OSError, match="No space left"):
         save(directory, some_state(), info(2))
     assert sorted(entry.name for entry in directory.iterdir()) == ["latest", "step_1"]

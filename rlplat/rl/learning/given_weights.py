@@ -61,6 +61,11 @@ def carried_statistics(weights: Weights) -> dict[str, Any] | None:
     return {"mean": mean, "var": var, "count": CARRIED_OBSERVATIONS}
 
 
+def given_to(learner: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """A learner's state with these weights, and the statistics that came with them, in the place of its own."""
+    return learner | {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
+
+
 def _network(weights: Weights) -> Weights:
     return {name: array for name, array in weights.items() if _leaf(name) not in _BESIDE}
 

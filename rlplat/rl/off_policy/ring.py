@@ -16,14 +16,14 @@ import numpy as np
 from rlplat.errors import ConfigError
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Policy, Result, Weights
-from rlplat.rl.learning.given_weights import carried_statistics, network_weights
+from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.replay.buffer import ReplayShape, require_memory
 from rlplat.rl.run.algorithm import Algorithm
@@ -86,8 +86,7 @@ class ReplayRing(Algorithm[RingConfig]):
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its actor's; the critics stay."""
-        given = {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
-        return state | {"learner": state["learner"] | given}
+        return state | {"learner": given_to(state["learner"], weights)}
 
 
 def bounded_actor(
@@ -116,9 +115,7 @@ def replay_shape(config: OffPolicyConfig) -> ReplayShape:
 
 def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
     """In the driver, before any actor starts: environment and networks fit, and the replay fits into memory."""
-    if config.framework != "torch":
-        raise ConfigError(f"{algo} computes with torch: omit framework={config.framework}")
-    require_framework(config.framework)
+    require_torch(config.framework, algo)
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     require_bounded(spaces, config.env, algo)

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from rlplat.checkpoints import sync_directory
+from rlplat.checkpoints import sync_directory, write_file
 from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.offline.episodes import Episodes, concat_episodes
@@ -102,6 +102,7 @@ class DataWriter:
             raise UsageError(f"{self.path} exists already: choose another --out, or remove it first")
         self._temporary = self.path.with_name(f".writing-{self.path.name}-{os.getpid()}")
         self._waiting: list[Episodes] = []
+        self._waiting_bytes = 0
         self._files: list[DataFile] = []
         self._returns: list[Array] = []
         self._num_terminated = self._memory_bytes = 0
@@ -111,7 +112,8 @@ class DataWriter:
         if problem := episodes.problem(self._spaces):
             raise UsageError(f"these episodes cannot be written to {self.path}: {problem}")
         self._waiting.append(episodes)
-        if sum(each.num_bytes for each in self._waiting) >= self._file_bytes:
+        self._waiting_bytes += episodes.num_bytes
+        if self._waiting_bytes >= self._file_bytes:
             self._write_file()
 
     def close(self) -> Manifest:
@@ -137,7 +139,7 @@ class DataWriter:
             source=self._source,
             files=self._files,
         )
-        _write(
+        write_file(
             self._temporary / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         )
         sync_directory(self._temporary)
@@ -150,7 +152,7 @@ class DataWriter:
 
     def _write_file(self) -> None:
         self._temporary.mkdir(parents=True, exist_ok=True)
-        episodes, self._waiting = concat_episodes(self._waiting), []
+        episodes, self._waiting, self._waiting_bytes = concat_episodes(self._waiting), [], 0
         observed = episodes.obs if isinstance(episodes.obs, dict) else {"": episodes.obs}
         columns: dict[str, Any] = {
             "obs" if not path else f"obs/{path}": leaf for path, leaf in observed.items()
@@ -160,7 +162,7 @@ class DataWriter:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **columns)
         data, name = buffer.getvalue(), f"episodes-{len(self._files):05d}.npz"
-        _write(self._temporary / name, data)
+        write_file(self._temporary / name, data)
         digest = hashlib.sha256(data).hexdigest()
         self._files.append(DataFile(name, episodes.num_episodes, episodes.num_steps, len(data), digest))
         self._returns.append(episodes.returns())
@@ -241,10 +243,3 @@ def _damaged(path: Path, what: str) -> UsageError:
     return UsageError(
         f"the data set {path} is damaged: {what}; copy it again, or record it again (rlplat record)"
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -13,19 +13,18 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Result
+from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.offline.config import DataConfig
 from rlplat.rl.offline.dataset import Manifest, read_manifest
-from rlplat.rl.policies.framework_check import require_framework
+from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.spaces import SpaceSpec
 
 if TYPE_CHECKING:
-    from rlplat import ObjectRef
     from rlplat.rl.interfaces import Array
 
 RingConfig = TypeVar("RingConfig", bound=DataConfig)
@@ -58,16 +57,16 @@ class DataRing(Algorithm[RingConfig]):
         self.require_open()
         return self.result(self.learners.update([]), {})
 
-    def weights(self) -> ObjectRef:
-        self.require_open()
-        return self.learners.weights()
+    @staticmethod
+    def policy_weights(state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`."""
+        weights: Weights = state["learner"]["weights"] | state["learner"]["beside"]
+        return weights
 
 
 def preflight(config: DataConfig, algo: str) -> tuple[SpaceSpec, Manifest]:
     """In the driver, before any actor starts: the environment is sound, and the data was recorded in such a one."""
-    if config.framework != "torch":
-        raise ConfigError(f"{algo} computes with torch: omit framework={config.framework}")
-    require_framework(config.framework)
+    require_torch(config.framework, algo)
     manifest = read_manifest(config.data)
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None

@@ -15,6 +15,13 @@ GROUPING = ("torch",)
 """Frameworks whose learners form data-parallel groups."""
 
 
+def require_torch(framework: str, algo: str) -> None:
+    """ConfigError for another framework than the one that an algorithm computes with, MissingExtra without it."""
+    if framework != "torch":
+        raise ConfigError(f"{algo} computes with torch: omit framework={framework}")
+    require_framework(framework)
+
+
 def require_framework(framework: str, num_learners: int = 1) -> None:
     """Raises MissingExtra, or ConfigError for a group of learners where there are none."""
     package, extra = PACKAGES[framework]
