@@ -24,7 +24,7 @@ COMMANDS = {
     "configs": "list the configs that come with rlplat",
     "settings": "all settings of an algorithm: type, default, meaning",
     "runs": "list the runs with their latest metrics",
-    "dashboard": "runs, curves, trials and the cluster in a browser",
+    "dashboard": "runs, curves, trials, the cluster and servers in a browser",
     "track": "copy a run to wandb, mlflow, trackio or aim, while it trains or later",
     "status": "what a running cluster has, does and waits for",
     "list": "its tasks, actors, objects, nodes, workers, placement groups",
