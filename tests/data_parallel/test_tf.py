@@ -21,7 +21,7 @@ from rlplat.data_parallel import TFTrainer
 from rlplat.data_parallel.failures import CollectiveFailed, RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Rank, RankSettings
-from rlplat.data_parallel.tf.context import TFContext
+from rlplat.data_parallel.tf.context import LoopData, TFContext
 from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.program import TFProgram, tf_config
 from rlplat.data_parallel.tf.training import KerasTraining
@@ -257,3 +257,17 @@ def test_an_error_of_the_exchange_is_told_from_one_of_the_model() -> None:
     for own in (ValueError("mine"), tf.errors.InvalidArgumentError(None, None, "a shape")):
         assert told(own) is own
         assert own.__notes__ == ["(in rank 1 of 2, step 1)"]
+
+
+def test_a_pass_that_is_left_early_has_ended() -> None:
+    data = LoopData(DividedData(tf.data.Dataset.range(6).batch(2), "prepared", 0, 1), lambda share: None)
+    passes: list[list[int]] = []
+    for most in (2, 3, 1, 3):
+        passes.append([])
+        for batch in data:
+            passes[-1].append(int(batch[0]))
+            assert data.get_state() == {"epoch": len(passes) - 1, "position": len(passes[-1])}
+            if len(passes[-1]) == most:
+                break
+        assert data.get_state() == {"epoch": len(passes), "position": 0}
+    assert passes == [[0, 2], [0, 2, 4], [0], [0, 2, 4]]

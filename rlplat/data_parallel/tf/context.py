@@ -44,7 +44,6 @@ class TFContext:
         self._optimizers: list[Any] = []
         self._data: list[LoopData] = []
         self._epoch = -1
-        self._is_within_pass = False
         self._sum = sum_over_ranks(strategy)
         # Variables: what a tf.function of the user's reads and writes on each call.
         self._share = tf.Variable(1.0 / self.world_size, trainable=False)
@@ -119,7 +118,7 @@ class TFContext:
             "optimizers": [arrays_of(optimizer.variables) for optimizer in self._optimizers],
             "data": [data.get_state() for data in self._data],
             "epoch": self._epoch,
-            "is_within_pass": self._is_within_pass,
+            "is_within_pass": any(data.position for data in self._data),
             "user": user,
         }
 
@@ -176,7 +175,6 @@ class TFContext:
     def _begin_batch(self, share: float | None) -> None:
         """share: of this rank in the batch; None: the pass has ended."""
         self._check_finite()
-        self._is_within_pass = share is not None
         self._share.assign(1.0 / self.world_size if share is None else share)
 
     def _check_finite(self) -> None:
@@ -199,14 +197,16 @@ class LoopData:
 
     def __iter__(self) -> Iterator[Any]:
         skipped = self.position
-        for number, (batch, num_own, size) in enumerate(self._data.batches()):
-            if number < skipped:
-                continue
-            self._begin_batch(num_own / size)
-            self.position += 1
-            yield batch
-        self._begin_batch(None)
-        self.epoch, self.position = self.epoch + 1, 0
+        try:
+            for number, (batch, num_own, size) in enumerate(self._data.batches()):
+                if number < skipped:
+                    continue
+                self._begin_batch(num_own / size)
+                self.position += 1
+                yield batch
+            self._begin_batch(None)
+        finally:  # also of a pass that is left by `break`
+            self.epoch, self.position = self.epoch + 1, 0
 
     def get_state(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
