@@ -142,7 +142,8 @@ class TransitionLearner(Learner[OffPolicyConfig]):
 
 
 class ReplayLearner(TransitionLearner):
-    """Keeps the replay, into which rollout workers' transitions come."""
+    """Keeps the replay, into which rollout workers' transitions come. A subclass may change where the minibatches come
+    from (`draw`), and what happens before the gradient steps of a round (`learn`)."""
 
     def __init__(
         self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
@@ -151,14 +152,14 @@ class ReplayLearner(TransitionLearner):
         config = self.config_class.model_validate(settings)
         network_seed, replay_seed = seed_sequences(config.seed, "learner")
         super().__init__(config, spec, parameter_server, network_seed)
-        self._replay = LearnerReplay(config, spec, replay, replay_seed)
+        self.replay = LearnerReplay(config, spec, replay, replay_seed)
         self.publish()
 
     def update(self, *batches: TransitionBatch) -> UpdateReport:
         """One round into the replay, the gradient steps that are due for it, publish version + 1."""
         started = perf_counter()
         config = self.config
-        env_steps = self._replay.add(batches)
+        env_steps = self.replay.add(batches)
         for batch in batches:
             if config.normalize_observations:
                 assert isinstance(batch.obs, np.ndarray)
@@ -167,15 +168,12 @@ class ReplayLearner(TransitionLearner):
                 )
         self.env_steps += env_steps
         added = perf_counter()
-        trained: list[dict[str, float]] = []
-        due = self._replay.due(env_steps)
-        for start in range(0, due, CHUNK):
-            trained += self.train(self._draw(min(CHUNK, due - start) * config.batch_size))
+        trained = self.learn(self.replay.due(env_steps))
         learnt = perf_counter()
         self.publish_next()
         timings = [batch.timing for batch in batches]
         metrics: dict[str, float] = self.metrics(trained) | {
-            "learner/replay_size": len(self._replay.buffer),
+            "learner/replay_size": len(self.replay.buffer),
             "time/replay_add_s": added - started,
             "time/train_s": learnt - added,
             "time/publish_s": perf_counter() - learnt,
@@ -184,19 +182,27 @@ class ReplayLearner(TransitionLearner):
             metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
         return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
 
-    def _draw(self, size: int) -> Minibatch:
-        drawn = self._replay.buffer.sample(size)
+    def learn(self, due: int) -> list[dict[str, float]]:
+        """The gradient steps of a round -> the figures of each."""
+        trained: list[dict[str, float]] = []
+        for start in range(0, due, CHUNK):
+            trained += self.train(self.draw(min(CHUNK, due - start) * self.config.batch_size))
+        return trained
+
+    def draw(self, size: int) -> Minibatch:
+        """Transitions to train on, `batch_size` for each gradient step."""
+        drawn = self.replay.buffer.sample(size)
         assert isinstance(drawn, Minibatch)
         return drawn
 
     def beside(self) -> Weights:
         """The share of uniform actions as well."""
-        warms_up = self._replay.env_steps < self.config.learning_starts
+        warms_up = self.replay.env_steps < self.config.learning_starts
         return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
 
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | self._replay.get_state()
+        return super().get_state() | self.replay.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._replay.set_state(state)
+        self.replay.set_state(state)
         super().set_state(state)

@@ -49,6 +49,7 @@ class ReplayRing(Algorithm[RingConfig]):
         """Parameter server, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         self.spaces = preflight(config, self.name)
+        self.check_spaces()
         spec, shape = policy_spec(settings["policy"], self.spaces), replay_shape(config)
         server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
         learner = learner_actor(self.learner_class, settings, spec)
@@ -59,6 +60,9 @@ class ReplayRing(Algorithm[RingConfig]):
             lambda *place: worker.remote(settings, *place, make, record="transitions")
         )
         self.learners.wait_until_ready()
+
+    def check_spaces(self) -> None:
+        """Raises UsageError where this algorithm cannot take `self.spaces`, though its actor could."""
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
