@@ -7,7 +7,9 @@ kernel costs as much as the whole backward pass of a small network. Same numbers
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,22 +46,23 @@ class Adam:
         # The kernel divides the gradients by `grad_scale` on the way.
         scale = torch.clamp((norm + 1e-6) / max_norm, min=1.0) if math.isfinite(max_norm) else None
         torch._foreach_add_(self._steps, 1)
-        torch._fused_adam_(
-            self._parameters,
-            gradients,
-            self._means,
-            self._squares,
-            [],
-            self._steps,
-            lr=learning_rate,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=0.0,
-            eps=self._epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=scale,
-        )
+        with _tiny_is_zero():
+            torch._fused_adam_(
+                self._parameters,
+                gradients,
+                self._means,
+                self._squares,
+                [],
+                self._steps,
+                lr=learning_rate,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                weight_decay=0.0,
+                eps=self._epsilon,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+            )
         return float(norm)
 
     def get_state(self) -> dict[str, dict[str, Any]]:
@@ -97,7 +100,7 @@ class RMSProp:
         gradients, norm = _gradients(self._parameters)
         if not bool(norm.isfinite()):
             return float(norm)
-        with torch.no_grad():
+        with torch.no_grad(), _tiny_is_zero():
             if math.isfinite(max_norm):
                 torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
             torch._foreach_mul_(self._squares, self._decay)
@@ -119,6 +122,17 @@ class RMSProp:
     def set_state(self, state: dict[str, dict[str, Any]]) -> None:
         for name, square in zip(self._names, self._squares, strict=True):
             square.copy_(torch.from_numpy(np.array(state[name]["square_avg"])))
+
+
+@contextlib.contextmanager
+def _tiny_is_zero() -> Iterator[None]:
+    """Numbers below 1.2e-38 are 0 here. Where a ReLU is silent the gradient is 0 and the moments decay, without it to
+    numbers that never become 0 (rounded up) and with which a CPU computes twenty times more slowly."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _gradients(parameters: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -106,3 +106,17 @@ def test_a_restored_one_goes_on_alike() -> None:
         descend(second, restored)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_moments_decay_to_zero_and_not_to_denormals(optimizer: str) -> None:
+    network = torch.nn.Linear(8, 8)
+    rmsprop = {"decay": 0.9, "epsilon": 1e-5, "epsilon_inside_root": False}
+    optimize = Adam(network, epsilon=1e-8) if optimizer == "adam" else RMSProp(network, **rmsprop)  # type: ignore[arg-type]
+    for step in range(1_000):  # 0.9 ** 1000 = 2e-46
+        for parameter in network.parameters():
+            parameter.grad = torch.full_like(parameter, 0.0 if step else 1e-3)
+        optimize.step(1e-3)
+    moment = optimize.get_state()["weight"]["exp_avg" if optimizer == "adam" else "square_avg"]
+    np.testing.assert_array_equal(moment, np.zeros((8, 8)))
+    assert float(torch.full((64,), 1e-38).mul(0.1).sum()) > 0.0  # elsewhere such numbers are what they were
