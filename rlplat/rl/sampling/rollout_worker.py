@@ -50,7 +50,9 @@ class RolloutWorker:
             vectorization=config["vectorization"],
             keep_state=config["deterministic"],
         )
-        self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=num_threads)
+        # In one process the learner's number, if one was set, holds for acting too: torch has one for both.
+        of_learner = 0 if config["num_rollout_workers"] else config["learner"]["num_threads"]
+        self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=of_learner or num_threads)
         self._has_core = has_core(config["policy"])
         self._obs: Obs = self._env.reset()
         self._recorder = make_recorder(

@@ -13,6 +13,8 @@ from rlplat.errors import ActorDied, EnvError, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Episode, Step
 from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.policies.make import policy_for
+from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.sampling import rollout_worker as rollout_worker_module
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch
@@ -110,6 +112,20 @@ def test_a_fragment_holds_what_happened(counting: None) -> None:
     np.testing.assert_allclose(batch.log_probs, np.log(0.5), rtol=1e-6)
     assert batch.episodes == [Episode(33.0, 3), Episode(63.0, 3)]
     assert (batch.worker_index, batch.incarnation, batch.weights_version, batch.env_steps) == (3, 1, 0, 8)
+
+
+@pytest.mark.parametrize(("num_workers", "expected"), [(0, 7), (1, cpu_share(1))])
+def test_a_worker_beside_the_learner_keeps_its_number_of_threads(
+    counting: None, num_workers: int, expected: int
+) -> None:
+    def make_policy(*args: Any, num_threads: int) -> Any:
+        asked.append(num_threads)
+        return policy_for(*args)
+
+    asked: list[int] = []
+    learner = {"precision": "auto", "num_threads": 7}
+    RolloutWorker(CONFIG | {"num_rollout_workers": num_workers, "learner": learner}, 0, 0, make_policy)
+    assert asked == [expected]
 
 
 def test_fragments_follow_on_each_other_with_the_newest_weights(counting: None) -> None:
