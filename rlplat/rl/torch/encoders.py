@@ -90,8 +90,7 @@ class NatureCNN(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         dtype = self.compute_dtype
-        images = obs.permute(0, 3, 1, 2) if self.channels_last else obs
-        features = images.to(dtype, memory_format=torch.channels_last)
+        features = _images(obs, self.channels_last, dtype)
         for number, conv in enumerate(self.convs):
             assert conv.bias is not None
             kernel = conv.weight / 255.0 if number == 0 and obs.dtype == torch.uint8 else conv.weight
@@ -135,8 +134,7 @@ class ImpalaCNN(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         dtype = self.compute_dtype
-        images = obs.permute(0, 3, 1, 2) if self.channels_last else obs
-        features = images.to(dtype, memory_format=torch.channels_last)
+        features = _images(obs, self.channels_last, dtype)
         entry: Any
         convs: Any  # nn.ModuleList's items have no narrower type
         for section, (entry, convs) in enumerate(zip(self.entries, self.blocks, strict=True)):
@@ -212,3 +210,10 @@ def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:
     order = (2, 0, 1) if channels_last else (0, 1, 2)
     channels, height, width = (image.shape[i] for i in order)
     return channels_last, (channels, height, width)
+
+
+def _images(obs: Tensor, is_channels_last: bool, dtype: torch.dtype) -> Tensor:
+    """[N, C, H, W] of `dtype`, channels last in memory."""
+    images = obs.permute(0, 3, 1, 2) if is_channels_last else obs
+    # Bytes are put in order before they are cast: half the time of `to(dtype, memory_format=...)`.
+    return images.contiguous(memory_format=torch.channels_last).to(dtype)
