@@ -4,8 +4,9 @@
     ./scripts/bench train --rows threshold --peer sb3 --seeds 1 2 3
 
 Columns: rlplat (PPO on CartPole: one rollout worker; others: `rlplat_config` in train_peers.py), `--peer inproc`
-(rlplat with everything in one process), `--peer torch` (rlplat with learner.backend=torch: PPO and A3C on CartPole) and
-`--peer sb3` (Stable-Baselines3). Each figure comes from a fresh process; the peers take turns.
+(rlplat with everything in one process), `--peer torch` (rlplat with learner.backend=torch: PPO and A3C on CartPole),
+`--peer overlap` (rlplat with overlap_sampling: PPO) and `--peer sb3` (Stable-Baselines3).
+Each figure comes from a fresh process; the peers take turns.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def main() -> None:
         if task in options.rows:
             samples += _rates(task, peers, options)
     if "threshold" in options.rows:
-        found, missed = _thresholds([peer for peer in peers if peer not in ("inproc", "torch")], options)
+        found, missed = _thresholds(
+            [peer for peer in peers if peer not in ("inproc", "torch", "overlap")], options
+        )
         samples += found
         notes += missed
     report = Report("Training", peers, summarize(samples), {*RATES.values(), REACHED}, info, [*notes, *NOTES])
@@ -93,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_output_options(parser, ["inproc", "torch", "sb3"])
+    add_output_options(parser, ["inproc", "torch", "overlap", "sb3"])
     rows = [*RATES, "threshold"]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N")
@@ -108,7 +111,8 @@ def _environment() -> dict[str, str]:
 def _rates(task: str, peers: list[str], options: argparse.Namespace) -> list[Sample]:
     warm_up, env_steps = (1_000, 2_000) if options.quick else (WARM_UP[task], TIMED[task])
     samples = []
-    peers = [peer for peer in peers if peer != "torch" or task in ("cartpole", "a3c")]
+    only = {"torch": ("cartpole", "a3c"), "overlap": ("cartpole", "pong")}
+    peers = [peer for peer in peers if task in only.get(peer, RATES)]
     for repeat in range(options.repeats):
         for peer in peers if repeat % 2 == 0 else peers[::-1]:
             print(f"{task}, repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)

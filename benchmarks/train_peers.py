@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train_peers")
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
-    rate.add_argument("peer", choices=["rlplat", "torch", "inproc", "sb3"])
+    rate.add_argument("peer", choices=["rlplat", "torch", "overlap", "inproc", "sb3"])
     rate.add_argument("task", choices=["cartpole", "pong", "dqn", "a3c", "es", "sac", "td3"])
     rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
@@ -41,23 +41,25 @@ def main() -> None:
     elif options.peer == "sb3":
         print(sb3_rate(options.task, options.warm_up, options.env_steps))
     else:
-        backend = "torch" if options.peer == "torch" else "auto"
-        print(
-            rlplat_rate(options.task, options.peer == "inproc", options.warm_up, options.env_steps, backend)
-        )
+        print(rlplat_rate(options.task, options.peer, options.warm_up, options.env_steps))
 
 
 # ---------------------------------------------------------------- rlplat
 
 
-def rlplat_rate(task: str, in_one_process: bool, warm_up: int, env_steps: int, backend: str) -> float:
-    """Env steps/s of `step()`: rollouts, updates and publishing, as in a run. backend: `learner.backend`."""
+def rlplat_rate(task: str, peer: str, warm_up: int, env_steps: int) -> float:
+    """Env steps/s of `step()`: rollouts, updates and publishing, as in a run. peer: inproc is all in one process, torch
+    learns there where auto would learn in numpy, overlap samples the next round during the update."""
     from rlplat.rl.run.registry import load_algorithm
 
     algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task)
-    config = rlplat_config(task, in_one_process)
-    learner = config.learner.model_copy(update={"backend": backend})
-    with algorithm_class(config.model_copy(update={"learner": learner})) as algorithm:
+    config = rlplat_config(task, peer == "inproc")
+    update: dict[str, Any] = {}
+    if peer == "torch":
+        update = {"learner": config.learner.model_copy(update={"backend": "torch"})}
+    elif peer == "overlap":
+        update = {"overlap_sampling": True}
+    with algorithm_class(config.model_copy(update=update)) as algorithm:
         before = 0
         while before < warm_up:
             before = algorithm.step().env_steps
