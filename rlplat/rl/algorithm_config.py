@@ -152,10 +152,10 @@ class AlgorithmConfig(Section):
     deterministic: bool = False
     """Ask the framework for bit-reproducible kernels (on a CPU they are anyway, at a given number of threads)."""
 
-    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
+    vectorization: Literal["auto", "native", "sync", "async", "envpool"] = "auto"
     """How the environments of a worker are stepped: native, by their own vector implementation (of gymnasium, C++);
-    sync, one after the other; async, each in a process of its own, for slow ones; auto: native if there is one, else
-    sync."""
+    sync, one after the other; async, each in a process of its own, for slow ones; envpool, by EnvPool's threads in C++,
+    where that package is installed; auto: native if there is one, else sync."""
     num_rollout_workers: int = Field(1, ge=0, le=10_000)
     """Processes that step environments; 0: everything in this process, for debuggers."""
     num_envs_per_worker: int = Field(8, ge=1, le=100_000)

@@ -1,7 +1,7 @@
 """Many environments behind one `step`, for those that have no vector implementation of their own.
 
-Both speak gymnasium's vector API in SAME_STEP mode: an environment that ends is reset in the same call, its last
-observation is `info["final_obs"][i]`.
+All speak gymnasium's vector API. `SyncLoop` and `AsyncLoop` in SAME_STEP mode: an environment that ends is reset in the
+same call, its last observation is `info["final_obs"][i]`. `PoolLoop` in EnvPool's, NEXT_STEP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlplat.errors import EnvError
+from rlplat.errors import EnvError, UsageError
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import action_row
 from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
@@ -214,6 +214,61 @@ class AsyncLoop:
             else f", action {brief(action_row(self._actions, indices[0]))}"
         )
         return f"{self._name} (environment {which} of 0..{self.num_envs - 1}), step {self._num_steps}{action}"
+
+
+class PoolLoop:
+    """EnvPool's C++ environments (https://envpool.readthedocs.io), stepped by threads of its own.
+
+    It takes seeds when it is made: that is at each `reset(seed=...)`.
+    """
+
+    seed_form = "list"
+
+    def __init__(self, name: str, num_envs: int, num_threads: int, kwargs: dict[str, Any]) -> None:
+        """UsageError where EnvPool is missing, has no such environment, or has no such argument."""
+        try:
+            import envpool
+        except ImportError as error:
+            raise UsageError(
+                f"vectorization 'envpool' needs a package that is not installed: pip install envpool ({error})"
+            ) from error
+        if name not in envpool.list_all_envs():
+            raise UsageError(
+                f"EnvPool has no {name}: leave vectorization at 'auto' (envpool.list_all_envs() lists what it has)"
+            )
+        try:
+            self._spec = envpool.make_spec(name, **kwargs)
+        except TypeError as error:
+            raise UsageError(f"EnvPool's {name} does not take env_kwargs={kwargs}: {error}") from error
+        threads = min(num_threads, num_envs)
+        self._make: Callable[[list[int]], Any] = lambda seeds: envpool.make(
+            name, env_type="gymnasium", num_envs=num_envs, num_threads=threads, seed=seeds, **kwargs
+        )
+        self._pool: Any = None
+        self.num_envs = num_envs
+        self.max_episode_steps: int = self._spec.config.max_episode_steps
+        self.single_observation_space = self._spec.gymnasium_observation_space
+        space = self._spec.gymnasium_action_space
+        self._action_dtype = space.dtype
+        if space.dtype == np.float64:  # MuJoCo's, which are float32 in gymnasium
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            space = type(space)(low, high, dtype=np.float32)
+        self.single_action_space = space
+        self.metadata = {"autoreset_mode": "NEXT_STEP"}
+
+    def reset(self, *, seed: list[int] | None = None) -> Any:
+        if seed is not None:
+            self.close()
+            self._pool = self._make(seed)
+        return self._pool.reset()
+
+    def step(self, actions: Any) -> Any:
+        return self._pool.step(actions if self._action_dtype is None else actions.astype(self._action_dtype))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
 
 def process_makers(make_guard: Callable[[int], GuardedEnv], num_envs: int) -> list[Callable[[], Any]]:

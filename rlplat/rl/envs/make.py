@@ -22,14 +22,14 @@ from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own, where
 from rlplat.rl.envs.gym_spaces import space_spec
-from rlplat.rl.envs.loops import AsyncLoop, SyncLoop, process_makers
+from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, process_makers
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
 from rlplat.rl.envs.vector_env import VectorEnv
 
 __all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
 
-Vectorization = Literal["auto", "native", "sync", "async"]
+Vectorization = Literal["auto", "native", "sync", "async", "envpool"]
 
 
 def make_vector_env(
@@ -45,7 +45,7 @@ def make_vector_env(
 ) -> VectorEnv:
     """env: a name, or a class, function or environment (env_objects.py).
 
-    `seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari).
+    `seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari, EnvPool).
 
     `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
     `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what can be saved.
@@ -104,6 +104,21 @@ def make_vector_env(
                 facts=facts,
                 keeps_state=keep_state,
             )
+        if vectorization == "envpool":
+            pool = _make_pool(source, num_envs, kwargs, num_threads)
+            facts |= {"vectorization": "envpool", "max_episode_steps": pool.max_episode_steps}
+            return VectorEnv(
+                pool,
+                source.name,
+                seed=seed,
+                step_timeout_s=step_timeout_s,
+                facts=facts,
+                keeps_state=keep_state,
+            )
+    elif vectorization == "envpool":
+        raise UsageError(
+            f"{source.name} is none of EnvPool's environments: set vectorization to 'auto', 'sync' or 'async'"
+        )
     elif vectorization == "native":
         raise UsageError(
             f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
@@ -211,6 +226,24 @@ def _make_atari(source: EnvSource, num_envs: int, arguments: dict[str, Any], num
         autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         **arguments,
     )
+
+
+def _make_pool(source: EnvSource, num_envs: int, kwargs: dict[str, Any], num_threads: int) -> PoolLoop:
+    """Refused where it would be another task than gymnasium's environment, in which the policy is evaluated."""
+    if "wrappers" in kwargs:
+        raise UsageError(
+            f"wrappers take one environment each: set vectorization of {source.name} to 'auto', 'sync' or 'async'"
+        )
+    pool = PoolLoop(source.env_id, num_envs, num_threads, kwargs)
+    single = make_single_env(source, kwargs)
+    spec = space_spec(single.observation_space, single.action_space)
+    single.close()
+    spec.require_same(
+        space_spec(pool.single_observation_space, pool.single_action_space),
+        f"gymnasium's {source.name}",
+        "EnvPool's",
+    )
+    return pool
 
 
 def _fire_action(rom: str, settings: dict[str, Any]) -> int | None:
