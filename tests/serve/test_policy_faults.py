@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ pytest.importorskip("uvicorn")
 import rlplat
 from rlplat.errors import ActorDied
 from rlplat.serve.policies.acting import ServedPolicy
+from rlplat.serve.policies.bodies import Rows
+from rlplat.serve.policies.engine import Acted
 from rlplat.serve.policies.serving import Follower, policy_application, serve_policy
 from rlplat.serve.policies.sessions import SessionBook
 from rlplat.serve.refusals import Refused
@@ -90,19 +93,83 @@ def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
     asyncio.run(main())
 
 
-def test_a_replica_that_ends_opens_sessions_elsewhere_and_adopts_none() -> None:
-    class Ask:
-        async def remote(self, method: str, *args: Any) -> Any:
-            return getattr(staying, method)(*args)
+class Peer:
+    """A replica as the others see it: `peer.ask.remote(method, ...)`; `before` runs when it is asked."""
 
-    staying, leaving = SimpleNamespace(open_for_peer=lambda: ("b-1.x", 0)), ServedPolicy("b")
-    leaving.introduce("b-0", lambda: {"b-0": None, "b-1": SimpleNamespace(ask=Ask())})
+    def __init__(self, policy: ServedPolicy, before: Callable[[], Awaitable[object]] | None = None) -> None:
+        self._policy, self._before, self.ask = policy, before, self
+
+    async def remote(self, method: str, *args: Any) -> Any:
+        if self._before is not None:
+            before, self._before = self._before, None
+            await before()
+        answer = getattr(self._policy, method)(*args)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def replicas(*names: str) -> list[ServedPolicy]:
+    """Their policy adds the observation to the state."""
+
+    class Engine:
+        async def act(self, rows: Any, num_rows: int, *, greedy: bool, state: Any) -> Acted:
+            return Acted(rows, rows, rows, state + rows, 0)
+
+    policies = [ServedPolicy("b") for _ in names]
+    for policy, name in zip(policies, names, strict=True):
+        policy.engine: Any = Engine()  # type: ignore[misc]
+        policy.introduce(name, dict)
+    return policies
+
+
+def test_a_replica_that_ends_opens_sessions_elsewhere_and_adopts_none() -> None:
+    staying, leaving = replicas("b-1", "b-0")
+    staying.open_for_peer = lambda: ("b-1.x", 0)  # type: ignore[method-assign]
+    leaving.introduce("b-0", lambda: {"b-0": None, "b-1": Peer(staying)})
 
     async def main() -> None:
         leaving.is_leaving.set()
         assert await leaving.open_session_to_keep() == ("b-1.x", 0) and len(leaving.sessions) == 0
         with pytest.raises(Refused, match="b-0 is ending"):
             leaving.adopt([("a", np.zeros(1, np.float32), 0, None)])
+        with pytest.raises(Refused, match="b-0 is ending"):
+            leaving.open_for_peer()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("moves_here", [False, True])
+def test_a_session_that_moves_while_it_is_searched_is_found(moves_here: bool) -> None:
+    """Asked is the replica that does not have it yet, then the one that does not have it any more."""
+    asked, early, late = replicas("b-2", "b-0", "b-1")
+    late.introduce("b-1", lambda: {"b-2": Peer(asked)} if moves_here else {"b-0": Peer(early)})
+    peers = {"b-0": Peer(early), "b-1": Peer(late, before=late.hand_over)}
+    asked.introduce("b-2", lambda: peers)
+    late.sessions.open("gone.a", 1, time.monotonic())
+
+    async def main() -> None:
+        step = Rows(np.ones((1, 1), np.float32), 1, False, True, [], "gone.a", 1, False)
+        assert (await asked.act(step)).state.tolist() == [[1.0]]
+        assert len((asked if moves_here else early).sessions) == 1 and len(late.sessions) == 0
+        await asked.end_session("gone.a")
+        assert len(asked.sessions) + len(early.sessions) == 0
+        with pytest.raises(Refused, match="there is no session 'gone\\.a'"):
+            await asked.act(step)
+
+    asyncio.run(main())
+
+
+def test_a_session_of_a_replica_that_is_not_known_yet_is_found() -> None:
+    asked, new = replicas("b-0", "b-1")
+    peers: dict[str, Any] = {}
+    asked.introduce("b-0", lambda: peers)
+
+    async def main() -> None:
+        new.sessions.open("b-1.a", 1, time.monotonic())
+        search = asyncio.ensure_future(asked.end_session("b-1.a"))
+        await asyncio.sleep(0)
+        peers["b-1"] = Peer(new)  # as the controller says it
+        await search
+        assert len(new.sessions) == 0
 
     asyncio.run(main())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ from rlplat.serve.policies.bodies import (
 from rlplat.serve.policies.engine import Acted, Engine
 from rlplat.serve.policies.sessions import MAX_ID, Session, SessionBook
 from rlplat.serve.refusals import Refused
+
+LOOKS = (0.0, 0.0, 0.05, 0.25)
+"""Seconds before each search for a session in all replicas; behind the last one it is lost."""
 
 
 class ServedPolicy:
@@ -116,16 +119,15 @@ class ServedPolicy:
 
     async def _act_elsewhere(self, request: Rows) -> Acted:
         assert request.session is not None
-        for _, peer in self._who_may_have(request.session):
-            try:
-                answer: Acted | None = await peer.ask.remote("step_of_peer", request)
-            except Refused as error:
-                raise getattr(error, "cause", None) or error from None
-            except RlplatError:
-                continue  # that replica died
+        id = request.session
+        async for peer in self._who_may_have(id):
+            if peer is None:
+                answer = await self.step_of_peer(request)
+            else:
+                answer = await _asked(peer, "step_of_peer", request)
             if answer is not None:
                 return answer
-        raise self._lost(request.session)
+        raise self._lost(id)
 
     async def step_of_peer(self, request: Rows) -> Acted | None:
         """A step for another replica; None where the session is not here."""
@@ -155,27 +157,40 @@ class ServedPolicy:
 
     async def open_session_to_keep(self) -> tuple[str, int]:
         """(id, number of its last step) of a new one: in another replica where this one ends."""
-        for _, peer in self._who_may_have("") if self._is_leaving.is_set() else ():
+        for peer in self._others() if self._is_leaving.is_set() else ():
             try:
                 opened: tuple[str, int] = await peer.ask.remote("open_for_peer")
                 return opened
             except RlplatError:
                 continue
-        return self.open_for_peer()
-
-    def open_for_peer(self) -> tuple[str, int]:
         session = self.open_session()
         return session.id, session.seq
 
-    def _who_may_have(self, session: str) -> list[tuple[str, Any]]:
-        """The other replicas, that which opened it first."""
+    def open_for_peer(self) -> tuple[str, int]:
+        """Refused where this replica ends too."""
+        self._require_to_stay()
+        session = self.open_session()
+        return session.id, session.seq
+
+    def _others(self, opener: str = "") -> list[Any]:
+        """The other replicas, the opener first, then by name."""
+        others = [(name, peer) for name, peer in self._peers().items() if name != self._name]
+        return [peer for _, peer in sorted(others, key=lambda each: (each[0] != opener, each[0]))]
+
+    async def _who_may_have(self, session: str) -> AsyncIterator[Any]:
+        """The other replicas, that which opened it first; then None, which is this one; all of them LOOKS times.
+
+        While they are asked one after another, a session may move from one that is not asked yet to one that was
+        asked before, or to this one; and of a replica that has just begun not every other knows at once."""
         if len(session) > MAX_ID:
             raise bad(
                 "bad-session", f"a session's id has at most {MAX_ID} characters, this one {len(session):,}"
             )
-        opener = session.rpartition(".")[0]
-        others = [(name, peer) for name, peer in self._peers().items() if name != self._name]
-        return sorted(others, key=lambda each: each[0] != opener)
+        for pause_s in LOOKS:
+            await asyncio.sleep(pause_s)
+            for peer in self._others(session.rpartition(".")[0]):
+                yield peer
+            yield None
 
     def _lost(self, session: str) -> Refused:
         return Refused(
@@ -189,12 +204,9 @@ class ServedPolicy:
     async def end_session(self, id: str) -> None:
         if self.sessions.close(id):
             return
-        for _, peer in self._who_may_have(id):
-            try:
-                if await peer.ask.remote("end_of_peer", id):
-                    return
-            except RlplatError:
-                continue
+        async for peer in self._who_may_have(id):
+            if self.sessions.close(id) if peer is None else await _asked(peer, "end_of_peer", id):
+                return
         raise self._lost(id)
 
     def end_of_peer(self, id: str) -> bool:
@@ -202,16 +214,18 @@ class ServedPolicy:
 
     def adopt(self, sessions: list[Any]) -> None:
         """Those of a replica that ends. Refused where this one ends too."""
+        self._require_to_stay()
+        self.sessions.adopt(sessions, time.monotonic())
+
+    def _require_to_stay(self) -> None:
         if self._is_leaving.is_set():
             raise Refused(503, "draining", f"{self._name} is ending", 0.0)
-        self.sessions.adopt(sessions, time.monotonic())
 
     async def hand_over(self) -> None:
         """This replica ends: WebSockets are told, sessions go to another replica."""
         self._is_leaving.set()
         await asyncio.sleep(0)
-        others = {name: peer for name, peer in self._peers().items() if name != self._name}
-        for _, peer in sorted(others.items()):
+        for peer in self._others():
 
             async def adopt(sessions: list[Any], peer: Any = peer) -> None:
                 await peer.ask.remote("adopt", sessions)
@@ -276,6 +290,16 @@ class ServedPolicy:
             number,
             _flag(options, "reset", False),
         )
+
+
+async def _asked(peer: Any, method: str, argument: Any) -> Any:
+    """What another replica answers; None where it died."""
+    try:
+        return await peer.ask.remote(method, argument)
+    except Refused as error:
+        raise getattr(error, "cause", None) or error from None
+    except RlplatError:
+        return None
 
 
 def _prepared(agent: Any) -> Any:

@@ -38,8 +38,7 @@ async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send:
         if asked:
             id, seq = asked, None
         else:
-            session = server.open_session()
-            id, seq = session.id, session.seq
+            id, seq = await server.open_session_to_keep()
     except Refused as refusal:
         await _say(send, refusal.body())
         await send({"type": "websocket.close", "code": 1013, "reason": refusal.message[:120]})
