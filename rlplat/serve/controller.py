@@ -30,15 +30,17 @@ from rlplat.serve.multiplexing import loaders_of
 from rlplat.serve.replica import Replica, ReplicaSpec
 
 AUTOSCALE_PERIOD_S = 0.25
-_CONCURRENCY = (
-    100_000  # of the actor: the gate of the replica decides how many calls run, and refuses the rest
-)
+_CONCURRENCY = 100_000
+"""Of the actor: the gate of the replica decides how many calls run, and refuses the rest."""
 
 
 @dataclass
 class _Version:
     part: Part
     is_ingress: bool
+    user_config: Any
+    """The newest one: of its options, or given to `reconfigure` since."""
+    scaler: Autoscaler | None
 
 
 @dataclass
@@ -46,7 +48,6 @@ class _Live:
     """What the controller keeps of a deployment."""
 
     versions: dict[int, _Version] = field(default_factory=dict)
-    user_config: Any = None
     scaler: Autoscaler | None = None
     failure: str = ""
     """Why the last version did not start."""
@@ -68,9 +69,8 @@ class Controller:
         self._numbers = 0
         self._changed = threading.Condition()
         self._is_stopping = False
-        self._next_autoscale = 0.0
         self._ingress = self._canary_ingress = ""
-        self._canary_share = 0.0
+        self._canary_share = self._next_autoscale = 0.0
         self._share_told: list[Any] = []
         self._thread = threading.Thread(target=self._run, name="rlplat-serve", daemon=True)
         self._thread.start()
@@ -155,10 +155,8 @@ class Controller:
 
     def _require(self, deployment: str) -> None:
         if deployment not in self._live:
-            near = closest(deployment, self._live)
-            raise ConfigError(
-                f"there is no deployment '{deployment}'{near}; there are {', '.join(self._live)}"
-            )
+            near, there = closest(deployment, self._live), ", ".join(self._live)
+            raise ConfigError(f"there is no deployment '{deployment}'{near}; there are {there}")
 
     def _ask(self, do: Callable[[], None], *, wait: bool = False) -> None:
         """Have the controller's thread do it; wait: until it has."""
@@ -210,9 +208,9 @@ class Controller:
             live.failure = ""
             for old in self._plan.unused(part.name, live.versions):
                 del live.versions[old]
-            live.versions[self._numbers] = _Version(part, part is parts[-1] and self.listening is not None)
-            live.user_config = options.user_config
+            is_ingress = part is parts[-1] and self.listening is not None
             live.scaler = Autoscaler(options.autoscale) if options.autoscale else None
+            live.versions[self._numbers] = _Version(part, is_ingress, options.user_config, live.scaler)
             num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
             self._handle(planning.Deployed(part.name, self._numbers, num_replicas))
 
@@ -226,7 +224,8 @@ class Controller:
             self._handle(planning.Removed(name))
 
     def _reconfigure(self, deployment: str, user_config: Any) -> None:
-        self._live[deployment].user_config = user_config
+        for version in self._live[deployment].versions.values():
+            version.user_config = user_config
         for name in self._plan.ready(deployment):
             answer = self._actors[name].reconfigure.remote(user_config)
             self._when_done(answer, partial(self._warn, name, "reconfigure"))
@@ -256,9 +255,10 @@ class Controller:
                 self._tell_routes(deployment)
                 if deployment in (self._ingress, self._canary_ingress):
                     self._tell_share()
-            case planning.UpdateFailed(deployment, version, reason, _):
+            case planning.UpdateFailed(deployment, _, reason, kept):
                 live = self._live[deployment]
                 live.failure = reason
+                live.scaler = live.versions[kept].scaler if kept else None
                 self._say(f"warning: {_told(deployment, live.failure, self._plan)}")
 
     def _start(self, deployment: str, version: int, replica: str) -> None:
@@ -271,7 +271,7 @@ class Controller:
             of.part.deployment,
             of.part.args,
             of.part.kwargs,
-            live.user_config,
+            of.user_config,
             {name: self._replicas(name) for name in self._live},
             self.listening.door if of.is_ingress and self.listening is not None else "",
             self._token if of.is_ingress else "",
@@ -335,9 +335,10 @@ class Controller:
 
     def _tell_routes(self, deployment: str) -> None:
         replicas = self._replicas(deployment)
-        set_routes(deployment, replicas)
+        leaving = {name: self._actors[name] for name in self._plan.draining(deployment)}
+        set_routes(deployment, replicas, leaving)
         for actor in self._actors.values():
-            actor.set_routes.remote(deployment, replicas)
+            actor.set_routes.remote(deployment, replicas, leaving)
 
     def _tell_share(self) -> None:
         share = self._canary_share if self._plan.ready(self._canary_ingress) else 0.0

@@ -36,6 +36,8 @@ class Routes:
 
     replicas: dict[str, Any] = field(default_factory=dict)
     """Actor handles by the replica's name."""
+    leaving: dict[str, Any] = field(default_factory=dict)
+    """Those that drain: they take no calls, but have sessions until they have handed them over."""
     ongoing: dict[str, int] = field(default_factory=dict)
     models: dict[str, set[str]] = field(default_factory=dict)
     """Those that each replica has, as far as this process knows; empty where its class loads none."""
@@ -58,10 +60,10 @@ def routes_of(deployment: str) -> Routes:
     return _routes.setdefault(deployment, Routes())
 
 
-def set_routes(deployment: str, replicas: dict[str, Any]) -> None:
+def set_routes(deployment: str, replicas: dict[str, Any], leaving: dict[str, Any]) -> None:
     """What the controller tells every process that has handles."""
     routes = routes_of(deployment)
-    routes.replicas = dict(replicas)
+    routes.replicas, routes.leaving = dict(replicas), dict(leaving)
     routes.ongoing = {name: routes.ongoing.get(name, 0) for name in replicas}
     routes.models = {name: models for name, models in routes.models.items() if name in replicas}
 
@@ -75,6 +77,14 @@ def set_models(deployment: str, replica: str, models: list[str]) -> None:
 
 def all_routes() -> dict[str, dict[str, Any]]:
     return {name: routes.replicas for name, routes in _routes.items()}
+
+
+def peers_of(*deployments: str) -> dict[str, Any]:
+    """Their replicas, also those that drain."""
+    peers: dict[str, Any] = {}
+    for routes in map(routes_of, deployments):
+        peers |= routes.leaving | routes.replicas
+    return peers
 
 
 def forget_routes(deployments: list[str]) -> None:

@@ -11,7 +11,8 @@ Rules:
    one new replica at a time beside the old ones.
 3. A replica that dies is replaced at once; the next one of a row of failures after a pause that doubles, to
    MAX_PAUSE_S.
-4. An update none of whose replicas got ready in MAX_START_FAILURES starts is given up: the version before it stays.
+4. An update none of whose replicas got ready in MAX_START_FAILURES starts is given up: the version before it stays,
+   with the number of replicas that it had.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ class _Deployment:
     num_replicas: int
     proven: int = 0
     """The newest version of which a replica got ready."""
+    proven_replicas: int = 0
+    """How many of that were wanted before the update that runs."""
     failures: int = 0
     """Deaths in a row."""
     start_after: float = 0.0
@@ -148,6 +151,10 @@ class Plan:
         """The replicas that take its requests."""
         there = self._deployments.get(deployment)
         return [replica.name for replica in there.of("ready")] if there else []
+
+    def draining(self, deployment: str) -> list[str]:
+        there = self._deployments.get(deployment)
+        return [replica.name for replica in there.of("draining")] if there else []
 
     def unused(self, deployment: str, versions: Iterable[int]) -> list[int]:
         """Those of the versions that no replica has or may get again."""
@@ -195,12 +202,15 @@ class Plan:
                 else:
                     if version != there.version:
                         there.failures, there.start_after = 0, 0.0
+                        if there.version == there.proven:
+                            there.proven_replicas = there.num_replicas
                     there.version, there.num_replicas = version, num_replicas
                 return self._converge(name, now)
             case Scaled(name, num_replicas):
                 if name not in self._deployments:
                     return []
-                self._deployments[name].num_replicas = num_replicas
+                scaled = self._deployments[name]
+                scaled.num_replicas = scaled.proven_replicas = num_replicas
                 return self._converge(name, now)
             case Removed(name):
                 gone = self._deployments.get(name)
@@ -243,6 +253,7 @@ class Plan:
             actions.append(UpdateFailed(name, there.version, event.reason, there.proven))
             if there.proven:
                 there.version, there.failures, there.start_after = there.proven, 0, 0.0
+                there.num_replicas = there.proven_replicas
             else:
                 there.num_replicas = 0
         return actions

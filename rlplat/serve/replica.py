@@ -21,7 +21,7 @@ from typing import Any
 from rlplat.errors import ConfigError
 from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
-from rlplat.serve.handle import Handle, all_routes, routes_of, set_models, set_routes
+from rlplat.serve.handle import Handle, all_routes, peers_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.metrics import Metrics, exposition
 from rlplat.serve.multiplexing import ModelRequest, Models, in_context, loaders_of
@@ -55,7 +55,7 @@ class Replica:
         options = spec.deployment.options_
         self._options = options
         for name, replicas in spec.routes.items():
-            set_routes(name, replicas)
+            set_routes(name, replicas, {})
         for name, by_replica in spec.models.items():
             for replica, models in by_replica.items():
                 set_models(name, replica, models)
@@ -93,9 +93,7 @@ class Replica:
         introduce = getattr(self._object, "introduce", None)
         if introduce is not None:
             stable = spec.deployment_name.removesuffix(CANARY)
-            introduce(
-                spec.name, lambda: {**routes_of(stable).replicas, **routes_of(stable + CANARY).replicas}
-            )
+            introduce(spec.name, lambda: peers_of(stable, stable + CANARY))
         if spec.user_config is not None:
             await self.reconfigure(spec.user_config)
         if spec.door:
@@ -168,8 +166,8 @@ class Replica:
         if inspect.isawaitable(answer):
             await answer
 
-    async def set_routes(self, deployment: str, replicas: dict[str, Any]) -> None:
-        set_routes(deployment, replicas)
+    async def set_routes(self, deployment: str, replicas: dict[str, Any], leaving: dict[str, Any]) -> None:
+        set_routes(deployment, replicas, leaving)
 
     async def set_canary_share(self, share: float) -> None:
         if self._server is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rlplat import serve
@@ -105,12 +107,33 @@ def gateway(*factors: float) -> Any:
 
 
 @serve.deployment(num_replicas=2)
+class Leaving:
+    """Says which replicas know each other; drains until there is such a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def introduce(self, name: str, peers: Callable[[], dict[str, Any]]) -> None:
+        self.peers = peers
+
+    async def hand_over(self) -> None:
+        while not self.file.exists():
+            await asyncio.sleep(0.01)
+
+    async def __call__(self, request: Any) -> list[str]:
+        return sorted(self.peers())
+
+
+@serve.deployment(num_replicas=2)
 class Version:
     """Says which version it is; one that cannot start; one that dies when it is told to."""
 
     def __init__(self, version: int) -> None:
         if version < 0:
             raise ValueError("no such version")
+        self.version = version
+
+    def reconfigure(self, version: int) -> None:
         self.version = version
 
     async def __call__(self, request: Any) -> int:

@@ -79,6 +79,23 @@ def test_a_failing_update_leaves_the_old_version() -> None:
     assert plan.ready("m") == ["m-0", "m-1"] and plan.is_settled("m")
 
 
+@pytest.mark.parametrize(("scaled", "kept"), [(None, 2), (3, 3)])
+def test_a_failing_update_leaves_the_number_of_replicas(scaled: int | None, kept: int) -> None:
+    plan, now = up(2), 2.0
+    started = [each for each in plan.handle(Deployed("m", 2, 1), now) if isinstance(each, StartReplica)]
+    if scaled:
+        plan.handle(Scaled("m", scaled), now)
+    for _ in range(2 * MAX_START_FAILURES):
+        now += 10.0
+        new = [plan.handle(ReplicaDied(each.replica, "no"), now) for each in started if each.version == 2]
+        new.append(plan.handle(Tick(), now + 5.0))
+        started = [each for actions in new for each in actions if isinstance(each, StartReplica)]
+        for each in started:
+            if each.version == 1:
+                plan.handle(ReplicaReady(each.replica), now)
+    assert plan.describe()["m"]["num_replicas"] == kept and plan.describe()["m"]["version"] == 1
+
+
 def test_what_never_starts_is_given_up() -> None:
     plan = Plan()
     (start,) = plan.handle(Deployed("m", 1, 1), 0.0)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -70,7 +71,30 @@ def test_updates_and_scaling_fail_no_request_and_a_bad_version_is_given_up() -> 
             running.scale("Version", 2)
             running.update(apps.Version.bind(3))
         assert traffic.failed == [] and set(traffic.answers) == {1, 2, 3}
+        running.reconfigure("Version", 5)
+        with pytest.raises(RlplatError, match="no such version"):
+            running.update(apps.Version.options(user_config=6, num_replicas=1).bind(-1))
+        running.scale("Version", 3)
+        assert {request(running.url, "GET", "/")[1] for _ in range(12)} == {5}, "what starts later has it too"
+        running.reconfigure("Version", 3)
         assert request(running.url, "GET", "/")[:2] == (200, 3)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_replica_that_drains_is_known_to_the_others_as_long_as_it_has_sessions(tmp_path: Path) -> None:
+    handed_over = tmp_path / "handed-over"
+    with serve.run(apps.Leaving.bind(handed_over), port=0) as running:
+        scaling = threading.Thread(target=running.scale, args=("Leaving", 1))
+        scaling.start()
+        try:
+            while "draining" not in str(running.status()):
+                time.sleep(0.01)
+            for _ in range(10):
+                assert request(running.url, "GET", "/")[1] == ["Leaving-0", "Leaving-1"]
+                time.sleep(0.02)
+        finally:
+            handed_over.touch()
+            scaling.join()
 
 
 @pytest.mark.usefixtures("cluster")

@@ -60,7 +60,7 @@ class ServedPolicy:
         self.probe: Any = None
 
     def introduce(self, name: str, peers: Callable[[], dict[str, Any]]) -> None:
-        """Who this replica is, and the others of its deployment by name."""
+        """Who this replica is, and the others of its deployment by name, also those that drain."""
         self._name, self._peers = name, peers
 
     async def reconfigure(self, agent: Any) -> None:
