@@ -71,11 +71,13 @@ def test_sessions_outlive_a_drained_replica_and_of_a_killed_one_are_said_to_be_l
 
 def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
     async def main() -> None:
-        book, moved = SessionBook(10, 60.0), []
+        book, moved, ends = SessionBook(10, 60.0), [], []
         session = book.open("a", 1, now=0.0)
 
         async def adopt(sessions: Any) -> None:
             moved.append([(id, float(state[0]), seq) for id, state, seq, _ in sessions])
+            ends.append(asyncio.ensure_future(book.close("a")))
+            await asyncio.sleep(0.01)
 
         async def fail(sessions: Any) -> None:
             raise ActorDied("a-1")
@@ -89,6 +91,7 @@ def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
             session.keep(np.ones(1, np.float32), None, None)
         await moving
         assert moved == [[("a", 1.0, 1)]] and session.has_moved and len(book) == 0
+        assert not await ends[0], "it is to be ended where it is now"
 
     asyncio.run(main())
 

@@ -202,15 +202,15 @@ class ServedPolicy:
         )
 
     async def end_session(self, id: str) -> None:
-        if self.sessions.close(id):
+        if await self.sessions.close(id):
             return
         async for peer in self._who_may_have(id):
-            if self.sessions.close(id) if peer is None else await _asked(peer, "end_of_peer", id):
+            if await (self.sessions.close(id) if peer is None else _asked(peer, "end_of_peer", id)):
                 return
         raise self._lost(id)
 
-    def end_of_peer(self, id: str) -> bool:
-        return self.sessions.close(id)
+    async def end_of_peer(self, id: str) -> bool:
+        return await self.sessions.close(id)
 
     def adopt(self, sessions: list[Any]) -> None:
         """Those of a replica that ends. Refused where this one ends too."""

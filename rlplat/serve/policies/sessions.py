@@ -89,8 +89,13 @@ class SessionBook:
             self._sessions.move_to_end(id)
         return session
 
-    def close(self, id: str) -> bool:
-        return self._sessions.pop(id, None) is not None
+    async def close(self, id: str) -> bool:
+        """Whether it was here; one that moves just now is ended where it arrives."""
+        session = self._sessions.get(id)
+        if session is None:
+            return False
+        async with session.lock:
+            return not session.has_moved and self._sessions.pop(id, None) is not None
 
     def expire(self, now: float) -> None:
         while self._sessions:
