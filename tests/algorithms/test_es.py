@@ -59,14 +59,15 @@ def assert_equal_states(one: ES, other: ES) -> None:
 def test_learns_cartpole() -> None:
     """From 20 of chance; every part of the ring has to be right for it."""
     with make(unperturbed_share=0.25, population_size=32, learning_rate=0.05) as es:
-        results = [es.step() for _ in range(15)]
+        results = [es.step()]
         assert results[0].episode_return_mean < 60
-        best = max(result.episode_return_mean for result in results)
-        assert best > 300, f"best mean return of 100 episodes was {best:.0f}"
-        assert max(result.metrics["es/unperturbed_return_mean"] for result in results) > 400
+        while len(results) < 15 and results[-1].metrics["es/unperturbed_return_mean"] <= 400:
+            results.append(es.step())
+        assert results[-1].metrics["es/unperturbed_return_mean"] > 400
+        assert max(result.episode_return_mean for result in results) > 200
         evaluated = es.evaluate(5)
         assert len(evaluated) == 5 and np.mean([episode.episode_return for episode in evaluated]) > 300
-        assert results[-1].episodes == 15 * 64
+        assert results[-1].episodes == len(results) * 64
     assert not rlplat.is_initialized()
 
 

@@ -16,7 +16,7 @@ from tests.simulation.run import run_seed
 
 pytestmark = pytest.mark.process
 
-NUM_SEEDS, NUM_LOANS, AT_A_TIME = 600, 150, 300
+NUM_SEEDS, NUM_LOANS, AT_A_TIME = 300, 75, 300
 _MOST_MUTANT_SEEDS = 400
 
 

@@ -404,7 +404,7 @@ def test_together_the_result_depends_neither_on_who_is_faster_nor_on_the_slots()
 @pytest.mark.parametrize("slots", [2, 6])
 def test_together_a_tuner_killed_at_any_action_comes_to_the_same_result(slots: int) -> None:
     whole = climb(slots=slots, order=0, pbt={"synch": True}).run()
-    for kill_after in range(1, 400, 3):
+    for kill_after in range(1, 400, 7):
         population = climb(slots=slots, order=0, pbt={"synch": True})
         try:
             population.run(kill_after)
