@@ -28,7 +28,9 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
     kinds = ("vector", "image") if images else ("vector",)
     if isinstance(obs, ObsSpec) and obs.kind in kinds:
         return
-    what = "one vector or one image" if images else "vectors (PPO with framework=torch: an image, too)"
+    what = (
+        "one vector or one image" if images else "vectors (BC, and PPO with framework=torch: an image, too)"
+    )
     raise ConfigError(
         f"normalize_observations is for {what}, but observations are {obs}: set it to false (images are scaled by "
         "1/255 as it is)"

@@ -67,7 +67,9 @@ def test_what_cannot_be_normalised_is_refused() -> None:
     require_normalizable(vector)
     require_normalizable(vector, images=True)
     require_normalizable(image, images=True)
-    with pytest.raises(ConfigError, match=r"for vectors \(PPO with framework=torch: an image, too\), but"):
+    with pytest.raises(
+        ConfigError, match=r"for vectors \(BC, and PPO with framework=torch: an image, too\), but"
+    ):
         require_normalizable(image)
     for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": vector}):
         with pytest.raises(ConfigError, match="for one vector or one image, but observations are"):

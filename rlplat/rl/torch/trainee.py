@@ -74,7 +74,7 @@ class Trainee:
 
         stats: float32[K], means over this learner's part; share: how large that part is, 1 without a group.
         """
-        assert self._optimizer is not None, "a config without adam_epsilon has no optimizer here"
+        assert self._optimizer is not None, "no optimizer: none was given, and the config has no adam_epsilon"
         self._optimizer.zero_grad()
         if self._group is None:
             loss.backward()
