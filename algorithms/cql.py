@@ -68,6 +68,7 @@ class CQLConfig(DataConfig, SACConfig):
             )
         },
         "n_step": Unused("recorded steps are learnt from one by one", is_error=True),
+        "hindsight.goal_selection_strategy": Unused("recorded steps keep their goals", is_error=True),
     }
 
     conservative_coef: Coefficient = 5.0

@@ -58,6 +58,7 @@ from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.q_spec import QSpec, require_discrete
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
+from rlplat.rl.replay.hindsight import HindsightConfig, hindsight_of, record_of, require_goals
 from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.replay.room import require_room
 from rlplat.rl.replay.shard import ReplayShard
@@ -167,6 +168,8 @@ class DQNConfig(AlgorithmConfig):
     """How much of the bias of prioritised draws importance weights take back."""
     save_replay: bool = True
     """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
+    hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
+    """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
 
     burn_in: int = Field(20, ge=0, le=1_000_000)
     """With a core: steps that warm its state up before those that are learnt from."""
@@ -621,12 +624,11 @@ class DQN(Algorithm[DQNConfig]):
             learners = start_learner(settings, spec, server, None if shards else shape)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(
-                lambda index, incarnation: worker.remote(
+                lambda *place: worker.remote(
                     settings,
-                    index,
-                    incarnation,
-                    partial(policy_for, q=q, epsilons=epsilons[index]),
-                    record="transitions",
+                    *place,
+                    partial(policy_for, q=q, epsilons=epsilons[place[0]]),
+                    record=record_of(config),
                 )
             )
             if shards:
@@ -721,6 +723,7 @@ def replay_shape(config: DQNConfig, spec: PolicySpec, num_columns: int) -> Repla
         frame_stacks=config.frame_stacks,
         burn_in=config.burn_in if has_core else 0,
         unroll=config.unroll_length if has_core else 0,
+        hindsight=hindsight_of(config),
     )
 
 
@@ -729,6 +732,7 @@ def preflight(config: DQNConfig) -> SpaceSpec | MultiAgentPlan:
     require_framework(config.framework)
     settings, num_copies = config.model_dump(), config.num_envs_per_worker
     spaces = look_at_env(settings)
+    require_goals(config, spaces)
     if not isinstance(spaces, MultiAgentPlan):
         require_discrete(spaces, config.env)
         spec = policy_spec(settings["policy"], spaces)

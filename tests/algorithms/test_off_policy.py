@@ -33,16 +33,21 @@ QUICK: dict[str, Any] = {
     "stop": {"env_steps": 5_000},
 }
 
+REACHING: dict[str, Any] = {
+    "env": "rlplat.rl.envs.diagnostic:ReachPoint",
+    "env_kwargs": {"length": 7},
+    "hindsight": {"goal_selection_strategy": "future"},
+}
+
 
 @pytest.mark.parametrize(
-    ("algorithm", "normalizes"),
-    [(SAC, False), (SAC, True), (TD3, False)],
-    ids=["sac", "sac normalized", "td3"],
+    ("algorithm", "more"),
+    [(SAC, {}), (SAC, {"normalize_observations": True}), (SAC, REACHING), (TD3, {})],
+    ids=["sac", "sac normalized", "sac with hindsight", "td3"],
 )
-def test_resumes_bit_by_bit(runtime: None, algorithm: Any, normalizes: bool) -> None:
+def test_resumes_bit_by_bit(runtime: None, algorithm: Any, more: dict[str, Any]) -> None:
     """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""
-    more = {"deterministic": True, "num_rollout_workers": 2, "normalize_observations": normalizes}
-    config = algorithm.config_class(**(QUICK | more))
+    config = algorithm.config_class(**(QUICK | {"deterministic": True, "num_rollout_workers": 2} | more))
     with algorithm(config) as one:
         assert one.not_saved == ()
         for _ in range(5):
@@ -114,6 +119,28 @@ def test_without_its_replay_a_resumed_run_warms_up_again(runtime: None) -> None:
 def test_spaces_that_it_cannot_take_name_who_can(runtime: None, env: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         SAC(SACConfig(env=env))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "Pendulum-v1 observes .*, and it needs a Dict of observation, achieved_goal and desired_goal"),
+        (
+            {"env": "tests.rl.replay.test_hindsight:Boxed"},
+            "hindsight cannot relabel .* has no compute_reward",
+        ),
+    ],
+)
+@pytest.mark.parametrize("num_rollout_workers", [0, 1])
+def test_hindsight_needs_goals(
+    runtime: None, settings: dict[str, Any], says: str, num_rollout_workers: int
+) -> None:
+    hindsight = {
+        "hindsight": {"goal_selection_strategy": "future"},
+        "num_rollout_workers": num_rollout_workers,
+    }
+    with pytest.raises(ConfigError, match=says):
+        SAC(SACConfig(**(QUICK | hindsight | settings)))
 
 
 def test_td3_names_itself(runtime: None) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
+from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
 
@@ -69,3 +70,5 @@ class OffPolicyConfig(AlgorithmConfig):
     """Steps that the replay holds."""
     save_replay: bool = True
     """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
+    hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
+    """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""

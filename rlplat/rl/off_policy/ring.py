@@ -26,6 +26,7 @@ from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bo
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.replay.buffer import ReplayShape, require_memory
+from rlplat.rl.replay.hindsight import hindsight_of, record_of, require_goals
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.spaces import SpaceSpec
@@ -55,10 +56,8 @@ class ReplayRing(Algorithm[RingConfig]):
         learner = learner_actor(self.learner_class, settings, spec)
         group = LearnerGroup(server, lambda _: learner.remote(settings, spec, server, shape))
         self.learners = self.add(group, saved_as="learner")
-        make = partial(bounded_actor, actor=self.actor_spec(settings))
-        self.workers = self.start_workers(
-            lambda *place: worker.remote(settings, *place, make, record="transitions")
-        )
+        make, record = partial(bounded_actor, actor=self.actor_spec(settings)), record_of(config)
+        self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, make, record=record))
         self.learners.wait_until_ready()
 
     def check_spaces(self) -> None:
@@ -114,6 +113,7 @@ def replay_shape(config: OffPolicyConfig) -> ReplayShape:
         alpha=0.0,
         clip_rewards=False,
         frame_stacks=False,
+        hindsight=hindsight_of(config),
     )
 
 
@@ -123,6 +123,7 @@ def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     require_bounded(spaces, config.env, algo)
+    require_goals(config, spaces)
     if config.normalize_observations:
         require_normalizable(spaces.obs)
     shape = replay_shape(config)

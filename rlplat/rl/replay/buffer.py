@@ -25,6 +25,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.replay.frame_storage import is_frame_stack
+from rlplat.rl.replay.hindsight import Hindsight, Relabeller
 from rlplat.rl.replay.step_store import FINAL, GAP, StepStore
 from rlplat.rl.replay.sum_tree import SumTree
 from rlplat.rl.sampling.transition_batch import TransitionBatch
@@ -106,9 +107,18 @@ class SequenceMinibatch:
 class ReplayBuffer:
     """Single transitions."""
 
-    def __init__(self, store: StepStore, *, alpha: float, seed: np.random.SeedSequence) -> None:
-        """alpha: 0 draws uniformly."""
+    def __init__(
+        self,
+        store: StepStore,
+        *,
+        alpha: float,
+        seed: np.random.SeedSequence,
+        hindsight: Hindsight | None = None,
+    ) -> None:
+        """alpha: 0 draws uniformly; hindsight: uniform draws only, of environments with goals."""
+        assert alpha == 0 or hindsight is None, "a priority is of one goal"
         self.store = store
+        self._relabeller = Relabeller(hindsight, store) if hindsight is not None else None
         num_rows = store.num_lanes * store.lane_capacity
         self._priorities = Priorities(num_rows, alpha) if alpha > 0 else None
         self._rng = np.random.Generator(np.random.PCG64(seed))
@@ -124,6 +134,8 @@ class ReplayBuffer:
         store = self.store
         completed, dropped = store.add(batch, first_lane)
         self._num_complete += len(completed) - len(dropped)
+        if self._relabeller is not None:
+            self._relabeller.spans.extend()
         if self._priorities is None:
             return
         self._priorities.remove(dropped)
@@ -146,7 +158,7 @@ class ReplayBuffer:
             rows, weights = self._draw_uniformly(batch_size), np.ones(batch_size, np.float32)
         else:
             rows, weights = self._priorities.draw(self._rng, batch_size, self._num_complete, beta)
-        return Minibatch(
+        drawn = Minibatch(
             obs=store.get_obs(rows),
             actions=store.actions[rows],
             returns=store.returns[rows],
@@ -156,6 +168,9 @@ class ReplayBuffer:
             rows=rows,
             stamps=store.stamps[rows],
         )
+        if self._relabeller is not None:
+            self._relabeller.relabel(drawn, self._rng)
+        return drawn
 
     def update_priorities(self, rows: Array, stamps: Array, priorities: Array) -> None:
         """New priorities (errors, any sign) of what was drawn; those that were overwritten meanwhile are left out."""
@@ -175,6 +190,8 @@ class ReplayBuffer:
         self.store.set_state(state["store"])
         self._rng.bit_generator.state = state["rng"]
         self._num_complete = int(self.store.is_complete.sum())
+        if self._relabeller is not None:
+            self._relabeller.spans.extend()
         if self._priorities is not None:
             self._priorities.set_state(self.store.rows_in_use(), state["priorities"])
 
@@ -386,6 +403,8 @@ class ReplayShape:
     burn_in: int = 0
     unroll: int = 0
     """Rows of a sequence that are learnt from; 0: single transitions."""
+    hindsight: Hindsight | None = None
+    """Single transitions: how some of them get other goals."""
 
     @property
     def stride(self) -> int:
@@ -421,7 +440,7 @@ def make_replay(
         frame_stacks=shape.frame_stacks,
     )
     if not shape.unroll:
-        return ReplayBuffer(store, alpha=shape.alpha, seed=seed)
+        return ReplayBuffer(store, alpha=shape.alpha, seed=seed, hindsight=shape.hindsight)
     return SequenceReplay(
         store,
         burn_in=shape.burn_in,

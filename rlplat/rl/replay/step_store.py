@@ -1,7 +1,7 @@
 """`StepStore`: the steps that a replay remembers, every observation once, and what n steps from each of them came to.
 
 Every environment has a lane, a ring of rows in order of time. Beside the steps a lane holds the last observation of
-every episode that was cut off, and a gap where a worker was replaced:
+every episode that was cut off (with hindsight: of every one), and a gap where a worker was replaced:
 
     step step step(terminated) step step(truncated) FINAL step step GAP step ...
 
@@ -64,7 +64,8 @@ class StepStore:
             for path, leaf in obs_leaves(obs).items()
         }
         self._clip_rewards = clip_rewards
-        self._powers = discount ** np.arange(n_step + 1)
+        self.powers = discount ** np.arange(n_step + 1)
+        """float64[n_step + 1]: discount^m"""
         self.heads = np.zeros(num_lanes, np.int64)
         """int64[lanes]: rows ever written."""
         self.tails = np.zeros(num_lanes, np.int64)
@@ -127,7 +128,7 @@ class StepStore:
             column[rows] = values.reshape(T * B, *values.shape[2:])[source]
 
         put(self.actions, batch.actions)
-        put(self.rewards, np.sign(batch.rewards) if self._clip_rewards else batch.rewards)
+        put(self.rewards, self.learnt_rewards(batch.rewards))
         if batch.q_taken is not None and batch.q_max is not None:
             put(self.q_taken, batch.q_taken)
             put(self.q_max, batch.q_max)
@@ -151,6 +152,19 @@ class StepStore:
         if self.is_tree:
             return {path: storage.get(rows) for path, storage in self._storages.items()}
         return self._storages[""].get(rows)
+
+    def get_leaf(self, path: str, rows: Array) -> Array:
+        """One leaf of the observations of these rows."""
+        return self._storages[path].get(rows)
+
+    def learnt_rewards(self, rewards: Array) -> Array:
+        """float32[...]: what is learnt from, of raw rewards."""
+        return np.sign(rewards) if self._clip_rewards else rewards
+
+    def discounted(self, rewards: Array) -> Array:
+        """float[N, n_step] -> float[N]: their discounted sums."""
+        total: Array = rewards @ self.powers[: self.n_step]
+        return total
 
     def bootstrap_rows(self, rows: Array) -> Array:
         """The rows at the ends of these rows' windows."""
@@ -257,8 +271,8 @@ class StepStore:
 
         rows, num_steps = rows[is_now], num_steps[is_now]
         rewards = self.rewards[window[is_now]] * is_used[is_now]
-        self.returns[rows] = rewards @ self._powers[:n]
-        self.discounts[rows] = self._powers[num_steps] * ~terminated[is_now]
+        self.returns[rows] = self.discounted(rewards)
+        self.discounts[rows] = self.powers[num_steps] * ~terminated[is_now]
         self.num_steps[rows] = num_steps
         self.is_complete[rows] = True
         return rows

@@ -35,7 +35,7 @@ ValuesOf = Callable[[Array, Obs], Array]
 """(columns int64[K], observations [K, ...] that they have now) -> float32[K]"""
 Following = Callable[[Any], tuple[Where, Array]]
 """The batch -> its last rows, and the values float32 of what comes after them; asked for where values are recorded."""
-Record = Literal["samples", "transitions"]
+Record = Literal["samples", "transitions", "transitions_and_ends"]
 
 
 class Recorder:
@@ -43,6 +43,8 @@ class Recorder:
 
     needs_every_core = False
     """Whether `decided` is to be given the core's state in every row, or in row 0 only."""
+    keeps_every_end = False
+    """Whether the last observation of an episode is kept where it terminated as well."""
 
     def __init__(self, num_steps: int, obs: Obs, action: ActionSpec, core_size: int) -> None:
         """obs: [B, ...], for shapes and dtypes; core_size: S of the policy's core, 0 without one."""
@@ -73,13 +75,14 @@ class Recorder:
         valid: Any,
         final_obs: Obs | None,
     ) -> None:
-        """What came of a decision; final_obs: the last observations where `truncated`, None if no episode ended."""
+        """What came of a decision; final_obs: the last observations where an episode ended, None if none did."""
         batch = self._batch
         batch.rewards[where] = rewards
         batch.terminated[where] = terminated
         batch.truncated[where] = truncated
         batch.valid[where] = valid
-        if final_obs is not None and len(cut := np.flatnonzero(truncated)):
+        kept = truncated | terminated if self.keeps_every_end else truncated
+        if final_obs is not None and len(cut := np.flatnonzero(kept)):
             t, columns = (where, cut) if isinstance(where, int) else (where[0][cut], where[1][cut])
             self._cut_rows.append(t * self._num_columns + columns)
             self._cut(columns, take_obs(final_obs, cut))
@@ -187,6 +190,12 @@ class Transitions(Recorder):
         batch.continues = self.continues
 
 
+class TransitionsAndEnds(Transitions):
+    """`TransitionBatch[T, B]`s in which the last observation of every episode is, also where it terminated."""
+
+    keeps_every_end = True
+
+
 def make_recorder(
     record: Record,
     num_steps: int,
@@ -198,8 +207,9 @@ def make_recorder(
     values_at_once: bool,
 ) -> Recorder:
     """See `Samples`; transitions need no values."""
-    if record == "transitions":
-        return Transitions(num_steps, obs, action, core_size)
+    if record != "samples":
+        kind = Transitions if record == "transitions" else TransitionsAndEnds
+        return kind(num_steps, obs, action, core_size)
     return Samples(num_steps, obs, action, core_size, values_of=values_of, values_at_once=values_at_once)
 
 

@@ -32,7 +32,8 @@ class TransitionBatch:
     valid: Array
     """bool[T, B]: False in rows where the environment only reset itself."""
     cut_rows: Array
-    """int64[K]: t * B + b of the steps with which an episode was cut off, ascending."""
+    """int64[K]: t * B + b of the steps with which an episode was cut off, ascending; of all with which one ended, where
+    every end is kept."""
     final_obs: Obs
     """[K, ...]: the last observations of these episodes."""
     core_states: Array
@@ -93,7 +94,8 @@ class TransitionBatch:
         assert self.actions.shape[:2] == shape, f"actions: shape {self.actions.shape}"
         assert self.core_states.shape[:2] == shape, f"core_states: shape {self.core_states.shape}"
         assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
-        assert self.truncated.sum() == len(self.cut_rows), "one final observation per truncation"
+        kept, cut = len(self.cut_rows), self.truncated.sum()
+        assert kept in (cut, cut + self.terminated.sum()), "one final observation per truncation, or per end"
         map_obs(self._check_leaf, self.obs, self.final_obs)
 
     def _check_leaf(self, leaf: Array, final: Array) -> Array:

@@ -1,0 +1,192 @@
+"""Hindsight experience replay, HER (Andrychowicz et al. 2017, arXiv:1707.01495): most transitions are drawn as if the
+goal had been one that the episode did achieve later.
+
+    k of k + 1 transitions     s_t, a_t, s_t+1 with another goal g:  reward = compute_reward(achieved_t+1, g)
+    the others                 as they were recorded
+
+    future     g = achieved_u, u drawn from t + 1, ..., T           T: the last observation of the episode
+    final      g = achieved_T
+    episode    g = achieved_u, u drawn from 1, ..., T
+
+Goals are chosen when a transition is drawn, anew each time. Of an episode that is not over yet, or of which the oldest
+steps are gone, what the replay holds is drawn from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rlplat.errors import ConfigError
+from rlplat.rl.interfaces import Array
+from rlplat.rl.replay.goal_rewards import ACHIEVED, DESIRED, GoalRewards
+from rlplat.rl.replay.step_store import GAP, TERMINATED, StepStore
+from rlplat.rl.sampling.recorders import Record
+from rlplat.rl.spaces import SpaceSpec
+from rlplat.section import Count, Section
+
+Strategy = Literal["none", "future", "final", "episode"]
+OPEN = np.iinfo(np.int64).max
+"""In the place of the last row of an episode that is not over."""
+
+
+class HindsightConfig(Section):
+    """Hindsight experience replay, for environments with goals (docs/hindsight.md)."""
+
+    goal_selection_strategy: Strategy = "none"
+    """Which achieved goals take the place of the desired one: a later one of the episode, its last, or any; none: every
+    transition keeps its goal."""
+    n_sampled_goal: Count = 4
+    """k: k of k + 1 transitions that are drawn get another goal."""
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """How a replay relabels, in whatever process it is."""
+
+    strategy: Strategy
+    share: float
+    """Of the transitions that get another goal."""
+    env: str
+    env_kwargs: dict[str, Any]
+
+
+def hindsight_of(config: Any) -> Hindsight | None:
+    """config: of an algorithm with a section `hindsight`."""
+    strategy, k = config.hindsight.goal_selection_strategy, config.hindsight.n_sampled_goal
+    return None if strategy == "none" else Hindsight(strategy, k / (k + 1), config.env, config.env_kwargs)
+
+
+def record_of(config: Any) -> Record:
+    """What rollout workers record: hindsight needs to know where an episode ended, wherever that was."""
+    return "transitions" if hindsight_of(config) is None else "transitions_and_ends"
+
+
+def require_goals(config: Any, spaces: Any) -> None:
+    """In the driver, before any actor starts: ConfigError where hindsight is asked for and cannot be had.
+
+    spaces: a SpaceSpec, or the plan of several agents.
+    """
+    if hindsight_of(config) is None:
+        return
+    problem, obs = "", getattr(spaces, "obs", None)
+    if getattr(config, "prioritized", False):
+        problem = "a priority is of the goal that was pursued, not of another: set prioritized to false"
+    elif config.policy.core != "none":
+        problem = "it relabels single transitions, not sequences: set policy.core to none"
+    elif not isinstance(spaces, SpaceSpec):
+        problem = "it is for one agent"
+    elif not isinstance(obs, dict) or not {ACHIEVED, DESIRED} <= obs.keys():
+        problem = (
+            f"{config.env} observes {spaces}, and it needs a Dict of observation, {ACHIEVED} and {DESIRED}, "
+            "each one array (gymnasium-robotics' GoalEnv)"
+        )
+    elif obs[ACHIEVED] != obs[DESIRED] or obs[ACHIEVED].kind not in ("vector", "multi_binary"):
+        problem = (
+            f"{ACHIEVED} is {obs[ACHIEVED]} and {DESIRED} {obs[DESIRED]}: both are to be the same Box or "
+        )
+        problem += "MultiBinary"
+    if problem:
+        raise ConfigError(
+            f"hindsight.goal_selection_strategy={config.hindsight.goal_selection_strategy}: {problem}"
+        )
+
+
+class EpisodeSpans:
+    """Which rows of a store are of one episode: its steps, and its last observation."""
+
+    def __init__(self, store: StepStore) -> None:
+        self._store = store
+        self._first = np.zeros(len(store.stamps), np.int64)
+        self._last = np.full(len(store.stamps), OPEN, np.int64)
+        self._open = np.zeros(store.num_lanes, np.int64)  # stamp where the newest episode begins
+        self._seen = np.zeros(store.num_lanes, np.int64)  # stamps up to here are done
+
+    def extend(self) -> None:
+        """Rows have come since the last call, or all at once from a checkpoint."""
+        for lane in np.flatnonzero(self._seen < self._store.heads):
+            self._extend_lane(int(lane))
+
+    def first_and_last(self, rows: Array) -> tuple[Array, Array]:
+        """Stamps of the first and the last row of these rows' episodes that the store holds."""
+        store = self._store
+        lanes = rows // store.lane_capacity
+        return (
+            np.maximum(self._first[rows], store.tails[lanes]),
+            np.minimum(self._last[rows], store.heads[lanes] - 1),
+        )
+
+    def _extend_lane(self, lane: int) -> None:
+        store, base = self._store, lane * self._store.lane_capacity
+        tail, head = int(store.tails[lane]), int(store.heads[lane])
+        stamps = np.arange(max(tail, int(self._seen[lane])), head)
+        rows = base + stamps % store.lane_capacity
+        begins = stamps[store.is_start[rows] | (store.kinds[rows] == GAP)]
+        spans = np.concatenate([self._open[lane : lane + 1], begins])
+        self._first[rows] = spans[np.searchsorted(begins, stamps, side="right")]
+        self._last[rows] = OPEN
+        for start, after in zip(spans[:-1].tolist(), begins.tolist(), strict=True):
+            ended = np.arange(max(start, tail), after)
+            self._last[base + ended % store.lane_capacity] = after - 1
+        self._open[lane], self._seen[lane] = spans[-1], head
+
+
+class Relabeller:
+    """Gives transitions that were drawn other goals."""
+
+    def __init__(self, hindsight: Hindsight, store: StepStore) -> None:
+        """Makes an environment for its rewards; ConfigError where it cannot tell them."""
+        self._hindsight, self._store = hindsight, store
+        self._rewards = GoalRewards(hindsight.env, hindsight.env_kwargs)
+        self.spans = EpisodeSpans(store)
+
+    def relabel(self, drawn: Any, rng: np.random.Generator) -> None:
+        """Changes a share of a `Minibatch` in place: desired goals, returns, discounts, and where the episode had ended
+        the observation at the end of the window."""
+        store = self._store
+        chosen = np.flatnonzero(rng.random(len(drawn.rows)) < self._hindsight.share)
+        rows = drawn.rows[chosen]
+        first, last = self.spans.first_and_last(rows)
+        now, num_steps = store.stamps[rows], store.num_steps[rows]
+        # What a checkpoint without hindsight recorded lacks the last observations of episodes that terminated.
+        is_whole = now + num_steps <= last
+        chosen, rows, num_steps = chosen[is_whole], rows[is_whole], num_steps[is_whole]
+        if not len(chosen):
+            return
+        goals = store.get_leaf(ACHIEVED, self._goal_rows(rows, first[is_whole], last[is_whole], rng))
+
+        steps = np.arange(store.n_step)
+        is_used = steps < num_steps[:, None]  # [K, n]
+        which, k = np.nonzero(is_used)
+        achieved, desired = store.get_leaf(ACHIEVED, store.ahead(rows[which], k + 1)), goals[which]
+        rewards, ends = np.zeros(is_used.shape, np.float32), np.zeros(is_used.shape, np.bool_)
+        rewards[is_used] = store.learnt_rewards(self._rewards.rewards(achieved, desired))
+        if self._rewards.tells_terminated:
+            ends[is_used] = self._rewards.terminated(achieved, desired)
+        else:
+            ends[is_used] = store.kinds[store.ahead(rows[which], k)] == TERMINATED
+        is_used[:, 1:] &= ~np.logical_or.accumulate(ends, axis=1)[:, :-1]
+        used = is_used.sum(axis=1)
+        terminated = ends[np.arange(len(rows)), used - 1]
+
+        drawn.returns[chosen] = store.discounted(rewards * is_used)
+        had_ended = drawn.discounts[chosen] == 0  # the replay gave no observation after it
+        drawn.discounts[chosen] = store.powers[used] * ~terminated
+        final = store.get_obs(store.ahead(rows[had_ended], used[had_ended]))
+        assert isinstance(final, dict)
+        for path, leaf in final.items():
+            drawn.next_obs[path][chosen[had_ended]] = leaf
+        drawn.obs[DESIRED][chosen] = drawn.next_obs[DESIRED][chosen] = goals
+
+    def _goal_rows(self, rows: Array, first: Array, last: Array, rng: np.random.Generator) -> Array:
+        """int64[K]: where the goals were achieved, for rows of episodes from `first` to `last`."""
+        store = self._store
+        now = store.stamps[rows]
+        if self._hindsight.strategy == "final":
+            goals = last
+        else:
+            earliest = now if self._hindsight.strategy == "future" else first
+            goals = rng.integers(earliest + 1, last + 1)
+        return rows - rows % store.lane_capacity + goals % store.lane_capacity
