@@ -122,6 +122,8 @@ CASES = [
     ("ppo", "box", {"policy": {"squash_actions": True}}),
     ("dqn", "choices", {"noisy": True, "dueling": True, "distributional": "qr"}),
     ("dqn", "dict", {"distributional": "c51", "value_range": [0, 10]}),
+    ("dqn", "discrete", {"policy": {"core": "lstm", **CORE}}),
+    ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),
     ("es", "discrete", {"sample_actions": True}),
     ("es", "box", {"action_noise": 0.1}),
     ("sac", "box", {}),
@@ -143,6 +145,31 @@ def test_every_space_and_algorithm(algo: str, kind: str, settings: Any, tmp_path
     for rng in range(20):
         file.reset()
         assert env.action_space.contains(file.act(obs, mask=mask, greedy=False, rng=rng))
+
+
+def test_every_policy_of_a_run_has_a_file(tmp_path: Path, capsys: Any) -> None:
+    agents = {"policies": {"one": {}, "other": {}}, "mapping": {"first": "one", "second": "other"}}
+    rlplat.train(
+        "ppo",
+        env="rlplat.rl.envs.diagnostic_multi_agent:Nim",
+        out=tmp_path / "run",
+        num_rollout_workers=0,
+        rollout_length=8,
+        stop={"env_steps": 40},
+        evaluation={"episodes": 1},
+        policy={"hidden_sizes": [8]},
+        multi_agent=agents,
+    )
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "nim.onnx")]) == 0
+    for name in ("one", "other"):
+        agent = rlplat.load(tmp_path / "run", policy=name)
+        file = rlplat.export.load(tmp_path / f"nim.{name}.onnx")
+        obs = agent.spaces.observation_space.sample()
+        obs["action_mask"][:] = 1
+        assert file.act(obs) == agent.act(obs)
+    capsys.readouterr()
+    assert main(["serve", str(tmp_path / "run"), "--port", "0"]) == 2
+    assert "has several policies (one, other): say which" in capsys.readouterr().err
 
 
 def test_actions_are_drawn_as_the_distribution_says(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def agent_module(policy: Policy, weights: Weights, framework: str) -> AgentModul
     spec = getattr(policy, "spec", None)
     if not isinstance(spec, PolicySpec):
         raise UsageError(
-            f"this agent acts by {type(policy).__name__}, which has no form in torch: use agent.act"
+            f"this agent acts by {type(policy).__name__}, which has no form in torch: use agent.act, or serve the run "
+            "itself (rlplat serve RUN)"
         )
     own = spec.custom or (spec.encoder if ":" in spec.encoder else "")
     if framework == "tf" and own:
