@@ -46,7 +46,7 @@ from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.learning_rewards import LearningRewards
-from rlplat.rl.sampling.returns import vtrace
+from rlplat.rl.sampling.returns import explained_variance, vtrace
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
 from rlplat.rl.schedules import ClipRange, EntropyCoef
@@ -224,6 +224,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
             "entropy_coef": self.value(config.entropy_coef),
         }
         trained: list[list[float]] = []
+        explained = math.nan
         for _ in range(config.num_epochs):
             distribution, values, _ = self.trainee.network(inputs, state, starts)
             log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
@@ -238,6 +239,9 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
             )
             norm = self.trainee.descend(loss, learning_rate)
             if math.isfinite(norm):
+                if not trained:  # what the critic knew of rows that it had not been trained on
+                    critic = values.detach().cpu().numpy().reshape(batch.shape)
+                    explained = explained_variance(critic[batch.valid], targets["targets"][batch.valid])
                 trained.append([*stats.tolist(), norm])
             elif config.non_finite == "stop":
                 raise self.non_finite(
@@ -246,7 +250,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
         self._obs_statistics.update(raw_obs, batch.flat("valid"))
         names = (*LOSS_STATS, "gradient_norm")
         means = np.mean(trained, axis=0).tolist() if trained else [math.nan] * len(names)
-        return {f"learner/{name}": mean for name, mean in zip(names, means, strict=True)} | {
+        metrics = {f"learner/{name}": mean for name, mean in zip(names, means, strict=True)}
+        if math.isfinite(explained):  # not where all targets are equal
+            metrics["learner/explained_variance"] = explained
+        return metrics | {
             "learner/learning_rate": learning_rate,
             "learner/skipped_minibatches": config.num_epochs - len(trained),
         }

@@ -15,7 +15,7 @@ from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import policy_spec
-from rlplat.rl.sampling.returns import gae
+from rlplat.rl.sampling.returns import explained_variance, gae
 from tests.states import assert_equal
 
 pytestmark = pytest.mark.slow
@@ -140,6 +140,57 @@ def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[
     np.testing.assert_allclose(found["targets"]["advantages"], advantages, rtol=1e-4, atol=1e-4)
     assert metrics["learner/rho_clipped"] == metrics["learner/clip_fraction"] == 0.0
     assert metrics["learner/staleness_max"] == 0
+    known = explained_variance(batch.values[batch.valid], found["targets"]["targets"][batch.valid])
+    assert known < 1.0 and metrics["learner/explained_variance"] == pytest.approx(known, abs=1e-4)
+
+
+def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: None) -> None:
+    """From the worker's columns alone: mu is the policy that acted, also across updates; V that of the learner's
+    weights, but at a time limit and at the end, where it is the old one of the last observation."""
+    learner, worker = make_parts(rollout_length=24, learning_rate=0.05, env_kwargs={"max_episode_steps": 9})
+    worker.sample((0, learner.weights()))
+    batch, _ = worker.sample((0, learner.weights()))
+    assert batch.truncated[:-1].any() and not batch.valid.all(), "the last observation has a row of its own"
+    for row, column in np.argwhere(batch.truncated[:-1]):
+        old = worker._policy.values(batch.obs[row + 1, column][None])
+        np.testing.assert_allclose(batch.next_values[row, column], old[0], rtol=1e-5)
+    learner.update(batch)
+    found: dict[str, Any] = {}
+    targets = learner._targets
+    learner._targets = lambda *args: found.setdefault("targets", targets(*args))  # type: ignore[method-assign]
+    weights = learner.weights()
+    learner.update(batch)
+    logits, values = numpy_network(weights, batch.obs)
+    chosen = np.take_along_axis(logits, batch.actions[..., None], -1)[..., 0]
+    rho = np.minimum(1.0, np.exp(chosen - np.log(np.exp(logits).sum(-1)) - batch.log_probs))
+    assert rho[batch.valid].min() < 0.9, "the weights have changed"
+    expected = values.copy()
+    for column in range(values.shape[1]):
+        for row in np.flatnonzero(batch.valid[:, column]):
+            weight, step = 1.0, row
+            while True:
+                at_end = batch.truncated[step, column] or step == len(values) - 1
+                following = (batch.next_values if at_end else values)[step + (not at_end), column]
+                error = batch.rewards[step, column] - values[step, column]
+                error += 0.0 if batch.terminated[step, column] else 0.99 * following
+                expected[row, column] += weight * rho[step, column] * error
+                weight *= 0.99 * rho[step, column]
+                if at_end or batch.terminated[step, column]:
+                    break
+                step += 1
+    np.testing.assert_allclose(
+        found["targets"]["targets"][batch.valid], expected[batch.valid], rtol=1e-4, atol=1e-4
+    )
+
+
+def numpy_network(weights: dict[str, Any], obs: Any) -> tuple[Any, Any]:
+    """(logits [T, B, A], values [T, B]) of one hidden layer and tanh, written out."""
+
+    def linear(name: str, inputs: Any) -> Any:
+        return inputs @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    hidden = {part: np.tanh(linear(f"{part}_encoder.layers.0", obs)) for part in ("actor", "critic")}
+    return linear("actor_head", hidden["actor"]), linear("critic_head", hidden["critic"])[..., 0]
 
 
 def test_a_rollout_that_is_too_old_is_dropped_and_counted(runtime: None) -> None:
