@@ -1,104 +1,27 @@
-"""Where simulators connect: each has a thread here that turns its frames into rows, and rows of actions into frames."""
+"""`SimulatorServer`: simulators that ask for every action: their frames become rows, and rows of actions frames."""
 
 from __future__ import annotations
 
-import hmac
-import http
-import logging
-import os
-import threading
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlplat.errors import ConfigError, EnvError, MissingExtra
-from rlplat.listening import is_loopback
 from rlplat.rl.envs.external import frames
-from rlplat.rl.envs.external.frames import BadFrame, Join, Leaves, Rows
-
-TOKEN = "RLPLAT_EXTERNAL_TOKEN"
-"""The environment variable with the word that simulators from other machines must know."""
-END = "the training has ended"
-TELL_PERIOD_S = 10.0
-CLOSE_S = 2.0
-"""How long the end waits for simulators to take leave."""
-JOIN_PATIENCE_S = 30.0
-"""How long a simulator waits for a place: that of one that is gone is free when its connection is found broken."""
-
-log = logging.getLogger("rlplat.start")
+from rlplat.rl.envs.external.frames import Advance, BadFrame, Reset, Rows
+from rlplat.rl.envs.external.listener import Simulator, SimulatorListener
 
 
-@dataclass(eq=False)
-class _Simulator:
-    lanes: np.ndarray
-    """int64[k]: which environments are its own."""
-    rows: Rows | None = None
-    """What it observed, until it is taken."""
-    actions: bytes | None = None
-    """The frame with its next actions, until it is sent."""
-    waits: bool = False
-    """For actions; else something is awaited from it."""
-
-
-class SimulatorServer:
+class SimulatorServer(SimulatorListener):
     """server = SimulatorServer("127.0.0.1:9900", spaces, obs_leaves, seeds)
     obs = server.take()                                 # waits until every environment has one
     server.give({"": actions})
     step = server.take()
     """
 
-    def __init__(self, listen: str, spaces: dict[str, Any], leaves: Leaves, seeds: list[int]) -> None:
-        """seeds: one for each environment. ConfigError for a bad address, MissingExtra without websockets."""
-        try:
-            from websockets.sync.server import serve
-        except ImportError:
-            raise MissingExtra("websockets", "serve", "an external environment") from None
-        host, port = parse_address(listen)
-        self._token = os.environ.get(TOKEN, "")
-        if not is_loopback(host) and not self._token:
-            raise ConfigError(
-                f"listening at {listen} lets other machines in, which needs a word that they know: set ${TOKEN} here "
-                "and where the simulators run, or listen at 127.0.0.1"
-            )
-        self._spaces, self._leaves, self._seeds = spaces, leaves, seeds
-        self._changed = threading.Condition()
-        self._simulators: list[_Simulator] = []
-        self._connections: dict[Any, _Simulator | None] = {}
-        self._is_closed = False
-        try:
-            self._server = serve(
-                self._serve,
-                host,
-                port,
-                process_request=self._check_token,
-                compression=None,
-                max_size=frames.MAX_FRAME_BYTES,
-                logger=logging.getLogger("rlplat.external"),
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"nothing can listen at {listen}: {error.strerror}; where another training, a second rollout worker "
-                "or an evaluation listens there: take another port, num_rollout_workers 0 or 1, evaluation.episodes 0"
-            ) from None
-        self.address = f"ws://{host}:{self._server.socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="simulators", daemon=True)
-        self._thread.start()
-        log.info("listening at %s for simulators with %d environments", self.address, len(seeds))
-
     def take(self) -> list[tuple[np.ndarray, Rows]]:
-        """(which environments, their rows) of every simulator, as soon as each environment has one; says every few
-        seconds how many are there."""
+        """(which environments, their rows) of every simulator, as soon as each environment has one."""
         with self._changed:
-            while not self._changed.wait_for(lambda: self._is_complete() or self._is_closed, TELL_PERIOD_S):
-                there = sum(len(each.lanes) for each in self._simulators)
-                waiting = sum(len(each.lanes) for each in self._simulators if each.rows is None)
-                log.info(
-                    "waiting for simulators at %s: %d of %d environments are connected, %d of them have not answered",
-                    *(self.address, there, len(self._seeds), waiting),
-                )
-            if not self._is_complete():
-                raise EnvError("the environment was closed while it waited for simulators")
+            self.wait_for(lambda: sum(len(each.lanes) for each in self._simulators if each.rows is not None))
             taken = []
             for each in self._simulators:
                 assert each.rows is not None
@@ -114,100 +37,17 @@ class SimulatorServer:
                 each.actions = frames.encode("actions", actions=own)
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Tells the simulators that wait for actions; the others find their connection closed."""
-        with self._changed:
-            self._is_closed = True
-            others = [each for each, own in self._connections.items() if own is None or not own.waits]
-            self._changed.notify_all()
-        self._server.shutdown()
-        for connection in others:
-            connection.close(1001, END)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._connections, CLOSE_S)
-        self._thread.join(timeout=5.0)
+    def talk(self, connection: Any, simulator: Simulator) -> None:
+        while True:
+            frame = frames.decode(connection.recv())
+            if not isinstance(frame, Reset | Advance):
+                raise BadFrame("join is the first frame, once; now reset or step is expected")
+            actions = self._exchange(simulator, frames.read_rows(frame, self._leaves, len(simulator.lanes)))
+            if actions is None:
+                return
+            connection.send(actions)
 
-    def _is_complete(self) -> bool:
-        ready = sum(len(each.lanes) for each in self._simulators if each.rows is not None)
-        return ready == len(self._seeds)
-
-    def _check_token(self, connection: Any, request: Any) -> Any:
-        given = request.headers.get("Authorization", "")
-        if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"wrong or no token: set ${TOKEN}\n")
-        return None
-
-    def _serve(self, connection: Any) -> None:
-        """One simulator, from its connection to its end, in a thread of its own."""
-        from websockets.exceptions import ConnectionClosed
-
-        simulator: _Simulator | None = None
-        with self._changed:
-            self._connections[connection] = None
-        try:
-            connection.send(
-                frames.encode(
-                    "welcome",
-                    protocol=frames.PROTOCOL,
-                    spaces=self._spaces,
-                    num_envs=len(self._seeds),
-                    max_frame_bytes=frames.MAX_FRAME_BYTES,
-                )
-            )
-            simulator = self._join(frames.decode(connection.recv()))
-            self._connections[connection] = simulator
-            connection.send(frames.encode("joined", seeds=[self._seeds[lane] for lane in simulator.lanes]))
-            while True:
-                frame = frames.decode(connection.recv())
-                if isinstance(frame, Join):
-                    raise BadFrame("join is the first frame, once; now reset or step is expected")
-                actions = self._exchange(
-                    simulator, frames.read_rows(frame, self._leaves, len(simulator.lanes))
-                )
-                if actions is None:
-                    connection.send(frames.encode("end"))
-                    return
-                connection.send(actions)
-        except BadFrame as error:
-            log.warning("warning: a simulator at %s is refused: %s", connection.remote_address, error)
-            try:
-                connection.send(frames.encode("error", message=str(error)))
-            except ConnectionClosed:
-                pass  # it has left without the reason
-        except ConnectionClosed:
-            pass  # its environments wait for another one
-        finally:
-            with self._changed:
-                del self._connections[connection]
-                if simulator is not None:
-                    self._simulators.remove(simulator)
-                self._changed.notify_all()
-
-    def _join(self, frame: Any) -> _Simulator:
-        if not isinstance(frame, Join):
-            raise BadFrame("the first frame of a simulator is join")
-        if frame.protocol != frames.PROTOCOL:
-            raise BadFrame(f"protocol {frame.protocol} is asked for, and this is protocol {frames.PROTOCOL}")
-        total = len(self._seeds)
-        if not 1 <= frame.num_envs <= total:
-            raise BadFrame(
-                f"num_envs is {frame.num_envs}, and the training has {total} environments (num_envs_per_worker)"
-            )
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._free()) >= frame.num_envs, JOIN_PATIENCE_S):
-                raise BadFrame(
-                    f"{len(self._free())} of {total} environments are free, and {frame.num_envs} are asked for: raise "
-                    "num_envs_per_worker, or start fewer simulators"
-                )
-            simulator = _Simulator(self._free()[: frame.num_envs])
-            self._simulators.append(simulator)
-        return simulator
-
-    def _free(self) -> np.ndarray:
-        taken = [lane for each in self._simulators for lane in each.lanes]
-        return np.setdiff1d(np.arange(len(self._seeds)), taken)
-
-    def _exchange(self, simulator: _Simulator, rows: Rows) -> bytes | None:
+    def _exchange(self, simulator: Simulator, rows: Rows) -> bytes | None:
         """The frame with the next actions; None where the training has ended."""
         with self._changed:
             simulator.rows, simulator.actions, simulator.waits = rows, None, True
@@ -215,13 +55,3 @@ class SimulatorServer:
             self._changed.wait_for(lambda: simulator.actions is not None or self._is_closed)
             simulator.waits = False
             return simulator.actions
-
-
-def parse_address(listen: str) -> tuple[str, int]:
-    """`:9900` (this machine only) or `host:9900`; ConfigError for others."""
-    host, colon, port = str(listen).rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(
-            f"listen is {listen!r}: give a port, such as :9900, or an address, such as 0.0.0.0:9900"
-        )
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -20,9 +20,9 @@ from websockets.sync.client import connect
 
 from rlplat.cli import main
 from rlplat.errors import ConfigError
-from rlplat.rl.envs.external import client, frames, server
+from rlplat.rl.envs.external import client, frames, listener, server
 from rlplat.rl.envs.external.client import Ended, Refused, Simulator, Simulators
-from rlplat.rl.envs.external.server import parse_address
+from rlplat.rl.envs.external.listener import parse_address
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces
 from rlplat.rl.envs.make import make_vector_env
 
@@ -209,7 +209,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_name_and_harms_nobody(training:
 
 
 def test_a_full_training_refuses_with_the_reason(training: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "JOIN_PATIENCE_S", 0.01)
+    monkeypatch.setattr(listener, "JOIN_PATIENCE_S", 0.01)
     there = training()
     with Simulator(there.address), pytest.raises(Refused, match="0 of 1 environments are free"):
         Simulator(there.address)

@@ -1,0 +1,193 @@
+"""Where simulators connect, and which environments are whose; a subclass talks to each, in a thread of its own."""
+
+from __future__ import annotations
+
+import hmac
+import http
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlplat.errors import ConfigError, EnvError, MissingExtra
+from rlplat.listening import is_loopback
+from rlplat.rl.envs.external import frames
+from rlplat.rl.envs.external.frames import BadFrame, Join, Leaves
+
+TOKEN = "RLPLAT_EXTERNAL_TOKEN"
+"""The environment variable with the word that simulators from other machines must know."""
+END = "the training has ended"
+TELL_PERIOD_S = 10.0
+CLOSE_S = 2.0
+"""How long the end waits for simulators to take leave."""
+JOIN_PATIENCE_S = 30.0
+"""How long a simulator waits for a place: that of one that is gone is free when its connection is found broken."""
+
+log = logging.getLogger("rlplat.start")
+
+
+@dataclass(eq=False)
+class Simulator:
+    lanes: np.ndarray
+    """int64[k]: which environments are its own."""
+    rows: Any = None
+    """What it sent, until it is taken."""
+    actions: bytes | None = None
+    """The frame with its next actions, until it is sent."""
+    waits: bool = False
+    """For the training; else something is awaited from it."""
+
+
+class SimulatorListener:
+    """A subclass says what is exchanged: `talk`."""
+
+    protocol = frames.PROTOCOL
+
+    def __init__(self, listen: str, spaces: dict[str, Any], leaves: Leaves, seeds: list[int]) -> None:
+        """seeds: one for each environment. ConfigError for a bad address, MissingExtra without websockets."""
+        try:
+            from websockets.sync.server import serve
+        except ImportError:
+            raise MissingExtra("websockets", "serve", "an external environment") from None
+        host, port = parse_address(listen)
+        self._token = os.environ.get(TOKEN, "")
+        if not is_loopback(host) and not self._token:
+            raise ConfigError(
+                f"listening at {listen} lets other machines in, which needs a word that they know: set ${TOKEN} here "
+                "and where the simulators run, or listen at 127.0.0.1"
+            )
+        self._spaces, self._leaves, self._seeds = spaces, leaves, seeds
+        self._changed = threading.Condition()
+        self._simulators: list[Simulator] = []
+        self._connections: dict[Any, Simulator | None] = {}
+        self._is_closed = False
+        try:
+            self._server = serve(
+                self._serve,
+                host,
+                port,
+                process_request=self._check_token,
+                compression=None,
+                max_size=frames.MAX_FRAME_BYTES,
+                logger=logging.getLogger("rlplat.external"),
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"nothing can listen at {listen}: {error.strerror}; where another training, a second rollout worker "
+                "or an evaluation listens there: take another port, num_rollout_workers 0 or 1, evaluation.episodes 0"
+            ) from None
+        self.address = f"ws://{host}:{self._server.socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="simulators", daemon=True)
+        self._thread.start()
+        log.info("listening at %s for simulators with %d environments", self.address, len(seeds))
+
+    def talk(self, connection: Any, simulator: Simulator) -> None:
+        """Everything after `joined`, in the simulator's thread; returns when the training has ended."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Tells the simulators that wait for actions; the others find their connection closed."""
+        with self._changed:
+            self._is_closed = True
+            others = [each for each, own in self._connections.items() if own is None or not own.waits]
+            self._changed.notify_all()
+        self._server.shutdown()
+        for connection in others:
+            connection.close(1001, END)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._connections, CLOSE_S)
+        self._thread.join(timeout=5.0)
+
+    def wait_for(self, num_ready: Callable[[], int]) -> None:
+        """Until `num_ready` environments are all of them; says every few seconds how many are there. With the lock."""
+        while not self._changed.wait_for(
+            lambda: self._is_closed or num_ready() == len(self._seeds), TELL_PERIOD_S
+        ):
+            there = sum(len(each.lanes) for each in self._simulators)
+            log.info(
+                "waiting for simulators at %s: %d of %d environments are connected, %d have answered",
+                *(self.address, there, len(self._seeds), num_ready()),
+            )
+        if num_ready() < len(self._seeds):
+            raise EnvError("the environment was closed while it waited for simulators")
+
+    def _check_token(self, connection: Any, request: Any) -> Any:
+        given = request.headers.get("Authorization", "")
+        if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"wrong or no token: set ${TOKEN}\n")
+        return None
+
+    def _serve(self, connection: Any) -> None:
+        """One simulator, from its connection to its end, in a thread of its own."""
+        from websockets.exceptions import ConnectionClosed
+
+        simulator: Simulator | None = None
+        with self._changed:
+            self._connections[connection] = None
+        try:
+            connection.send(
+                frames.encode(
+                    "welcome",
+                    protocol=self.protocol,
+                    spaces=self._spaces,
+                    num_envs=len(self._seeds),
+                    max_frame_bytes=frames.MAX_FRAME_BYTES,
+                )
+            )
+            simulator = self._join(frames.decode(connection.recv()))
+            self._connections[connection] = simulator
+            connection.send(frames.encode("joined", seeds=[self._seeds[lane] for lane in simulator.lanes]))
+            self.talk(connection, simulator)
+            connection.send(frames.encode("end"))
+        except BadFrame as error:
+            log.warning("warning: a simulator at %s is refused: %s", connection.remote_address, error)
+            try:
+                connection.send(frames.encode("error", message=str(error)))
+            except ConnectionClosed:
+                pass  # it has left without the reason
+        except ConnectionClosed:
+            pass  # its environments wait for another one
+        finally:
+            with self._changed:
+                del self._connections[connection]
+                if simulator is not None:
+                    self._simulators.remove(simulator)
+                self._changed.notify_all()
+
+    def _join(self, frame: Any) -> Simulator:
+        if not isinstance(frame, Join):
+            raise BadFrame("the first frame of a simulator is join")
+        if frame.protocol != self.protocol:
+            raise BadFrame(f"protocol {frame.protocol} is asked for, and this is protocol {self.protocol}")
+        total = len(self._seeds)
+        if not 1 <= frame.num_envs <= total:
+            raise BadFrame(
+                f"num_envs is {frame.num_envs}, and the training has {total} environments (num_envs_per_worker)"
+            )
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._free()) >= frame.num_envs, JOIN_PATIENCE_S):
+                raise BadFrame(
+                    f"{len(self._free())} of {total} environments are free, and {frame.num_envs} are asked for: raise "
+                    "num_envs_per_worker, or start fewer simulators"
+                )
+            simulator = Simulator(self._free()[: frame.num_envs])
+            self._simulators.append(simulator)
+        return simulator
+
+    def _free(self) -> np.ndarray:
+        taken = [lane for each in self._simulators for lane in each.lanes]
+        return np.setdiff1d(np.arange(len(self._seeds)), taken)
+
+
+def parse_address(listen: str) -> tuple[str, int]:
+    """`:9900` (this machine only) or `host:9900`; ConfigError for others."""
+    host, colon, port = str(listen).rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(
+            f"listen is {listen!r}: give a port, such as :9900, or an address, such as 0.0.0.0:9900"
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
