@@ -14,6 +14,8 @@ Outputs:
     q_values            float32[N, A], of a policy that acts by them
     log_prob, value     float32[N]: of `action` before it was clipped; V(obs), or the largest legal Q
     state_out           float32[N, S]
+    policy_action       `action` as the policy counts and before it was clipped: only in what simulators are sent that
+                        act for a running training (live_policy.py)
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from rlplat.errors import CheckpointError
 VERSION = 1
 """Of the contract; a reader refuses files of a later one."""
 MASK, STATE_IN, STARTS, NOISE, STATE_OUT = "action_mask", "state_in", "starts", "noise", "state_out"
+POLICY_ACTION = "policy_action"
 
 Keys = tuple[str | int, ...]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,19 +44,29 @@ def require_place(out: Path) -> None:
 
 
 def to_model(
-    module: nn.Module, inputs: Sequence[Tensor], input_names: list[str], output_names: list[str], what: str
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    input_names: list[str],
+    output_names: list[str],
+    what: str,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Any:
     """An onnx.ModelProto whose every input and output has N rows; `inputs` are an example of 2 rows or more.
 
-    UsageError where the module cannot be traced; it names the line.
+    weights: parameters and buffers of the module by their names in it, which become inputs behind the others
+    (`with_weights`): nothing that is computed from them is computed here. UsageError where the module cannot be traced;
+    it names the line.
     """
     rows = torch.export.Dim("rows", min=1)
+    given = weights or {}
+    shapes = (*({0: rows} for _ in inputs), *({} for _ in given))
+    flat = _Flat(module, list(given), len(inputs)).eval()
     try:
         with _quiet(), torch.no_grad():
-            program = _trace(_Flat(module).eval(), tuple(inputs), (tuple({0: rows} for _ in inputs),))
+            program = _trace(flat, (*inputs, *given.values()), (shapes,))
             model = torch.onnx.export(
                 program,
-                input_names=input_names,
+                input_names=[*input_names, *given],
                 output_names=output_names,
                 opset_version=OPSET,
                 dynamo=True,
@@ -68,8 +79,26 @@ def to_model(
         raise UsageError(f"{what} cannot be exported: {_cause(error, module)}") from error
     assert model is not None, "with dynamo=True there is one"
     proto = model.model_proto
-    _tidy(proto)
+    _tidy(proto, len(inputs))
     return proto
+
+
+def with_weights(proto: Any, weights: Mapping[str, Tensor]) -> Any:
+    """A copy of a model that was traced with weights as inputs, in which they are constants."""
+    made = type(proto)()
+    made.CopyFrom(proto)
+    inputs = {each.name: each for each in proto.graph.input}
+    del made.graph.input[:]
+    made.graph.input.extend(each for name, each in inputs.items() if name not in weights)
+    for name, each in weights.items():
+        array = each.detach().numpy()
+        made.graph.initializer.add(
+            name=name,
+            dims=array.shape,
+            data_type=inputs[name].type.tensor_type.elem_type,
+            raw_data=np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes(),
+        )
+    return made
 
 
 def to_bytes(proto: Any, metadata: Mapping[str, str]) -> bytes:
@@ -111,14 +140,17 @@ def require_finite(weights: Mapping[str, Any], what: str) -> None:
 
 
 class _Flat(nn.Module):
-    """`torch.export` names inputs by the arguments of `forward`; here there are as many as needed."""
+    """`torch.export` names inputs by the arguments of `forward`; here there are as many as needed, the weights last."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, weights: list[str], num_inputs: int) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.weights, self.num_inputs = module, weights, num_inputs
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.module(*inputs)
+        if not self.weights:
+            return self.module(*inputs)
+        rows, weights = inputs[: self.num_inputs], inputs[self.num_inputs :]
+        return torch.func.functional_call(self.module, dict(zip(self.weights, weights, strict=True)), rows)
 
 
 def _trace(module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: Any) -> Any:
@@ -132,8 +164,8 @@ def _trace(module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: Any) -
     return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=True)
 
 
-def _tidy(proto: Any) -> None:
-    """Without the Python stacks of every node; the dynamic axis is called N."""
+def _tidy(proto: Any, num_rowed: int) -> None:
+    """num_rowed: inputs that have rows. Without the Python stacks of every node; the dynamic axis is called N."""
     for node in proto.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
@@ -141,6 +173,7 @@ def _tidy(proto: Any) -> None:
     del proto.graph.metadata_props[:]
     for value in (*proto.graph.input, *proto.graph.output):
         del value.metadata_props[:]
+    for value in (*proto.graph.input[:num_rowed], *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = ROWS
     for tensor in proto.graph.initializer:
         del tensor.metadata_props[:]

@@ -22,6 +22,7 @@ from rlplat.export.model_file import CONTRACT
 from rlplat.export.policy_module import PolicyModule, choice_outputs, run_module
 from rlplat.export.verification import verify
 from rlplat.rl.envs.gym_spaces import obs_parts
+from rlplat.rl.run.agent_spaces import AgentSpaces
 from rlplat.rl.run.trained_agent import Agent, load
 from rlplat.rl.spaces import ActionSpec, action_leaves
 
@@ -53,7 +54,7 @@ def to_onnx(
     onnx_writing.require_finite(agent.weights(), what)
     module = agent.torch_module()
     outputs, noise_size = choice_outputs(module, agent.policy)
-    contract = contract_of(agent, module.state_size, outputs, noise_size)
+    contract = contract_of(agent.spaces, module.state_size, outputs, noise_size)
     policy_module = (
         PolicyModule(module, agent.policy, contract, agent.spaces.spec).eval().requires_grad_(False)
     )
@@ -70,9 +71,8 @@ def to_onnx(
     return path
 
 
-def contract_of(agent: Agent, state_size: int, outputs: tuple[str, ...], noise_size: int) -> Contract:
+def contract_of(spaces: AgentSpaces, state_size: int, outputs: tuple[str, ...], noise_size: int) -> Contract:
     """UsageError where a part of the spaces has no place in a contract."""
-    spaces = agent.spaces
     parts = obs_parts(spaces.observation_space)
     observes_mask = any(part.spec.kind == "mask" for part in parts)
     obs = []

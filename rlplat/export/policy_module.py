@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplat.errors import UsageError
-from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, Contract, Leaf
+from rlplat.export.contract import MASK, NOISE, POLICY_ACTION, STARTS, STATE_IN, Contract, Leaf
 from rlplat.rl.interfaces import Policy
 from rlplat.rl.policies.bounded_actor import ActionScale, BoundedActor
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy
@@ -42,6 +42,7 @@ class PolicyModule(nn.Module):
             state = state.masked_fill(given[STARTS].unsqueeze(-1), 0.0)
         obs = leaves if isinstance(self.spaces.obs, dict) else leaves[""]
         drawn, greedy, outputs = self.choose(self.module.prepare(obs), state, given.get(NOISE))
+        outputs[POLICY_ACTION] = drawn
         actions = [self._as_environments_take(each) for each in (drawn, greedy)]
         return (*actions[0], *actions[1], *(outputs[name] for name in self.contract.outputs))
 
@@ -85,9 +86,12 @@ class _ActorCriticChoice(nn.Module):
 class _QChoice(nn.Module):
     """Epsilon-greedy, with the share of random actions that the checkpoint says; see `policies.exploration`."""
 
+    epsilon: Tensor
+
     def __init__(self, network: Any, epsilon: float) -> None:
         super().__init__()
-        self.network, self.epsilon = network, epsilon
+        self.network = network
+        self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float32))
 
     def forward(self, obs: Any, state: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor, dict]:
         assert noise is not None

@@ -135,7 +135,7 @@ CASES = [
 def test_every_space_and_algorithm(algo: str, kind: str, settings: Any, tmp_path: Path) -> None:
     agent = rlplat.load(trained(algo, kind, tmp_path / "run", **settings))
     module = agent.torch_module()
-    contract = contract_of(agent, module.state_size, *choice_outputs(module, agent.policy))
+    contract = contract_of(agent.spaces, module.state_size, *choice_outputs(module, agent.policy))
     policy_module = PolicyModule(module, agent.policy, contract, agent.spaces.spec).eval()
     file = ModuleFile(policy_module)
     verify(file, policy_module, agent, ExampleRows(contract, agent.spaces.observation_space, seed=0))
@@ -176,7 +176,7 @@ def test_actions_are_drawn_as_the_distribution_says(tmp_path: Path) -> None:
     agent = rlplat.load(trained("dqn", "discrete", tmp_path / "run"))
     module = agent.torch_module()
     agent.policy.exploration.epsilon = 0.3
-    contract = contract_of(agent, module.state_size, *choice_outputs(module, agent.policy))
+    contract = contract_of(agent.spaces, module.state_size, *choice_outputs(module, agent.policy))
     file = ModuleFile(PolicyModule(module, agent.policy, contract, agent.spaces.spec))
     obs = np.repeat(rows("discrete", 1)[0], 20_000, axis=0)
     drawn = file.act(obs, greedy=False, rng=0) + 1

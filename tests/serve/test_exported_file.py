@@ -70,7 +70,7 @@ def close(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("kind", ["tree", "dict", "info", "discrete", "multi", "box"])
 def test_spaces_of_a_file_read_and_answer_as_those_of_the_environment(kind: str) -> None:
     spaces: Any = agent_spaces("tests.rl.run.test_trained_agent:make", {"kind": kind})
-    contract = contract_of(SimpleNamespace(spaces=spaces), 0, (), 0)  # type: ignore[arg-type]
+    contract = contract_of(spaces, 0, (), 0)
     found = ExportedSpaces(contract, spaces.spec)
     assert found.spec == spaces.spec
     env = make(kind)

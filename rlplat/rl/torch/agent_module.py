@@ -48,9 +48,20 @@ class AgentModule(nn.Module):
         self.state_size = int(getattr(network, "state_size", 0))
         self.is_normalized = OBS_MEAN in weights
         if self.is_normalized:
-            inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
-            self.register_buffer("mean", torch.from_numpy(np.array(weights[OBS_MEAN], np.float32)))
-            self.register_buffer("inverse_std", torch.from_numpy(inverse_std))
+            self.register_buffer("mean", torch.zeros(weights[OBS_MEAN].shape))
+            self.register_buffer("inverse_std", torch.ones(weights[OBS_VAR].shape))
+            self._use_statistics(weights)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Newer ones, normalised where the first ones were."""
+        load_weights(self.network, weights)
+        if self.is_normalized:
+            self._use_statistics(weights)
+
+    def _use_statistics(self, weights: Weights) -> None:
+        inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
+        self.mean.copy_(torch.from_numpy(np.array(weights[OBS_MEAN], np.float32)))
+        self.inverse_std.copy_(torch.from_numpy(inverse_std))
 
     @property
     def log_std(self) -> Tensor | None:
