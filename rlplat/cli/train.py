@@ -81,6 +81,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--listen", metavar="[HOST]:PORT", help="of --env external: where simulators connect (default: :9900)"
     )
+    parser.add_argument(
+        "--inference",
+        metavar="WHERE",
+        help="of --env external: remote (default), or local: simulators act by themselves (sets env_kwargs.inference)",
+    )
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
     parser.add_argument(
         "--resume", metavar="DIR", help="resume the run in this directory, from its newest checkpoint"
@@ -194,9 +199,9 @@ def external_layers(options: argparse.Namespace) -> list[Layer]:
     """What goes with `--env external`: spaces and address; one process that listens, and no evaluation, which would
     need simulators of its own."""
     if options.env != "external":
-        if options.spaces or options.listen:
+        if options.spaces or options.listen or options.inference:
             raise ConfigError(
-                "--spaces and --listen go with --env external: simulators that connect by themselves"
+                "--spaces, --listen and --inference go with --env external: simulators that connect by themselves"
             )
         return []
     if not options.spaces:
@@ -209,6 +214,8 @@ def external_layers(options: argparse.Namespace) -> list[Layer]:
     put(layer, ("env_kwargs", "spaces"), read_spaces(options.spaces), "--spaces")
     if options.listen:
         put(layer, ("env_kwargs", "listen"), options.listen, "--listen")
+    if options.inference:
+        put(layer, ("env_kwargs", "inference"), options.inference, "--inference")
     return [layer]
 
 

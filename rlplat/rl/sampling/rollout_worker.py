@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.interfaces import Array, Obs, Policy, Weights
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.sampling.recorders import Record, has_core, make_recorder, values_in_columns
+from rlplat.rl.sampling.simulator_rollouts import SimulatorRollouts, act_by_themselves
 from rlplat.rl.seeding import seed_sequences
 
 
@@ -41,15 +42,19 @@ class RolloutWorker:
         self._deterministic: bool = config["deterministic"]
         policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
         num_threads = cpu_share(config["num_rollout_workers"])
-        self._env = make_vector_env(
-            config["env"],
-            config["num_envs_per_worker"],
-            seed=env_seed,
-            env_kwargs=config["env_kwargs"],
-            num_threads=num_threads,
-            vectorization=config["vectorization"],
-            keep_state=config["deterministic"],
-        )
+        self._env: VectorEnv | SimulatorRollouts
+        if act_by_themselves(config):
+            self._env = SimulatorRollouts(config, env_seed, ahead=self._ahead(config, record))
+        else:
+            self._env = make_vector_env(
+                config["env"],
+                config["num_envs_per_worker"],
+                seed=env_seed,
+                env_kwargs=config["env_kwargs"],
+                num_threads=num_threads,
+                vectorization=config["vectorization"],
+                keep_state=config["deterministic"],
+            )
         # In one process the learner's number, if one was set, holds for acting too: torch has one for both.
         of_learner = 0 if config["num_rollout_workers"] else config["learner"]["num_threads"]
         self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=of_learner or num_threads)
@@ -64,6 +69,15 @@ class RolloutWorker:
             values_of=self._values_of,
             values_at_once=self._has_core,
         )
+
+    @staticmethod
+    def _ahead(config: dict[str, Any], record: Record) -> int:
+        """1 where what older weights did is learnt from as well: by off-policy algorithms, with V-trace, or where PPO's
+        rounds overlap."""
+        takes_older = (
+            record == "transitions" or "max_staleness" in config or config.get("overlap_sampling", False)
+        )
+        return int(takes_older and not config["deterministic"])
 
     def sample(self, latest: tuple[int, Weights]) -> Any:
         """T steps in B environments under these (version, weights): a batch."""
@@ -80,12 +94,30 @@ class RolloutWorker:
         """The weights to act with from now on."""
         self._version = version
         self._policy.set_weights(weights)
+        if isinstance(self._env, SimulatorRollouts):
+            self._env.offer(version, weights, self._policy)
 
     def roll_out(self) -> Any:
         """T steps in B environments under the weights that are there: a batch."""
         assert self._version >= 0, "the learner publishes its first weights before rollout workers sample"
+        if isinstance(self._env, SimulatorRollouts):
+            self._obs, timing = self._env.play(self._recorder, self._policy)
+            version = self._env.version
+        else:
+            timing, version = self._step_envs(self._env), self._version
+        return self._recorder.finish(
+            lambda batch: (self._num_steps - 1, self._policy.values(self._obs)),
+            weights_version=version,
+            worker_index=self.worker_index,
+            incarnation=self.incarnation,
+            episodes=self._env.pop_episodes(),
+            timing=timing,
+        )
+
+    def _step_envs(self, env: VectorEnv) -> dict[str, float]:
+        """T steps into the recorder: seconds by activity."""
         policy, recorder, obs = self._policy, self._recorder, self._obs
-        act, decided, step, answered = policy.act, recorder.decided, self._env.step, recorder.answered
+        act, decided, step, answered = policy.act, recorder.decided, env.step, recorder.answered
         core_state: Array | None = None
         act_s = env_s = 0.0
         before = perf_counter()
@@ -105,20 +137,17 @@ class RolloutWorker:
             if self._has_core:
                 policy.reset_core(taken.terminated | taken.truncated | ~taken.valid)
         self._obs = obs
-        return recorder.finish(
-            lambda batch: (self._num_steps - 1, policy.values(obs)),
-            weights_version=self._version,
-            worker_index=self.worker_index,
-            incarnation=self.incarnation,
-            episodes=self._env.pop_episodes(),
-            timing={"act_s": act_s, "env_s": env_s},
-        )
+        return {"act_s": act_s, "env_s": env_s}
 
     def get_state(self) -> dict[str, Any]:
         """`env` is None where the environments cannot be saved, or need not be (`not_saved`)."""
+        env = self._env
+        saved = None
+        if isinstance(env, VectorEnv) and self._deterministic and not env.not_saved:
+            saved = env.get_state()
         return {
             "policy": self._policy.get_state(),
-            "env": self._env.get_state() if self._deterministic and not self._env.not_saved else None,
+            "env": saved,
             "continues": self._recorder.continues,
         }
 
@@ -126,7 +155,7 @@ class RolloutWorker:
         """Continue from there; environments that were not saved begin new episodes."""
         self._policy.set_state(state["policy"])
         begins_anew = np.ones(self._env.num_envs, np.bool_)
-        if state["env"] is not None:
+        if state["env"] is not None and isinstance(self._env, VectorEnv):
             self._obs = self._env.set_state(state["env"])
             for reason in self._env.not_restored.values():
                 print(f"warning: {reason}; a new episode begins there", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""For a simulator: asks a running training for actions. One file: numpy and websockets, nothing of rlplat; copy it.
+"""For a simulator: gets actions of a running training. One file: numpy and websockets, nothing of rlplat; copy it.
 
     with Simulator("ws://127.0.0.1:9900") as training:
         action = training.begin(obs)
@@ -10,11 +10,15 @@
 
 Several simulators of one process go through one connection, with a row each: `Simulators`. The frames are described in
 docs/external-simulators.md. Where the connection breaks, both connect again; the episode is cut there.
+
+Where the training says so (inference: local), it sends its policy as an ONNX file instead of every action: the same
+program then acts by itself, and needs onnxruntime, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import struct
 import time
@@ -22,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-PROTOCOL = 1
+PROTOCOL, LOCAL_PROTOCOL = 1, 2
 END = "the training has ended"
 
 
@@ -53,6 +57,7 @@ class Simulators:
         """{"observation": ..., "action": ...} as in the training's file of spaces."""
         self.seeds: list[int] = []
         """One for each environment, from the training's seed: with them a run can be repeated."""
+        self._local: LocalPolicy | None = None
         self._socket: Any = None
         self._connection = contextlib.ExitStack()
         self._is_closed = False
@@ -60,11 +65,16 @@ class Simulators:
 
     def reset(self, obs: Any) -> Any:
         """Episodes begin everywhere, with these observations -> actions. Episodes that had not ended are cut."""
+        if self._local:
+            self._local.cut()
+            return self._act(obs)
         return self._exchange({"type": "reset", "obs": _arrays(obs)}, obs)
 
     def step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, final_obs: Any = None) -> Any:
         """-> the next actions. Where an episode ended, `obs` is the first observation of the next one and `final_obs`
         the last one of that; other rows of `final_obs` are not looked at."""
+        if self._local:
+            return self._act(obs, self._local.answered(obs, rewards, terminated, truncated, final_obs))
         frame = {
             "type": "step",
             "obs": _arrays(obs),
@@ -111,11 +121,15 @@ class Simulators:
 
     def _join(self) -> None:
         welcome = self._receive()
-        if welcome["protocol"] != PROTOCOL:
-            raise Refused(f"the training speaks protocol {welcome['protocol']}, this client {PROTOCOL}")
+        protocol = welcome["protocol"]
+        if protocol not in (PROTOCOL, LOCAL_PROTOCOL):
+            raise Refused(
+                f"the training speaks protocol {protocol}, this client {PROTOCOL} and {LOCAL_PROTOCOL}"
+            )
         self.spaces = welcome["spaces"]
-        self._socket.send(pack({"type": "join", "protocol": PROTOCOL, "num_envs": self.num_envs}))
+        self._socket.send(pack({"type": "join", "protocol": protocol, "num_envs": self.num_envs}))
         self.seeds = self._receive()["seeds"]
+        self._local = LocalPolicy(self.num_envs, self.seeds[0]) if protocol == LOCAL_PROTOCOL else None
 
     def _exchange(self, frame: dict[str, Any], obs: Any) -> Any:
         from websockets.exceptions import ConnectionClosed
@@ -125,12 +139,30 @@ class Simulators:
                 self._socket.send(pack(frame))
                 return self._actions(self._receive())
             except ConnectionClosed as error:
-                if (
-                    self._is_closed or error.rcvd is not None
-                ):  # it took leave; a connection that breaks does not
-                    raise Ended("this client was closed" if self._is_closed else END) from None
-                self._connect()
+                self._connect_again(error)
                 frame = {"type": "reset", "obs": _arrays(obs)}  # what led here is not known to the other side
+
+    def _act(self, obs: Any, fragment: dict[str, Any] | None = None) -> Any:
+        """The next actions by the policy that is here; first, where a fragment is complete, it is sent, and a policy
+        received."""
+        from websockets.exceptions import ConnectionClosed
+
+        while True:
+            assert self._local is not None
+            try:
+                if fragment is not None:
+                    self._socket.send(pack(fragment))
+                if fragment is not None or not self._local.is_there:
+                    self._local.use(self._receive())
+                return self._alone(self._local.act(obs))
+            except ConnectionClosed as error:
+                self._connect_again(error)
+                fragment = None  # lost: the other side may have other weights by now
+
+    def _connect_again(self, error: Any) -> None:
+        if self._is_closed or error.rcvd is not None:  # it took leave; a connection that breaks does not
+            raise Ended("this client was closed" if self._is_closed else END) from None
+        self._connect()
 
     def _receive(self) -> dict[str, Any]:
         frame: dict[str, Any] = unpack(self._socket.recv())
@@ -140,9 +172,12 @@ class Simulators:
             raise Ended(END)
         return frame
 
+    @classmethod
+    def _actions(cls, frame: dict[str, Any]) -> Any:
+        return cls._alone({path: _read(each) for path, each in frame["actions"].items()})
+
     @staticmethod
-    def _actions(frame: dict[str, Any]) -> Any:
-        actions = {path: _read(each) for path, each in frame["actions"].items()}
+    def _alone(actions: dict[str, Any]) -> Any:
         return actions[""] if list(actions) == [""] else actions
 
 
@@ -175,6 +210,186 @@ class Simulator(Simulators):
     @staticmethod
     def _one(actions: Any) -> Any:
         return {path: each[0] for path, each in actions.items()} if isinstance(actions, dict) else actions[0]
+
+
+class LocalPolicy:
+    """Acts by a policy that the training sent, and records until a fragment is complete.
+
+    local.use(frame)
+    actions = local.act(obs)
+    fragment = local.answered(obs, rewards, terminated, truncated, final_obs)       # None until it is complete
+    """
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self._num_envs, self._rng = num_envs, np.random.default_rng(seed)
+        self._session: Any = None
+        self._inputs: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self._starts = np.ones(num_envs, np.bool_)
+        self._state: np.ndarray | None = None
+        self._continues = False
+        self._steps: list[dict[str, Any]] = []
+        """Complete ones."""
+        self._decided: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
+        """(observations, what is recorded) of a step whose outcome is not known yet."""
+
+    @property
+    def is_there(self) -> bool:
+        return self._session is not None
+
+    def use(self, frame: dict[str, Any]) -> None:
+        """From the next step on, which is the first one of a fragment."""
+        self._version, self._num_steps, self._record = frame["version"], frame["num_steps"], frame["record"]
+        if frame["onnx"] is not None:
+            self._open(frame["onnx"])
+
+    def act(self, obs: Any) -> dict[str, np.ndarray]:
+        """-> actions by path."""
+        leaves = {
+            path: np.asarray(each) for path, each in (obs if isinstance(obs, dict) else {"": obs}).items()
+        }
+        feeds = {name: self._input(name, leaves) for name in self._inputs}
+        found = dict(zip(self._wanted, self._session.run(self._wanted, feeds), strict=True))
+        known = feeds | found
+        # Copies: a simulator may write its next observation into the same memory.
+        kept = {path: np.array(each) for path, each in leaves.items()}
+        self._decided = kept, {name: known[name] for name in self._record}
+        self._state = found.get("state_out")
+        self._starts = np.zeros(self._num_envs, np.bool_)
+        return {name.partition("/")[2]: found[name] for name in self._action_names}
+
+    def answered(
+        self, obs: Any, rewards: Any, terminated: Any, truncated: Any, final_obs: Any
+    ) -> dict[str, Any] | None:
+        """What came of the last actions; see `Simulators.step`."""
+        assert self._decided is not None, "reset() comes first"
+        terminated = np.asarray(terminated, np.bool_)
+        truncated = np.asarray(truncated, np.bool_) & ~terminated
+        self._end(rewards, terminated, truncated, final_obs)
+        self._starts = terminated | truncated
+        if len(self._steps) < self._num_steps:
+            return None
+        steps, self._steps = self._steps, []
+        followed, self._continues = self._continues, True
+        final = [step["final_obs"] for step in steps if step["truncated"].any()]
+        return {
+            "type": "fragment",
+            "version": self._version,
+            "continues": followed,
+            **{
+                part: {
+                    name: _array(np.stack([step[part][name] for step in steps])) for name in steps[0][part]
+                }
+                for part in ("obs", "outputs")
+            },
+            **{
+                name: _array(np.stack([step[name] for step in steps]))
+                for name in ("rewards", "terminated", "truncated")
+            },
+            "next_obs": _arrays(obs),
+            "final_obs": {path: _array(np.concatenate([f[path] for f in final])) for path in final[0]}
+            if final
+            else None,
+        }
+
+    def cut(self) -> None:
+        """Episodes begin everywhere: those that had not ended are truncated at what was observed last. The action that
+        was to follow never had an outcome, and is forgotten."""
+        decided, self._decided = self._decided, None
+        self._starts = np.ones(self._num_envs, np.bool_)
+        if decided is None:
+            return
+        if not self._steps:
+            self._continues = False
+            return
+        last = self._steps.pop()
+        truncated = ~last["terminated"] & ~last["truncated"]
+        # Those that had ended already began where they are now: they have made no step, and keep their end.
+        self._decided = last["obs"], last["outputs"]
+        final = {path: each.copy() for path, each in decided[0].items()}
+        cut = np.flatnonzero(last["truncated"])
+        if len(cut):
+            for path, each in final.items():
+                each[cut] = last["final_obs"][path]
+        self._end(last["rewards"], last["terminated"], truncated | last["truncated"], final)
+
+    def _end(self, rewards: Any, terminated: np.ndarray, truncated: np.ndarray, final_obs: Any) -> None:
+        """The step that was decided on is complete."""
+        assert self._decided is not None
+        (obs, outputs), self._decided = self._decided, None
+        if truncated.any() and final_obs is None:
+            raise Refused(
+                "final_obs is missing: the last observations of the episodes that ended in this step"
+            )
+        final = final_obs if isinstance(final_obs, dict) else {"": final_obs}
+        self._steps.append(
+            {
+                "obs": obs,
+                "outputs": outputs,
+                "rewards": np.asarray(rewards, np.float32).reshape(self._num_envs),
+                "terminated": terminated.reshape(self._num_envs),
+                "truncated": truncated.reshape(self._num_envs),
+                "final_obs": {path: np.array(each)[truncated] for path, each in final.items()}
+                if truncated.any()
+                else {},
+            }
+        )
+
+    def _input(self, name: str, leaves: dict[str, np.ndarray]) -> np.ndarray:
+        dtype, shape = self._inputs[name]
+        if name == "noise":
+            return self._rng.standard_normal((self._num_envs, *shape), dtype=np.float32)
+        if name == "starts":
+            return self._starts
+        if name == "state_in":
+            zeros = np.zeros((self._num_envs, *shape), np.float32)
+            return zeros if self._state is None else np.where(self._starts[:, None], zeros, self._state)
+        path = name if name == "action_mask" else name.partition("/")[2]
+        array = leaves.get(path)
+        if array is None:
+            raise Refused(f"obs has the arrays {sorted(leaves)}; expected is also {path!r}")
+        if name == "action_mask":
+            array = array.astype(np.bool_)
+        if array.dtype != dtype or array.shape != (self._num_envs, *shape):
+            expected = f"{dtype}{[self._num_envs, *shape]}"
+            raise Refused(f"{name} is {array.dtype}{list(array.shape)}; expected {expected}")
+        return array
+
+    def _open(self, model: bytes) -> None:
+        """model: an ONNX file that ends with the SHA-256 of all before its last entry, as the training writes it."""
+        try:
+            import onnxruntime
+        except ImportError:
+            raise Refused(
+                "the training sends its policy instead of actions (inference: local), which needs onnxruntime here: "
+                "pip install onnxruntime"
+            ) from None
+        if hashlib.sha256(model[:-_SEAL_BYTES]).hexdigest().encode() != model[-64:]:
+            raise Refused(
+                f"the policy of version {self._version} came here damaged: its checksum is another one"
+            )
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has a class for each cause
+            raise Refused(
+                f"onnxruntime {onnxruntime.__version__} cannot read the policy of version {self._version}: {error}"
+            ) from None
+        kinds = {"float": "float32", "double": "float64"}
+        for each in session.get_inputs():
+            kind = each.type.removeprefix("tensor(").removesuffix(")")
+            self._inputs[each.name] = np.dtype(kinds.get(kind, kind)), tuple(each.shape[1:])
+        outputs = [each.name for each in session.get_outputs()]
+        self._action_names = [name for name in outputs if name == "action" or name.startswith("action/")]
+        recorded = [name for name in self._record if name in outputs]
+        states = ["state_out"] if "state_out" in outputs else []
+        self._wanted = list(dict.fromkeys([*self._action_names, *recorded, *states]))
+        self._session = session
+
+
+_SEAL_BYTES = 83
+"""Of the entry with the checksum at the end of a policy."""
 
 
 def pack(value: Any) -> bytes:

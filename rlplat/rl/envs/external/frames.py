@@ -8,6 +8,11 @@
     simulator   step {obs, rewards, terminated, truncated, final_obs}  or again reset
     training    error {message}, end {}: and the connection is closed
 
+So protocol 1, in which the training acts. In protocol 2 simulators act: what follows `joined` is then
+
+    training    policy {version, num_steps, record, onnx}              and for each
+    simulator   fragment {version, continues, obs, outputs, rewards, terminated, truncated, final_obs, next_obs}
+
 Arrays are {dtype, shape, data}, little-endian and in C order, with a row for each environment of the connection; those
 of an observation or action by path, "" where there is one.
 """
@@ -19,7 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL = 1
+PROTOCOL, LOCAL_PROTOCOL = 1, 2
 MAX_FRAME_BYTES = 256 * 2**20
 DTYPES = frozenset("float16 float32 float64 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 Leaves = dict[str, tuple[str, tuple[int, ...]]]
@@ -55,6 +60,41 @@ class Advance(msgspec.Struct, tag_field="type", tag="step"):
     final_obs: dict[str, Packed] | None = None
 
 
+class Fragment(msgspec.Struct, tag_field="type", tag="fragment"):
+    """T steps of N environments, time first: arrays [T, N, ...], but for next_obs [N, ...] and final_obs [K, ...]."""
+
+    version: int
+    """Of the policy that acted."""
+    continues: bool
+    """Whether the first step follows the last one of the fragment before."""
+    obs: dict[str, Packed]
+    outputs: dict[str, Packed]
+    """What the policy frame asked for (`record`)."""
+    rewards: Packed
+    terminated: Packed
+    truncated: Packed
+    next_obs: dict[str, Packed]
+    """What is observed after the last step, by whom the next action is for."""
+    final_obs: dict[str, Packed] | None = None
+    """The last observations of the K episodes that were truncated, in order of time, then environment."""
+
+
+class LaneFragment(msgspec.Struct):
+    """What a `Fragment` says of one environment, as arrays [T, ...]."""
+
+    version: int
+    continues: bool
+    obs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    next_obs: dict[str, np.ndarray]
+    """[...]"""
+    final_obs: dict[str, np.ndarray]
+    """[K, ...]: of its K truncated episodes"""
+
+
 class Rows(msgspec.Struct):
     """What a `Reset` or `Advance` says, as arrays."""
 
@@ -66,26 +106,26 @@ class Rows(msgspec.Struct):
     final_obs: dict[str, np.ndarray]
 
 
-_decoder = msgspec.msgpack.Decoder(Join | Reset | Advance)
+_decoder = msgspec.msgpack.Decoder(Join | Reset | Advance | Fragment)
 
 
 def encode(kind: str, **content: Any) -> bytes:
     return msgspec.msgpack.encode({"type": kind, **content})
 
 
-def decode(data: bytes | str) -> Join | Reset | Advance:
+def decode(data: bytes | str) -> Join | Reset | Advance | Fragment:
     """BadFrame for whatever is not one of them."""
     if isinstance(data, str):
         raise BadFrame("a frame is a binary message, and this is a text")
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise BadFrame(f"not a frame of protocol {PROTOCOL}: {error}") from None
+        raise BadFrame(f"not a frame of protocol {PROTOCOL} or {LOCAL_PROTOCOL}: {error}") from None
 
 
 def read_rows(frame: Reset | Advance, leaves: Leaves, num_rows: int) -> Rows:
     """BadFrame that names the array, what was expected and what came."""
-    obs = _read_obs("obs", frame.obs, leaves, num_rows)
+    obs = _read_obs("obs", frame.obs, leaves, (num_rows,))
     if isinstance(frame, Reset):
         zeros = np.zeros(num_rows, np.bool_)
         return Rows(obs, True, np.zeros(num_rows, np.float32), zeros, ~zeros, obs)
@@ -100,8 +140,46 @@ def read_rows(frame: Reset | Advance, leaves: Leaves, num_rows: int) -> Rows:
             raise BadFrame(
                 "final_obs is missing: the last observations of the episodes that ended in this step"
             )
-        final_obs = _read_obs("final_obs", frame.final_obs, leaves, num_rows)
+        final_obs = _read_obs("final_obs", frame.final_obs, leaves, (num_rows,))
     return Rows(obs, False, rewards, terminated, truncated, final_obs)
+
+
+def read_fragment(
+    frame: Fragment, leaves: Leaves, outputs: Leaves, num_steps: int, num_rows: int
+) -> list[LaneFragment]:
+    """One for each environment. BadFrame that names the array, what was expected and what came."""
+    shape = (num_steps, num_rows)
+    obs = _read_obs("obs", frame.obs, leaves, shape)
+    found = _read_obs("outputs", frame.outputs, outputs, shape)
+    rewards = _read("rewards", frame.rewards, "float32", shape)
+    terminated = _read("terminated", frame.terminated, "bool", shape)
+    truncated = _read("truncated", frame.truncated, "bool", shape)
+    if (terminated & truncated).any():
+        raise BadFrame(
+            "terminated and truncated are both true of a step: of one that terminated, send truncated false"
+        )
+    next_obs = _read_obs("next_obs", frame.next_obs, leaves, (num_rows,))
+    num_cut = int(truncated.sum())
+    final_obs = {path: each[:0, 0] for path, each in obs.items()}
+    if num_cut:
+        if frame.final_obs is None:
+            raise BadFrame("final_obs is missing: the last observations of the episodes that were truncated")
+        final_obs = _read_obs("final_obs", frame.final_obs, leaves, (num_cut,))
+    lane_of_cut = np.nonzero(truncated)[1]
+    return [
+        LaneFragment(
+            frame.version,
+            frame.continues,
+            {path: each[:, i] for path, each in obs.items()},
+            {name: each[:, i] for name, each in found.items()},
+            rewards[:, i],
+            terminated[:, i],
+            truncated[:, i],
+            {path: each[i] for path, each in next_obs.items()},
+            {path: each[lane_of_cut == i] for path, each in final_obs.items()},
+        )
+        for i in range(num_rows)
+    ]
 
 
 def pack_array(array: np.ndarray) -> dict[str, Any]:
@@ -109,11 +187,13 @@ def pack_array(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": little.tobytes()}
 
 
-def _read_obs(what: str, obs: dict[str, Packed], leaves: Leaves, num_rows: int) -> dict[str, np.ndarray]:
+def _read_obs(
+    what: str, obs: dict[str, Packed], leaves: Leaves, rows: tuple[int, ...]
+) -> dict[str, np.ndarray]:
     if obs.keys() != leaves.keys():
         raise BadFrame(f"{what} has the arrays {sorted(obs)}; expected {sorted(leaves)}")
     return {
-        path: _read(f"{what}/{path}" if path else what, obs[path], dtype, (num_rows, *shape))
+        path: _read(f"{what}/{path}" if path else what, obs[path], dtype, (*rows, *shape))
         for path, (dtype, shape) in leaves.items()
     }
 

@@ -40,6 +40,16 @@ def read_spaces(spaces: Any) -> dict[str, Any]:
     return spaces
 
 
+def require_inference(said: Any) -> str:
+    """`env_kwargs.inference`: where actions are computed."""
+    if said not in ("remote", "local"):
+        raise ConfigError(
+            f"env_kwargs.inference is {said!r}; it is remote (simulators ask for every action) or local (they act by "
+            "themselves, with the policy that they are sent)"
+        )
+    return str(said)
+
+
 def make_space(said: Any, where: str) -> Any:
     """gymnasium's space. ConfigError that says where, and what there may be."""
     from gymnasium import spaces
@@ -71,7 +81,8 @@ class StandIn:
     metadata: dict[str, Any] = {}
     render_mode = None
 
-    def __init__(self, spaces: Any, listen: str = "") -> None:
+    def __init__(self, spaces: Any, listen: str = "", inference: str = "remote") -> None:
+        require_inference(inference)
         said = read_spaces(spaces)
         self.observation_space = make_space(said["observation"], "observation")
         self.action_space = make_space(said["action"], "action")
@@ -93,8 +104,12 @@ def _box(low: Any, high: Any, shape: Any = None, dtype: str = "float32") -> Any:
 
     size = None if shape is None else tuple(shape)
     kind = np.dtype(dtype)
+    # A run's config.yaml has null for what is infinite.
     bounds = [
-        np.array(bound, np.float64) if isinstance(bound, list) else float(bound) for bound in (low, high)
+        np.array([none if each is None else each for each in bound], np.float64)
+        if isinstance(bound, list)
+        else float(none if bound is None else bound)
+        for bound, none in ((low, -np.inf), (high, np.inf))
     ]
     if size is not None:
         bounds = [np.broadcast_to(bound, size) for bound in bounds]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.rl.envs.external.frames import Leaves
 from rlplat.rl.envs.external.server import SimulatorServer
-from rlplat.rl.envs.external.spaces_file import make_space, read_spaces
+from rlplat.rl.envs.external.spaces_file import make_space, read_spaces, require_inference
 from rlplat.rl.envs.gym_spaces import obs_parts
 
 DEFAULT_LISTEN = ":9900"
@@ -25,21 +26,29 @@ class ExternalVectorEnv:
     seed_form = "list"
 
     def __init__(
-        self, num_envs: int, *, spaces: Any = None, listen: str = DEFAULT_LISTEN, **others: Any
+        self,
+        num_envs: int,
+        *,
+        spaces: Any = None,
+        listen: str = DEFAULT_LISTEN,
+        inference: str = "remote",
+        **others: Any,
     ) -> None:
-        """spaces: a file, or what is in it (spaces_file.py); listen: `:9900`, or `host:9900`."""
+        """spaces: a file, or what is in it (spaces_file.py); listen: `:9900`, or `host:9900`; inference: remote."""
+        if require_inference(inference) == "local":
+            raise ConfigError(
+                "env_kwargs.inference: local is for algorithms whose rollout workers take whole fragments: ppo, "
+                "impala, a3c and dqn, with num_rollout_workers 0 or 1; set it to remote"
+            )
         if others:
             raise ConfigError(
-                f"an external environment has no env_kwargs.{next(iter(others))}; it has spaces and listen"
+                f"an external environment has no env_kwargs.{next(iter(others))}; it has spaces, listen and inference"
             )
         self.num_envs = num_envs
         self._spaces, self._listen = read_spaces(spaces), listen
         self.single_observation_space = make_space(self._spaces["observation"], "observation")
         self.single_action_space = make_space(self._spaces["action"], "action")
-        self._leaves = {
-            part.path: (np.dtype(part.space.dtype).name, tuple(map(int, part.space.shape)))
-            for part in obs_parts(self.single_observation_space)
-        }
+        self._leaves = obs_leaves_of(self.single_observation_space)
         self._obs: dict[str, np.ndarray] = {}
         self._server: SimulatorServer | None = None
 
@@ -50,7 +59,7 @@ class ExternalVectorEnv:
             seeds = [0] * self.num_envs if seed is None else seed
             self._server = SimulatorServer(self._listen, self._spaces, self._leaves, seeds)
             self._take()
-        return _nested(self.single_observation_space, self._obs), {}
+        return nested(self.single_observation_space, self._obs), {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         assert self._server is not None, "reset() comes first"
@@ -58,8 +67,8 @@ class ExternalVectorEnv:
         rewards, terminated, truncated, final_obs = self._take()
         info = {}
         if (terminated | truncated).any():
-            info["final_obs"] = _nested(self.single_observation_space, final_obs)
-        return _nested(self.single_observation_space, self._obs), rewards, terminated, truncated, info
+            info["final_obs"] = nested(self.single_observation_space, final_obs)
+        return nested(self.single_observation_space, self._obs), rewards, terminated, truncated, info
 
     def close(self) -> None:
         if self._server is not None:
@@ -89,16 +98,24 @@ class ExternalVectorEnv:
         return rewards, terminated, truncated, final_obs
 
 
-def _nested(space: Any, leaves: dict[str, np.ndarray], path: str = "") -> Any:
+def obs_leaves_of(space: Any) -> Leaves:
+    """Of one environment's observations, as they travel."""
+    return {
+        part.path: (np.dtype(part.space.dtype).name, tuple(map(int, part.space.shape)))
+        for part in obs_parts(space)
+    }
+
+
+def nested(space: Any, leaves: dict[str, np.ndarray], path: str = "") -> Any:
     """Arrays by path in the structure of a space."""
     parts = getattr(space, "spaces", None)
     if parts is None:
         return leaves[path]
     if isinstance(parts, dict):
         return {
-            key: _nested(part, leaves, f"{path}/{key}" if path else str(key)) for key, part in parts.items()
+            key: nested(part, leaves, f"{path}/{key}" if path else str(key)) for key, part in parts.items()
         }
-    return tuple(_nested(part, leaves, f"{path}/{i}" if path else str(i)) for i, part in enumerate(parts))
+    return tuple(nested(part, leaves, f"{path}/{i}" if path else str(i)) for i, part in enumerate(parts))
 
 
 def _flat(space: Any, actions: Any, path: str = "") -> dict[str, np.ndarray]:

@@ -284,6 +284,10 @@ def test_the_command_says_which_flags_belong_together(capsys: Any) -> None:
 def test_spaces_of_a_file_are_gymnasiums() -> None:
     box = make_space({"box": {"low": 0, "high": 255, "shape": [8, 8, 3], "dtype": "uint8"}}, "x")
     assert box.dtype == np.uint8 and box.shape == (8, 8, 3) and box.high.max() == 255
+    open_end = make_space({"box": {"low": [None, None], "high": [1, None]}}, "x")
+    assert open_end.low.tolist() == [-np.inf] * 2 and open_end.high.tolist() == [1, np.inf], (
+        "a resumed run's file"
+    )
     assert make_space({"multi_discrete": {"nvec": [2, 3]}}, "x").nvec.tolist() == [2, 3]
 
 
