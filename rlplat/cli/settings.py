@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "algo",
         metavar="ALGO",
-        help="ppo, impala, a3c, dqn, sac, td3, es, bc, cql, alphazero, or pkg.module:Class",
+        help="ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class",
     )
     parser.add_argument("--env", metavar="NAME", help="mark what the config for this environment changes")
     parser.add_argument("--json", action="store_true", help="print one JSON array")

@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help="the algorithm: ppo, impala, a3c, dqn, sac, td3, es, bc, cql, alphazero, or pkg.module:Class",
+        help="the algorithm: ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class",
     )
     parser.add_argument(
         "--env", metavar="NAME", help="the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env"

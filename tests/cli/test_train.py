@@ -87,7 +87,7 @@ def test_policy_names_a_network_of_ones_own(here: Path, capsys: Any) -> None:
     assert main(["train", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "ppo, impala, a3c, dqn, sac, td3, es, bc, cql" in said
+        "ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql" in said
         and "torch, tf" in said
         and "--policy CLASS" in said
     )

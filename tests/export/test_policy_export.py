@@ -127,6 +127,7 @@ CASES = [
     ("es", "discrete", {"sample_actions": True}),
     ("es", "box", {"action_noise": 0.1}),
     ("sac", "box", {}),
+    ("mbpo", "box", {}),
     ("td3", "box", {"exploration_noise": 0.5, "normalize_observations": True}),
 ]
 

@@ -16,6 +16,7 @@ from rlplat.algorithms.alphazero import AlphaZeroConfig
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.es import ESConfig
 from rlplat.algorithms.impala import ImpalaConfig
+from rlplat.algorithms.mbpo import MBPOConfig
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.algorithms.sac import SACConfig
 from rlplat.algorithms.td3 import TD3Config
@@ -34,6 +35,7 @@ from rlplat.section import InvalidSettings
 CONFIGS: dict[str, type[BaseModel]] = {
     "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig, "sac": SACConfig, "td3": TD3Config,
     "impala": ImpalaConfig,
+    "mbpo": MBPOConfig,
     "alphazero": AlphaZeroConfig,
 }  # fmt: skip
 SCHEDULE = "or a schedule of such numbers, {schedule: linear, start: A, end: B}"

@@ -40,6 +40,7 @@ class ReplayRing(Algorithm[RingConfig]):
 
     learner_class: type[ReplayLearner]
     """Made with (settings, spec, parameter_server, replay_shape)."""
+    spaces: SpaceSpec
 
     @staticmethod
     def actor_spec(settings: dict[str, Any]) -> ActorSpec:

@@ -153,12 +153,24 @@ class ReplayBuffer:
     def sample(self, batch_size: int, beta: float = 0.0) -> Minibatch:
         """`batch_size` independent draws."""
         assert self._num_complete > 0, "nothing to draw yet"
-        store = self.store
         if self._priorities is None:
             rows, weights = self._draw_uniformly(batch_size), np.ones(batch_size, np.float32)
         else:
             rows, weights = self._priorities.draw(self._rng, batch_size, self._num_complete, beta)
-        drawn = Minibatch(
+        drawn = self._minibatch(rows, weights)
+        if self._relabeller is not None:
+            self._relabeller.relabel(drawn, self._rng)
+        return drawn
+
+    def everything(self) -> Minibatch:
+        """Each transition that can be drawn, once, lane by lane, the oldest first."""
+        rows = self.store.rows_in_use()
+        rows = rows[self.store.is_complete[rows]]
+        return self._minibatch(rows, np.ones(len(rows), np.float32))
+
+    def _minibatch(self, rows: Array, weights: Array) -> Minibatch:
+        store = self.store
+        return Minibatch(
             obs=store.get_obs(rows),
             actions=store.actions[rows],
             returns=store.returns[rows],
@@ -168,9 +180,6 @@ class ReplayBuffer:
             rows=rows,
             stamps=store.stamps[rows],
         )
-        if self._relabeller is not None:
-            self._relabeller.relabel(drawn, self._rng)
-        return drawn
 
     def update_priorities(self, rows: Array, stamps: Array, priorities: Array) -> None:
         """New priorities (errors, any sign) of what was drawn; those that were overwritten meanwhile are left out."""

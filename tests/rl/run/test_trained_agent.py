@@ -87,6 +87,15 @@ SMALL: dict[str, dict[str, Any]] = {
     "dqn": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "sac": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "td3": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
+    "mbpo": {
+        "num_envs_per_worker": 2,
+        "replay_capacity": 256,
+        "learning_starts": 8,
+        "batch_size": 4,
+        "model_period": 20,
+        "env_steps_per_update": 4,
+        "model": {"hidden_sizes": [8], "max_epochs": 2},
+    },
     "impala": {"rollout_length": 8, "num_envs_per_worker": 2, "updates_per_report": 1},
     "es": {"population_size": 2, "num_envs_per_worker": 2, "noise_table_size": 10_000},
 }

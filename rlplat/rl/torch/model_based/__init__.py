@@ -1,0 +1,1 @@
+"""Networks of model-based algorithms: ensembles that predict what an action does."""
