@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlplat.rl.envs.names import EXTERNAL
+
 STANDS_OUT = 0.6
 """Share of the time from which something is worth a word."""
 MIN_S = 5.0
@@ -85,6 +87,8 @@ def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
         return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}, which makes fewer gradients"
     if what == "acting" and envs < MAX_ENVS_PER_WORKER:
         return f"{head}: try --num-envs-per-worker {min(2 * envs, MAX_ENVS_PER_WORKER)}, which changes what is learnt"
+    if what == "env stepping" and config.env == EXTERNAL:  # one process listens
+        return f"{head}: simulators that step faster would help"
     if more_workers > workers:
         return f"{head}: try --num-rollout-workers {more_workers}"
     if what == "env stepping":

@@ -50,6 +50,13 @@ def test_env_stepping_asks_for_workers_but_never_for_more_than_cpus(
     assert hint.startswith("73 % of the time is env stepping") and hint.endswith(said)
 
 
+def test_simulators_that_listen_to_one_process_are_not_asked_for_workers() -> None:
+    hint = bottleneck(
+        clocks(91.25, 8.75, env=0.8, act=0.1), AlgorithmConfig(env="external", num_rollout_workers=0), 4
+    )
+    assert hint == "73 % of the time is env stepping: simulators that step faster would help"
+
+
 def test_acting_asks_for_more_rows_at_once_then_for_workers() -> None:
     seconds = clocks(100.0, 0.0, env=0.1, act=0.7)
     assert bottleneck(seconds, config(num_envs_per_worker=8), 2) == (
