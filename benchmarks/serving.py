@@ -1,7 +1,7 @@
 """What a request to a served policy costs, beside an empty Starlette application on uvicorn.
 
     python -m benchmarks.serving runs/demo --seconds 5 --json rows.json
-    pip install --target /tmp/peers 'ray[serve]==2.60.0' litserve==0.2.19 bentoml==1.4.40
+    pip install --target /tmp/peers 'ray[serve]==2.60.0' litserve==0.2.19 bentoml==1.4.30
     python -m benchmarks.serving runs/demo --peers-in /tmp/peers                 beside Ray Serve, LitServe, BentoML too
 
 The load generator is this process: asyncio and raw sockets, requests written out beforehand. Each server has one
