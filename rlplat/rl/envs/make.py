@@ -93,22 +93,16 @@ def make_vector_env(
         facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
         if vectorization == "auto" and keep_state and not is_native_saved(spec.vector_entry_point):
             vectorization = "sync"
+        raw = None
         if _use_native(source, spec, kwargs, vectorization):
             raw = _make_native(source, spec, num_envs, kwargs)
             facts["vectorization"] = "native"
+        elif vectorization == "envpool":
+            raw = _make_pool(source, num_envs, kwargs, num_threads)
+            facts |= {"vectorization": "envpool", "max_episode_steps": raw.max_episode_steps}
+        if raw is not None:
             return VectorEnv(
                 raw,
-                source.name,
-                seed=seed,
-                step_timeout_s=step_timeout_s,
-                facts=facts,
-                keeps_state=keep_state,
-            )
-        if vectorization == "envpool":
-            pool = _make_pool(source, num_envs, kwargs, num_threads)
-            facts |= {"vectorization": "envpool", "max_episode_steps": pool.max_episode_steps}
-            return VectorEnv(
-                pool,
                 source.name,
                 seed=seed,
                 step_timeout_s=step_timeout_s,
@@ -230,10 +224,7 @@ def _make_atari(source: EnvSource, num_envs: int, arguments: dict[str, Any], num
 
 def _make_pool(source: EnvSource, num_envs: int, kwargs: dict[str, Any], num_threads: int) -> PoolLoop:
     """Refused where it would be another task than gymnasium's environment, in which the policy is evaluated."""
-    if "wrappers" in kwargs:
-        raise UsageError(
-            f"wrappers take one environment each: set vectorization of {source.name} to 'auto', 'sync' or 'async'"
-        )
+    _require_no_wrappers(source, kwargs)
     pool = PoolLoop(source.env_id, num_envs, num_threads, kwargs)
     single = make_single_env(source, kwargs)
     spec = space_spec(single.observation_space, single.action_space)
@@ -276,6 +267,14 @@ def _make_async(
     return AsyncLoop(envs, source.name, timeout_s)
 
 
+def _require_no_wrappers(source: EnvSource, kwargs: dict[str, Any]) -> None:
+    """Where many environments are one object."""
+    if "wrappers" in kwargs:
+        raise UsageError(
+            f"wrappers take one environment each: set vectorization of {source.name} to 'auto', 'sync' or 'async'"
+        )
+
+
 def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorization: Vectorization) -> bool:
     exists = spec.vector_entry_point is not None and not spec.additional_wrappers
     if vectorization == "native":
@@ -283,10 +282,7 @@ def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorizat
             raise UsageError(
                 f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
             )
-        if "wrappers" in kwargs:
-            raise UsageError(
-                f"wrappers take one environment each: set vectorization of {source.name} to 'auto', 'sync' or 'async'"
-            )
+        _require_no_wrappers(source, kwargs)
         return True
     return vectorization == "auto" and exists and set(kwargs) <= _parameters(spec.vector_entry_point)
 
