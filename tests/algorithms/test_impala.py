@@ -11,12 +11,11 @@ pytest.importorskip("torch")
 
 import rlplat
 from rlplat.algorithms.impala import Impala, ImpalaConfig, ImpalaLearner, ImpalaWorker, preflight
-from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.sampling.returns import explained_variance, gae
-from tests.states import assert_equal
+from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
 
@@ -74,22 +73,7 @@ def test_learns_cartpole(runtime: None) -> None:
 )
 def test_resumes_bit_by_bit(runtime: None, settings: dict[str, Any]) -> None:
     config = ImpalaConfig(**(QUICK | settings | {"deterministic": True}))
-    with Impala(config) as one:
-        assert one.not_saved == ()
-        one.step()
-        state = one.get_state()
-        expected = [one.step() for _ in range(2)]
-        final = one.get_state()
-    packed = pack(state)
-    assert packed.not_a_number == []
-    with Impala(config) as other:
-        other.set_state(unpack(packed.files))
-        for first in expected:
-            assert_equal(vars(first), vars(other.step()))
-        resumed = other.get_state()
-    for each in (final, resumed):
-        del each["rollout_workers"]["incarnations"]  # a resumed run has new ones
-    assert_equal(final, resumed)
+    assert_resumes(Impala, config, before=1, after=2)
 
 
 def test_asynchronous_it_can_be_saved_and_resumed_at_any_time(runtime: None) -> None:

@@ -12,10 +12,9 @@ pytest.importorskip("torch")
 
 from rlplat.algorithms.mbpo import MBPO, MBPOConfig, rollout_steps
 from rlplat.algorithms.sac import SAC, SACConfig
-from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, NonFiniteError, UsageError
 from rlplat.rl.schedules import schedule_value
-from tests.states import assert_equal
+from tests.states import assert_equal, assert_resumes
 
 pytestmark = pytest.mark.slow
 
@@ -44,25 +43,8 @@ MODEL: dict[str, Any] = {
 def test_resumes_bit_by_bit(runtime: None, normalizes: bool) -> None:
     """Weights, optimizers, both replays, the model and its scales, random numbers: everything goes on."""
     config = MBPOConfig(**QUICK | MODEL, deterministic=True, normalize_observations=normalizes)
-    with MBPO(config) as one:
-        assert one.not_saved == ()
-        for _ in range(5):
-            one.step()
-        state = one.get_state()
-        expected = [one.step() for _ in range(3)]
-        final = one.get_state()
-    packed = pack(state)
-    assert packed.not_a_number == []
-    with MBPO(config) as other:
-        other.set_state(unpack(packed.files))
-        got = [other.step() for _ in range(3)]
-        resumed = other.get_state()
+    expected = assert_resumes(MBPO, config, before=5, after=3)
     assert expected[-1].metrics["learner/updates"] == 48
-    for first, second in zip(expected, got, strict=True):
-        assert_equal(vars(first), vars(second))
-    for each in (final, resumed):
-        del each["rollout_workers"]["incarnations"]  # a resumed run has new ones
-    assert_equal(final, resumed)
 
 
 def test_the_model_is_trained_at_its_period_and_rollouts_grow(runtime: None) -> None:

@@ -13,9 +13,8 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
-from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, UsageError
-from tests.states import assert_equal
+from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
 
@@ -48,25 +47,8 @@ REACHING: dict[str, Any] = {
 def test_resumes_bit_by_bit(runtime: None, algorithm: Any, more: dict[str, Any]) -> None:
     """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""
     config = algorithm.config_class(**(QUICK | {"deterministic": True, "num_rollout_workers": 2} | more))
-    with algorithm(config) as one:
-        assert one.not_saved == ()
-        for _ in range(5):
-            one.step()
-        state = one.get_state()
-        expected = [one.step() for _ in range(3)]
-        final = one.get_state()
-    packed = pack(state)
-    assert packed.not_a_number == []
-    with algorithm(config) as other:
-        other.set_state(unpack(packed.files))
-        got = [other.step() for _ in range(3)]
-        assert expected[-1].metrics["learner/updates"] > 80
-        for first, second in zip(expected, got, strict=True):
-            assert_equal(vars(first), vars(second))
-        resumed = other.get_state()
-    for each in (final, resumed):
-        del each["rollout_workers"]["incarnations"]  # a resumed run has new ones
-    assert_equal(final, resumed)
+    expected = assert_resumes(algorithm, config, before=5, after=3)
+    assert expected[-1].metrics["learner/updates"] > 80
 
 
 def test_warms_up_with_uniform_actions_then_learns_at_its_ratio(runtime: None) -> None:
