@@ -23,7 +23,7 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.serve.autoscale import Autoscaler
 from rlplat.serve.deployments import Application, Part, canary_of, parts_of
-from rlplat.serve.handle import Handle, all_routes, forget_routes, set_models, set_routes
+from rlplat.serve.handle import Handle, all_routes, forget_routes, routes_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.multiplexing import loaders_of
@@ -51,8 +51,6 @@ class _Live:
     scaler: Autoscaler | None = None
     failure: str = ""
     """Why the last version did not start."""
-    models: dict[str, list[str]] = field(default_factory=dict)
-    """That replicas have which can have several."""
 
 
 class Controller:
@@ -247,8 +245,6 @@ class Controller:
             case planning.StopReplica(replica):
                 actor = self._actors.pop(replica, None)
                 self._pids.pop(replica, None)
-                for live in self._live.values():
-                    live.models.pop(replica, None)
                 if actor is not None:
                     _kill(actor)
             case planning.RoutesChanged(deployment):
@@ -276,7 +272,7 @@ class Controller:
             self.listening.door if of.is_ingress and self.listening is not None else "",
             self._token if of.is_ingress else "",
             version,
-            {name: dict(live.models) for name, live in self._live.items() if live.models},
+            {name: routes_of(name).models for name in self._live},
         )
         actor = (
             rlplat.remote(Replica)
@@ -301,7 +297,6 @@ class Controller:
         if answer.exception() is not None or replica not in self._actors:
             return
         version, models = answer.result()
-        self._live[deployment].models[replica] = models
         set_models(deployment, replica, models)
         for actor in self._actors.values():
             actor.set_models.remote(deployment, replica, models)

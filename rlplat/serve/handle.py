@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ def set_routes(deployment: str, replicas: dict[str, Any], leaving: dict[str, Any
     routes.models = {name: models for name, models in routes.models.items() if name in replicas}
 
 
-def set_models(deployment: str, replica: str, models: list[str]) -> None:
+def set_models(deployment: str, replica: str, models: Iterable[str]) -> None:
     """The models that a replica has: told as the routes are."""
     routes = routes_of(deployment)
     if replica in routes.replicas:

@@ -45,7 +45,7 @@ class ReplicaSpec:
     """The Unix socket at which the listening socket is fetched; empty where it takes no requests from outside."""
     token: str = ""
     version: int = 0
-    models: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    models: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     """The models that the replicas have, by deployment, as far as they have several."""
 
 
