@@ -80,10 +80,9 @@ class HttpServer:
         self._state = ServerState()
         self._socket: socket.socket | None = None
         """At which it accepts; of a canary the end of the queue at which connections come out."""
-        self._is_canary = False
         self._share = Share()
         self._queue: tuple[socket.socket, socket.socket] | None = None
-        """To the canary: where connections go in, where they come out."""
+        """To the canary: where connections go in, where they come out; None of a canary itself."""
         self._lifespan: Any = None
         self._is_draining = False
         self._deferred: asyncio.TimerHandle | None = None
@@ -116,7 +115,6 @@ class HttpServer:
         )
         self._loop = asyncio.get_running_loop()
         listening, give, take = fetch_sockets(door)
-        self._is_canary = is_canary
         if is_canary:
             listening.close()
             give.close()
@@ -202,11 +200,11 @@ class HttpServer:
     def _accept_from(self, source: socket.socket) -> float:
         """One connection; seconds to wait where there is no room for it."""
         try:
-            if source is not self._socket or self._is_canary:
+            if source is not self._socket or self._queue is None:
                 connection = take_over(source)
             else:
                 connection, _ = source.accept()
-                if self._queue and self._share.next_is_canarys() and pass_on(connection, self._queue[0]):
+                if self._share.next_is_canarys() and pass_on(connection, self._queue[0]):
                     return 0.0
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return 0.0  # another replica was first
