@@ -90,16 +90,15 @@ class Applications:
                 running.reconfigure(deployment, config)
             for deployment, number in change.num_replicas.items():
                 running.scale(deployment or deployment_of(name), number)
-        before = self._wanted.get(name)
-        has_canary = (
-            before is not None and before.settings.canary is not None and not isinstance(change, Update)
-        )
-        self._wanted[name] = wanted.without_canary()
+        alone = wanted.without_canary()
+        before = alone if isinstance(change, Update) else self._wanted.get(name, alone)  # it ends a canary
+        self._wanted[name] = alone
         canary = wanted.settings.canary
-        if has_canary and canary is None:
-            self._running[name].end_canary()
-        elif canary is not None and not (has_canary and before is not None and _same_canary(before, wanted)):
-            self._running[name].update(_application(wanted.of_canary(), name), canary=canary.share)
+        if not _same_canary(before, wanted):
+            if canary is None:
+                self._running[name].end_canary()
+            else:
+                self._running[name].update(_application(wanted.of_canary(), name), canary=canary.share)
         self._wanted[name] = wanted
         return WORDS[type(change)]
 
