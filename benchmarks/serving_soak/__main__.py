@@ -175,7 +175,7 @@ class Soak:
         self.did["sessions too many in the replicas"] += max(0, there - known)
 
     def change(self, sessions: Load) -> None:
-        self.running.update(policy_application(self.run, num_replicas=2)[0])
+        self.running.update(policy_application(self.run, num_replicas=2))
         self.did["rolling updates"] += 1
         try:
             broken = serve.deployment(name=self.deployment, num_replicas=2)(DoesNotStart)

@@ -185,7 +185,7 @@ def test_sessions_belong_to_a_side_of_a_canary_and_outlive_it(runs: Path) -> Non
         output, state = agent.act_on_rows(rows, state=state)
         values.append(float(output.values[0]))
     with serve_policy(runs / "lstm", port=0) as running:
-        running.update(policy_application(runs / "lstm")[0], canary=0.5)
+        running.update(policy_application(runs / "lstm"), canary=0.5)
         sessions = [request(running.url, "POST", "/v1/sessions")[1]["session"] for _ in range(4)]
         assert sorted(each.rpartition(".")[0] for each in sessions) == 2 * ["lstm-0"] + 2 * ["lstm.canary-0"]
 

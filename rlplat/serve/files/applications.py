@@ -142,7 +142,7 @@ def _application(wanted: Wanted, name: str) -> Application:
     if settings.app is not None:
         return with_options(load_application(settings.app), settings.deployments)
     assert settings.run is not None
-    app, _ = policy_application(
+    return policy_application(
         settings.run,
         settings.checkpoint,
         policy=settings.policy,
@@ -150,4 +150,3 @@ def _application(wanted: Wanted, name: str) -> Application:
         num_replicas=settings.replicas,
         max_rows=settings.max_rows,
     )
-    return app

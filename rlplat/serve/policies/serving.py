@@ -38,7 +38,7 @@ def serve_policy(
     checkpoint: latest, best or step_N; policy: which one, where the run has several; name: of the model (that of the
     run's directory); follow: newer weights of the run are taken as they appear; max_rows: of a forward pass.
     """
-    app, agent = policy_application(
+    app = policy_application(
         path,
         checkpoint,
         policy=policy,
@@ -50,6 +50,7 @@ def serve_policy(
     )
     running = run(app, host=host, port=port, token=token, say=say)
     if follow:
+        agent = app.deployment.options_.user_config
         Follower(running, app.deployment.name, agent, checkpoint or "latest", policy, say).start()
     return running
 
@@ -64,8 +65,8 @@ def policy_application(
     follow: bool = False,
     max_rows: int = 256,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
-) -> tuple[Application, Any]:
-    """(what `serve.run` takes, the agent): arguments as of `serve_policy`."""
+) -> Application:
+    """What `serve.run` takes: arguments as of `serve_policy`; the agent is the deployment's user_config."""
     path = Path(path)
     agent: Any
     if path.suffix == ".onnx":
@@ -86,7 +87,7 @@ def policy_application(
         name=deployment_of(name),
         user_config=agent,
     )(PolicyServer)
-    return target.bind(name, max_rows=max_rows), agent
+    return target.bind(name, max_rows=max_rows)
 
 
 def deployment_of(model: str) -> str:
