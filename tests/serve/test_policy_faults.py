@@ -126,12 +126,12 @@ def replicas(*names: str) -> list[ServedPolicy]:
 
 def test_a_replica_that_ends_opens_sessions_elsewhere_and_adopts_none() -> None:
     staying, leaving = replicas("b-1", "b-0")
-    staying.open_for_peer = lambda: ("b-1.x", 0)  # type: ignore[method-assign]
+    staying.open_for_peer = lambda: "b-1.x"  # type: ignore[method-assign]
     leaving.introduce("b-0", lambda: {"b-0": None, "b-1": Peer(staying)})
 
     async def main() -> None:
         leaving.is_leaving.set()
-        assert await leaving.open_session_to_keep() == ("b-1.x", 0) and len(leaving.sessions) == 0
+        assert await leaving.open_session() == "b-1.x" and len(leaving.sessions) == 0
         with pytest.raises(Refused, match="b-0 is ending"):
             leaving.adopt([("a", np.zeros(1, np.float32), 0, None)])
         with pytest.raises(Refused, match="b-0 is ending"):

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class ServedPolicy:
     async def act(self, request: Rows) -> Acted:
         assert self.engine is not None
         if request.session is not None:
-            return await self._act_in_session(request)
+            return await self.step_here(request) or await self._step_elsewhere(request)
         size = self.agent.state_size
         if size and not request.gives_state:
             raise bad(
@@ -110,36 +111,29 @@ class ServedPolicy:
             request.rows, request.num_rows, greedy=request.greedy, state=request.state
         )
 
-    async def _act_in_session(self, request: Rows) -> Acted:
-        assert request.session is not None
-        session = self.sessions.find(request.session, time.monotonic())
-        if session is not None:
-            return await self.step_session(session, request)
-        return await self._act_elsewhere(request)
-
-    async def _act_elsewhere(self, request: Rows) -> Acted:
+    async def _step_elsewhere(self, request: Rows) -> Acted:
         assert request.session is not None
         id = request.session
         async for peer in self._who_may_have(id):
             if peer is None:
-                answer = await self.step_of_peer(request)
+                answer = await self.step_here(request)
             else:
-                answer = await _asked(peer, "step_of_peer", request)
+                answer = await _asked(peer, "step_here", request)
             if answer is not None:
                 return answer
         raise self._lost(id)
 
-    async def step_of_peer(self, request: Rows) -> Acted | None:
-        """A step for another replica; None where the session is not here."""
+    async def step_here(self, request: Rows) -> Acted | None:
+        """None where the session is not here."""
         assert request.session is not None
         session = self.sessions.find(request.session, time.monotonic())
-        return None if session is None else await self.step_session(session, request)
+        return None if session is None else await self._step_session(session, request)
 
-    async def step_session(self, session: Session, request: Rows) -> Acted:
+    async def _step_session(self, session: Session, request: Rows) -> Acted:
         assert self.engine is not None
         async with session.lock:
             if session.has_moved:
-                return await self._act_elsewhere(request)
+                return await self._step_elsewhere(request)
             repeated: Acted | None = session.repeated(request.seq)
             if repeated is not None:
                 return repeated
@@ -151,26 +145,25 @@ class ServedPolicy:
             session.keep(acted.state[0], request.seq, acted)
             return acted
 
-    def open_session(self) -> Session:
-        id = f"{self._name}.{secrets.token_hex(12)}"
-        return self.sessions.open(id, self.agent.state_size, time.monotonic())
-
-    async def open_session_to_keep(self) -> tuple[str, int]:
-        """(id, number of its last step) of a new one: in another replica where this one ends."""
+    async def open_session(self) -> str:
+        """The id of a new one: in another replica where this one ends."""
         for peer in self._others() if self._is_leaving.is_set() else ():
             try:
-                opened: tuple[str, int] = await peer.ask.remote("open_for_peer")
+                opened: str = await peer.ask.remote("open_for_peer")
                 return opened
             except RlplatError:
                 continue
-        session = self.open_session()
-        return session.id, session.seq
+        return self._open_here()
 
-    def open_for_peer(self) -> tuple[str, int]:
+    def open_for_peer(self) -> str:
         """Refused where this replica ends too."""
         self._require_to_stay()
-        session = self.open_session()
-        return session.id, session.seq
+        return self._open_here()
+
+    def _open_here(self) -> str:
+        id = f"{self._name}.{secrets.token_hex(12)}"
+        self.sessions.open(id, self.agent.state_size, time.monotonic())
+        return id
 
     def _others(self, opener: str = "") -> list[Any]:
         """The other replicas, the opener first, then by name."""
@@ -226,12 +219,8 @@ class ServedPolicy:
         self._is_leaving.set()
         await asyncio.sleep(0)
         for peer in self._others():
-
-            async def adopt(sessions: list[Any], peer: Any = peer) -> None:
-                await peer.ask.remote("adopt", sessions)
-
             try:
-                await self.sessions.move_all(adopt)
+                await self.sessions.move_all(partial(peer.ask.remote, "adopt"))
                 return
             except RlplatError:
                 continue  # that replica died: they are here still

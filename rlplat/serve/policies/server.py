@@ -59,8 +59,8 @@ class PolicyServer(ServedPolicy):
             return _json(await self.protocol.answer(method, path, body))
         if path == "/v1/sessions":
             _require_method(method, "POST", path)
-            id, seq = await self.open_session_to_keep()
-            return 201, b"application/json", msgspec.json.encode({"session": id, "seq": seq})
+            id = await self.open_session()
+            return 201, b"application/json", msgspec.json.encode({"session": id, "seq": 0})
         if path.startswith("/v1/sessions/"):
             _require_method(method, "DELETE", path)
             await self.end_session(path.removeprefix("/v1/sessions/"))

@@ -10,7 +10,6 @@ A message that does not fit is answered by `{"error": ...}` and changes nothing;
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -35,15 +34,12 @@ async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send:
     greedy = options.get("greedy", "1") in ("1", "true")
     await send({"type": "websocket.accept"})
     try:
-        if asked:
-            id, seq = asked, None
-        else:
-            id, seq = await server.open_session_to_keep()
+        id = asked or await server.open_session()
     except Refused as refusal:
         await _say(send, refusal.body())
         await send({"type": "websocket.close", "code": 1013, "reason": refusal.message[:120]})
         return
-    await _say(send, {"session": id, "seq": seq, **server.describe()})
+    await _say(send, {"session": id, "seq": None if asked else 0, **server.describe()})
     leaving = asyncio.ensure_future(_close_when_leaving(server, send))
     try:
         while (message := await receive())["type"] != "websocket.disconnect":
@@ -63,19 +59,14 @@ async def _answer(server: ServedPolicy, id: str, greedy: bool, message: Any, sen
         raw = message.get("bytes")
         if raw is not None:
             request = server.raw_request(raw, {"session": id, "greedy": "1" if greedy else "0"})
-            acted = await _act(server, request)
+            acted = await server.act(request)
             await send({"type": "websocket.send", "bytes": action_bytes(acted, [], agent.spaces)[0]})
             return
         body = message["text"].encode()
         request = read_json(body, agent.spaces, agent.state_size, 1, session=id)
-        await _say(send, answer_of(request, await _act(server, request), agent.spaces))
+        await _say(send, answer_of(request, await server.act(request), agent.spaces))
     except Refused as refusal:
         await _say(send, refusal.body())
-
-
-async def _act(server: ServedPolicy, request: Any) -> Any:
-    session = server.sessions.find(request.session, time.monotonic())
-    return await (server.act(request) if session is None else server.step_session(session, request))
 
 
 async def _say(send: Any, value: Any) -> None:
