@@ -55,19 +55,15 @@ class Batch:
 
     def __post_init__(self) -> None:
         require_types(self, "batch.")
-        _require_sizes(self.max_size, self.max_wait_ms)
+        if self.max_size < 1:
+            raise ConfigError(f"max_size of a batch is a whole number, 1 or more, not {self.max_size}")
+        if not 0 <= self.max_wait_ms < math.inf:
+            raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {self.max_wait_ms}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Batch:
         require_fields(cls, "batch", values)
         return cls(**values)
-
-
-def _require_sizes(max_size: int, max_wait_ms: float) -> None:
-    if not isinstance(max_size, int) or max_size < 1:
-        raise ConfigError(f"max_size of a batch is a whole number, 1 or more, not {max_size!r}")
-    if not isinstance(max_wait_ms, int | float) or not 0 <= max_wait_ms < math.inf:
-        raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {max_wait_ms!r}")
 
 
 @dataclass
@@ -365,7 +361,7 @@ def batch(
 ) -> Any:
     """Decorator of an `async def` method that takes a list of inputs and returns a list of results; callers give one
     input and get one result. An exception in the returned list is raised for its caller alone."""
-    _require_sizes(max_size, max_wait_ms)
+    Batch(max_size, max_wait_ms)  # checks them
 
     def decorate(function: Any) -> Any:
         if not inspect.iscoroutinefunction(function):
