@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from rlplat.data_parallel.loop_context import LoopContext
 from rlplat.data_parallel.rank import RankSettings, Reporting
 from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.variables import (
@@ -28,22 +29,18 @@ from rlplat.data_parallel.tf.variables import (
     sum_over_ranks,
     take_values_of_rank_0,
 )
-from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
+from rlplat.errors import ConfigError, NonFiniteError
 
 
-class TFContext:
+class TFContext(LoopContext):
     def __init__(
         self, settings: RankSettings, strategy: Any, report: Reporting, checkpoint: dict[str, Any] | None
     ) -> None:
-        """checkpoint: what `report` made, once."""
-        self.rank, self.world_size, self.strategy = settings.rank, settings.world_size, strategy
-        self._report, self._from = report, checkpoint
-        self.checkpoint: dict[str, Any] | None = checkpoint["user"] if checkpoint else None
-        """The dict that was given to `report(checkpoint=)` when the checkpoint was made; None: a fresh start."""
+        super().__init__(settings, report, checkpoint)
+        self.strategy = strategy
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
         self._data: list[LoopData] = []
-        self._epoch = -1
         self._sum = sum_over_ranks(strategy)
         # Variables: what a tf.function of the user's reads and writes on each call.
         self._share = tf.Variable(1.0 / self.world_size, trainable=False)
@@ -88,31 +85,11 @@ class TFContext:
         """Steps so far, in this process."""
         return int(self._steps)
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
-        """0 to `num_epochs` - 1; with a checkpoint from where it was made."""
-        first = 0
-        if self._from and self._from["epoch"] >= 0:
-            first = self._from["epoch"] + (0 if self._from["is_within_pass"] else 1)
-        for self._epoch in range(first, num_epochs):
-            yield self._epoch
-
-    def report(
-        self, metrics: dict[str, Any] | None = None, *, checkpoint: bool | dict[str, Any] = False, **more: Any
-    ) -> None:
-        """On every rank, between two steps. metrics: numbers and texts; of floats the mean over the ranks counts.
-
-        checkpoint: True: all that was prepared, and the place in the data; a dict: this as well.
-        """
-        self._check_finite()
-        plain = {name: _plain(value) for name, value in {**(metrics or {}), **more}.items()}
-        state = None
-        if checkpoint is not False and self.rank == 0:
-            state = self._state({} if checkpoint is True else checkpoint)
-        self._report(plain, state)
-
     # ---------------------------------------------------------------- state
 
-    def _state(self, user: dict[str, Any]) -> dict[str, Any]:
+    def state(self, user: dict[str, Any]) -> dict[str, Any] | None:
+        if self.rank:
+            return None
         return {
             "models": [arrays_of(model.variables) for model in self._models],
             "optimizers": [arrays_of(optimizer.variables) for optimizer in self._optimizers],
@@ -121,18 +98,6 @@ class TFContext:
             "is_within_pass": any(data.position for data in self._data),
             "user": user,
         }
-
-    def _saved(self, kind: str, number: int) -> Any:
-        """What the checkpoint has of the number-th model, optimizer, ...; None without a checkpoint."""
-        if self._from is None:
-            return None
-        saved = self._from[kind]
-        if number >= len(saved):
-            raise CheckpointError(
-                f"rank {self.rank}: the checkpoint has {len(saved)} {kind}, and the function prepares more: it is of "
-                "another program; begin again in another directory"
-            )
-        return saved[number]
 
     # ---------------------------------------------------------------- preparing
 
@@ -174,10 +139,10 @@ class TFContext:
 
     def _begin_batch(self, share: float | None) -> None:
         """share: of this rank in the batch; None: the pass has ended."""
-        self._check_finite()
+        self._check_all_finite()
         self._share.assign(1.0 / self.world_size if share is None else share)
 
-    def _check_finite(self) -> None:
+    def _check_all_finite(self) -> None:
         if not bool(self._finite):
             raise NonFiniteError(
                 f"rank {self.rank}: the gradients of step {self.num_steps} are NaN or infinite: a lower learning rate, "
@@ -214,8 +179,3 @@ class LoopData:
     def set_state(self, state: dict[str, int]) -> None:
         self._data.skip_passes(state["epoch"])
         self.epoch, self.position = state["epoch"], state["position"]
-
-
-def _plain(value: Any) -> Any:
-    value = value.numpy() if hasattr(value, "numpy") else value
-    return value.item() if hasattr(value, "item") else value

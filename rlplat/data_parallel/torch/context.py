@@ -16,7 +16,6 @@ def train_loop(ctx, config):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from rlplat.data_parallel.loop_context import LoopContext
 from rlplat.data_parallel.rank import RankSettings, Reporting
 from rlplat.data_parallel.shards import ShardedBatch
 from rlplat.data_parallel.torch.loader import ShardedLoader
@@ -38,13 +38,13 @@ from rlplat.data_parallel.torch.states import (
     restore_random_state,
     seed_everything,
 )
-from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
+from rlplat.errors import ConfigError, NonFiniteError
 
 LEAST_SCALE = 2.0**-8
 """Of float16's scaler, which begins at 2**16, and halves it for each step with an overflow."""
 
 
-class Context:
+class Context(LoopContext):
     def __init__(
         self,
         settings: RankSettings,
@@ -52,14 +52,12 @@ class Context:
         report: Reporting,
         checkpoint: dict[str, Any] | None = None,
     ) -> None:
-        """checkpoint: what `state` returned, once."""
-        self.rank, self.world_size = settings.rank, settings.world_size
+        super().__init__(settings, report, checkpoint)
+        if checkpoint:
+            self.checkpoint = decode(checkpoint["user"])
         self.device = device
         self._settings = settings
         self._options = TorchOptions(**settings.options)
-        self._report, self._from = report, checkpoint
-        self.checkpoint: dict[str, Any] | None = decode(checkpoint["user"]) if checkpoint else None
-        """The dict that was given to `report(checkpoint=)` when the checkpoint was made; None: a fresh start."""
         self.num_steps = 0
         """Backward passes so far, in this process."""
         self.max_gradient_norm = self._options.max_gradient_norm
@@ -70,7 +68,6 @@ class Context:
         self._batch: ShardedBatch | None = None
         self._is_divided = self._has_gradients = False
         """Whether this step has several batches; whether earlier ones of it have left their gradients."""
-        self._epoch = -1
         self._models: list[PreparedModel] = []
         self._optimizers: list[tuple[PreparedModel, Optimizer]] = []
         self._schedulers: list[Any] = []
@@ -125,29 +122,6 @@ class Context:
         """The share of this batch in its step, times ranks: 1 unless a step divides unevenly, or in several batches."""
         return 1.0 if self._batch is None else self._batch.weight
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
-        """0 to `num_epochs` - 1; with a checkpoint from where it was made."""
-        first = 0
-        if self._from and self._from["epoch"] >= 0:
-            first = self._from["epoch"] + (0 if self._from["is_within_pass"] else 1)
-        self._restore_random_state()
-        for self._epoch in range(first, num_epochs):
-            yield self._epoch
-
-    def report(
-        self, metrics: dict[str, Any] | None = None, *, checkpoint: bool | dict[str, Any] = False, **more: Any
-    ) -> None:
-        """On every rank, between two steps. metrics: numbers and texts; of floats the mean over the ranks counts.
-
-        checkpoint: True: all that was prepared, the random states and the place in the data; a dict: this as well.
-        """
-        self._check_all_finite()
-        plain = {name: _plain(value) for name, value in {**(metrics or {}), **more}.items()}
-        state = None
-        if checkpoint is not False:
-            state = self.state({} if checkpoint is True else checkpoint)
-        self._report(plain, state)
-
     def all_reduce_mean(self, value: Tensor) -> Tensor:
         """The mean over the ranks, on every rank."""
         if self.world_size > 1:
@@ -158,7 +132,6 @@ class Context:
     # ---------------------------------------------------------------- state
 
     def state(self, user: dict[str, Any]) -> dict[str, Any]:
-        """Of rank 0: all; of the others what only they know. To be called on every rank."""
         models = optimizers = None
         if self.rank == 0 or any(model.is_sharded for model in self._models):
             models = [model.state() for model in self._models]
@@ -185,23 +158,11 @@ class Context:
             self._scaler_stepped = False
         return self.scaler.state_dict()
 
-    def _restore_random_state(self) -> None:
-        """Once, when the function begins to draw samples: what made its parts has drawn numbers before."""
+    def begin_drawing(self) -> None:
+        """Once: what made the function's parts has drawn numbers before."""
         if self._random_state is not None:
             restore_random_state(self._random_state)
             self._random_state = None
-
-    def _saved(self, kind: str, number: int) -> Any:
-        """What the checkpoint has of the number-th model, optimizer, ...; None without a checkpoint."""
-        if self._from is None:
-            return None
-        saved = self._from[kind]
-        if number >= len(saved):
-            raise CheckpointError(
-                f"rank {self.rank}: the checkpoint has {len(saved)} {kind}, and the function prepares more: it is of "
-                "another program; begin again in another directory"
-            )
-        return saved[number]
 
     # ---------------------------------------------------------------- preparing
 
@@ -254,7 +215,7 @@ class Context:
         )
 
     def _begin_batch(self, batch: ShardedBatch | None) -> None:
-        self._restore_random_state()
+        self.begin_drawing()
         begins_step = self.sync_gradients
         self._batch = batch
         self._is_divided = not (begins_step and self.sync_gradients)
@@ -270,10 +231,6 @@ class Context:
     def stepped(self) -> None:
         self._has_gradients = False
         self._scaler_stepped = self.scaler is not None
-
-    def begin_drawing(self) -> None:
-        """Everything is made: random numbers continue as the checkpoint left them."""
-        self._restore_random_state()
 
     def plain_models(self) -> list[nn.Module]:
         """Without what the group has put around them; of rank 0 they are what was trained."""
@@ -303,7 +260,3 @@ class Context:
         return NonFiniteError(
             f"rank {self.rank}: {what}: a lower learning rate, max_gradient_norm=1.0, or look for NaN in the data"
         )
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
