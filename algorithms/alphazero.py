@@ -33,7 +33,6 @@ from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
-from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.planning.mcts import SearchSettings, draw, search
 from rlplat.rl.planning.position_replay import PositionReplay, Positions
@@ -215,18 +214,12 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
                 trained.append(self._train(self._replay.sample(config.batch_size)))
         learnt = perf_counter()
         self.publish_next()
-        finite = [each for each in trained if math.isfinite(each["gradient_norm"])]
-        metrics = {
+        metrics = self.step_metrics(trained) | {
             "learner/updates": self._updates,
-            "learner/skipped_minibatches": len(trained) - len(finite),
-            "learner/learning_rate": self.value(config.learning_rate),
-            "learner/weights_version": self.version,
             "learner/replay_size": len(self._replay),
             "rollout/sample_s": max(each.seconds for each in rounds),
             "time/train_s": learnt - started,
             "time/publish_s": perf_counter() - learnt,
-        } | {
-            f"learner/{name}": float(np.mean([each[name] for each in finite])) for name in (finite or [{}])[0]
         }
         # The first position's outcome is that of the player who begins.
         episodes = [Episode(float(game.outcomes[0]), len(game.outcomes)) for game in games]
@@ -248,14 +241,8 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
         names = ("value_loss", "policy_loss", "weight_loss")
         figures = {name: float(term.detach()) for name, term in zip(names, terms, strict=True)}
         if not math.isfinite(norm) and self.config.non_finite == "stop":
-            raise non_finite_error(
-                columns={"policies": drawn.policies, "outcomes": drawn.outcomes},
-                losses=figures,
-                gradients=self.trainee.non_finite_gradients,
-                place=f"at {self.env_steps} env steps",
-                version=self.version,
-                scaling="or set max_gradient_norm",
-            )
+            columns = {"policies": drawn.policies, "outcomes": drawn.outcomes}
+            raise self.non_finite(figures, columns, "or set max_gradient_norm")
         self._updates += 1
         return figures | {"gradient_norm": norm}
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -31,7 +32,7 @@ class Learner(Generic[Config]):
     """
 
     trainee: Any
-    """What holds the network, of a framework: weights() and, in a group, join_group()."""
+    """What holds the network, of a framework: weights(), non_finite_gradients() and, in a group, join_group()."""
 
     def __init__(self, config: Config, parameter_server: ActorHandle, rank: int = 0) -> None:
         """rank: the number of this learner in its group; learner 0 publishes. The subclass publishes the first weights
@@ -54,6 +55,37 @@ class Learner(Generic[Config]):
     def value(self, schedule: Schedule) -> float:
         """Of a setting that changes over the run, now."""
         return schedule_value(schedule, self.env_steps, self.config.stop.env_steps)
+
+    def step_metrics(self, trained: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Metrics of a round. trained: figures of its gradient steps by name, `gradient_norm` among them; where that is
+        finite they count in the means, where it is not the minibatch was skipped."""
+        finite = [figures for figures in trained if math.isfinite(figures["gradient_norm"])]
+        names = sorted({name for figures in finite for name in figures})
+        return {
+            "learner/skipped_minibatches": len(trained) - len(finite),
+            "learner/learning_rate": self.value(self.config.learning_rate),
+            "learner/weights_version": self.version,
+        } | {
+            f"learner/{name}": float(np.mean([figures[name] for figures in finite if name in figures]))
+            for name in names
+        }
+
+    def non_finite(
+        self,
+        losses: Mapping[str, float],
+        columns: Mapping[str, Obs],
+        scaling: str = "scale rewards (normalize_rewards)",
+    ) -> NonFiniteError:
+        """Where NaN or infinity is in a minibatch; losses: its terms; columns: what they were computed from; scaling:
+        what makes such numbers smaller."""
+        return non_finite_error(
+            columns=columns,
+            losses=losses,
+            gradients=self.trainee.non_finite_gradients,
+            place=f"at {self.env_steps} env steps",
+            version=self.version,
+            scaling=scaling,
+        )
 
     def publish(self) -> None:
         """Returns when the parameter server has the weights."""
@@ -132,17 +164,6 @@ class ActorCriticLearner(Learner[Config]):
     def weights(self) -> Weights:
         """With the statistics that observations are to be normalised with."""
         return super().weights() | self._obs_statistics.weights()
-
-    def non_finite(self, losses: Mapping[str, float], columns: Mapping[str, Obs]) -> NonFiniteError:
-        """Where NaN or infinity is in a minibatch; losses: its terms; columns: what they were computed from."""
-        return non_finite_error(
-            columns=columns,
-            losses=losses,
-            gradients=self.trainee.non_finite_gradients,
-            place=f"at {self.env_steps} env steps",
-            version=self.version,
-            scaling="scale rewards (normalize_rewards)",
-        )
 
     def get_state(self) -> dict[str, Any]:
         return self.trainee.get_state() | {

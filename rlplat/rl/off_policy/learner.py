@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, UpdateReport, Weights
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.normalization import ObsStatistics
 from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.policies.exploration import EPSILON
@@ -90,34 +88,16 @@ class TransitionLearner(Learner[OffPolicyConfig]):
         ):
             figures = self.trainee.train(batch, learning_rate)
             if not math.isfinite(figures["gradient_norm"]) and self.config.non_finite == "stop":
-                raise self._non_finite(drawn, figures)
+                losses = {name: value for name, value in figures.items() if name != "gradient_norm"}
+                columns = {"obs": drawn.obs, "actions": drawn.actions, "returns": drawn.returns}
+                raise self.non_finite(losses, columns, "scale the rewards in the environment")
             trained.append(figures)
             self.updates += 1
         return trained
 
     def metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
-        """Means over the gradient steps of a round."""
-        finite = [figures for figures in trained if math.isfinite(figures["gradient_norm"])]
-        names = {name for figures in finite for name in figures}
-        return {
-            "learner/updates": self.updates,
-            "learner/skipped_minibatches": len(trained) - len(finite),
-            "learner/learning_rate": self.value(self.config.learning_rate),
-            "learner/weights_version": self.version,
-        } | {
-            f"learner/{name}": float(np.mean([figures[name] for figures in finite if name in figures]))
-            for name in sorted(names)
-        }
-
-    def _non_finite(self, drawn: Minibatch, figures: dict[str, float]) -> NonFiniteError:
-        return non_finite_error(
-            columns={"obs": drawn.obs, "actions": drawn.actions, "returns": drawn.returns},
-            losses={name: value for name, value in figures.items() if name != "gradient_norm"},
-            gradients=self.trainee.non_finite_gradients,
-            place=f"at {self.env_steps} env steps",
-            version=self.version,
-            scaling="scale the rewards in the environment",
-        )
+        """Of a round: means over its gradient steps."""
+        return {"learner/updates": self.updates} | self.step_metrics(trained)
 
     def beside(self) -> Weights:
         """What travels with the weights: statistics of observations."""
