@@ -227,13 +227,12 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
 
     def _train(self, drawn: Positions) -> dict[str, float]:
         """One gradient step."""
-        import torch
-
         from rlplat.rl.planning.search_policy import tensors_of
+        from rlplat.rl.torch.tensor_rows import tensor_on
 
         device = self.trainee.device
-        obs = {name: tensor.to(device) for name, tensor in tensors_of(self._game, drawn.boards).items()}
-        policies, outcomes = (torch.from_numpy(each).clone().to(device) for each in drawn[1:])
+        obs = tensors_of(self._game, drawn.boards, device)
+        policies, outcomes = (tensor_on(device, each) for each in drawn[1:])
         distribution, values, _ = self.trainee.network(obs)
         parameters = list(self.trainee.network.parameters())
         terms = losses(distribution.params, values, policies, outcomes, parameters, self.config.weight_decay)

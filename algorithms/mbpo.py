@@ -133,10 +133,11 @@ class TorchMBPO(TorchSAC):
         import torch
 
         from rlplat.rl.torch.continuous.networks import squashed_sample
+        from rlplat.rl.torch.tensor_rows import tensor_on
 
         nets = self.trainee
         with torch.no_grad():
-            outputs = nets.actor(torch.from_numpy(features).clone().to(nets.device))
+            outputs = nets.actor(tensor_on(nets.device, features))
             actions, _ = squashed_sample(outputs, nets.noise(outputs.chunk(2, dim=-1)[0]))
         return self._scale.to_environment(actions.cpu().numpy())
 

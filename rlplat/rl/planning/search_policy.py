@@ -15,18 +15,17 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import MASK
 from rlplat.rl.torch.device import use_threads
 from rlplat.rl.torch.networks import make_network
+from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import load_weights
 
 BOARD = "board"
 """The key of the planes in the observations of a board game's environment."""
 
 
-def tensors_of(game: BoardGame, boards: Array) -> dict[str, Tensor]:
+def tensors_of(game: BoardGame, boards: Array, device: torch.device) -> dict[str, Tensor]:
     """Positions as a network sees them, the same as the environment's observations."""
-    return {
-        BOARD: torch.from_numpy(game.planes(boards).astype(np.float32)).clone(),
-        MASK: torch.from_numpy(game.legal(boards)).clone(),
-    }
+    planes = game.planes(boards).astype(np.float32)
+    return {BOARD: tensor_on(device, planes), MASK: tensor_on(device, game.legal(boards))}
 
 
 class NetworkEvaluator:
@@ -43,7 +42,7 @@ class NetworkEvaluator:
 
     def __call__(self, boards: Array) -> tuple[Array, Array]:
         with torch.inference_mode():
-            distribution, values, _ = self._network(tensors_of(self._game, boards))
+            distribution, values, _ = self._network(tensors_of(self._game, boards, torch.device("cpu")))
             return distribution.params.softmax(dim=-1).numpy(), values.tanh().numpy()
 
 

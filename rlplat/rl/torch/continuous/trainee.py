@@ -17,6 +17,7 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.continuous.networks import Actor, Flat, TwinCritic, polyak
 from rlplat.rl.torch.device import resolve_device, use_threads
 from rlplat.rl.torch.optimizers import Adam
+from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 
@@ -69,8 +70,7 @@ class ActorAndCritics:
     ) -> Iterator[Transitions]:
         """Many transitions, `batch_size` at a time; actions in the environment's units."""
         columns = (features, self._scale.from_environment(actions), returns, discounts, next_features)
-        # One alignment whoever made the arrays: matrix products round differently with another.
-        tensors = [torch.from_numpy(column).clone().to(self.device) for column in columns]
+        tensors = [tensor_on(self.device, column) for column in columns]
         for parts in zip(*(tensor.split(self._batch_size) for tensor in tensors), strict=True):
             yield Transitions(*parts)
 
