@@ -14,11 +14,10 @@ import torch
 
 import rlplat
 from rlplat.algorithms.alphazero import AlphaZero, AlphaZeroConfig, losses
-from rlplat.checkpoint_state import pack, unpack
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.envs.board_games.env import TicTacToe
 from tests.rl.envs.test_board_games import board
-from tests.states import assert_equal
+from tests.states import assert_equal, assert_resumes
 
 pytestmark = pytest.mark.slow
 
@@ -61,24 +60,8 @@ def test_the_losses_are_those_of_the_paper() -> None:
 def test_resumes_bit_by_bit(runtime: None) -> None:
     """Weights, optimizer, replay, random numbers, games that are not over: everything goes on."""
     config = AlphaZeroConfig(**(QUICK | {"deterministic": True, "num_rollout_workers": 2}))
-    with AlphaZero(config) as one:
-        assert one.not_saved == ()
-        for _ in range(4):
-            one.step()
-        state = one.get_state()
-        expected = [one.step() for _ in range(3)]
-        final = one.get_state()
-    packed = pack(state)
-    assert packed.not_a_number == []
-    with AlphaZero(config) as other:
-        other.set_state(unpack(packed.files))
-        got = [other.step() for _ in range(3)]
-        resumed = other.get_state()
+    expected = assert_resumes(AlphaZero, config, before=4, after=3)
     assert expected[-1].metrics["learner/updates"] > 15 and expected[-1].episodes > 20
-    for first, second in zip(expected, got, strict=True):
-        assert_equal(vars(first), vars(second))
-    del resumed["learner"]["version"], final["learner"]["version"]
-    assert_equal(final, resumed)
 
 
 def test_learns_at_its_ratio_and_alike_from_equal_seeds(runtime: None) -> None:

@@ -22,6 +22,7 @@ from rlplat.rl.offline.ring import Epochs
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from tests.rl.run.test_trained_agent import trained
+from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
 
@@ -132,19 +133,10 @@ def test_resumes_bit_by_bit(balanced: Path) -> None:
     config = BCConfig(
         data=str(balanced), seed=2, batch_size=48, updates_per_round=7, normalize_observations=True
     )
-    with BC(config) as one:
-        for _ in range(20):  # 6,720 steps of 5,000: into the second epoch
-            one.step()
-        state = one.get_state()
-        expected = [one.step().metrics["learner/loss"] for _ in range(2)]
-        final = one.policy_weights(one.get_state())
-    with BC(config) as other:
-        other.set_state(state)
-        assert [other.step().metrics["learner/loss"] for _ in range(2)] == expected
-        resumed = other.policy_weights(other.get_state())
-    assert final.keys() == resumed.keys() and "obs_norm.mean" in final
-    assert all(np.array_equal(final[name], resumed[name]) for name in final)
-    np.testing.assert_allclose(final["obs_norm.mean"], read_episodes(balanced).obs[:-1].mean(0), atol=0.01)
+    assert_resumes(BC, config, before=20, after=2)  # 6,720 steps of 5,000: into the second epoch
+    with BC(config) as bc:
+        mean = bc.policy_weights(bc.get_state())["obs_norm.mean"]
+    np.testing.assert_allclose(mean, read_episodes(balanced).obs[:-1].mean(0), atol=0.01)
 
 
 @pytest.mark.parametrize("kind", ["box", "tree", "info"])
