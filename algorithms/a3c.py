@@ -44,7 +44,7 @@ from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
-from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer, require_normalizable
+from rlplat.rl.normalization import LEAST_PIXEL_VAR, OBS_MEAN, ObsNormalizer, moments, require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -121,7 +121,8 @@ class A3CConfig(AlgorithmConfig):
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return (each worker's own), clip to +-10."""
     normalize_observations: bool = False
-    """Subtract the running mean, divide by the deviation (merged at the server), clip to +-10; not for images."""
+    """Subtract the running mean, divide by the deviation (merged at the server), clip to +-10; of an image, each
+    pixel's."""
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy")
@@ -308,8 +309,11 @@ class A3CWorker:
     def _obs_moments(self, batch: SampleBatch) -> ObsMoments | None:
         if not self.config.normalize_observations or not batch.env_steps:
             return None
-        obs = batch.obs[batch.valid].astype(np.float64)  # type: ignore[index]
-        return ObsMoments(obs.mean(axis=0), obs.var(axis=0), len(obs))
+        obs = batch.obs[batch.valid]  # type: ignore[index]
+        mean, var = moments(obs)
+        if obs.dtype == np.uint8:  # merged variances are no less than the least
+            var = np.maximum(var, LEAST_PIXEL_VAR)
+        return ObsMoments(mean, var, len(obs))
 
     def _use(self, versions: Versions, weights: Weights) -> None:
         """For acting and for the next gradient the same weights and statistics."""
@@ -478,6 +482,6 @@ def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     spec = policy_spec(config.policy.model_dump(), spaces)
     backend.require_backend(config, spec)
     if config.normalize_observations:
-        require_normalizable(spec.obs)
+        require_normalizable(spec.obs, images=config.framework == "torch")
     LearningRewards(config)  # refuses settings that exclude each other
     return spec, spaces

@@ -41,7 +41,7 @@ from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import in_framework
-from rlplat.rl.learning.given_weights import network_weights
+from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.non_finite import non_finite_error
@@ -50,6 +50,7 @@ from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_s
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
+from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.apex_ring import ApexRing, shape_of_shard
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
@@ -138,6 +139,8 @@ class DQNConfig(AlgorithmConfig):
     """Share of random actions; asynchronous: 0.4^(1 + 7 i / (N - 1)) in environment i of N instead."""
     clip_rewards: bool = False
     """Learn from the sign of rewards; metrics stay raw."""
+    normalize_observations: bool = False
+    """Subtract the running mean, divide by the deviation, clip to +-10; of an image, those of each pixel."""
 
     double: bool = False
     """The online network chooses the next action, the target network values it."""
@@ -454,6 +457,7 @@ class DQNLearner(Learner[DQNConfig]):
         self._chunk = 64 if draws_ahead else 1
         self._values_ahead = spec.core == "none" and not self.config.noisy
         self._updates = 0
+        self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)
         self.publish()
 
     def update(self, *batches: TransitionBatch) -> UpdateReport:
@@ -476,6 +480,8 @@ class DQNLearner(Learner[DQNConfig]):
             trained += results
             due -= chunk
         learnt = perf_counter()
+        for batch in batches:
+            self._obs_statistics.update(batch.obs, batch.valid)
         self.publish_next()
         metrics = self._metrics(trained) | rollout_times(batches)
         metrics |= {
@@ -506,6 +512,7 @@ class DQNLearner(Learner[DQNConfig]):
         """One gradient step for every `batch_size` of what was drawn."""
         config, size = self.config, self.config.batch_size
         learning_rate = self.value(config.learning_rate)
+        drawn = drawn.with_obs(self._obs_statistics.normalize)
         trained: list[Trained] = []
         ahead = None
         for start in range(0, len(drawn.rows), size):
@@ -554,18 +561,19 @@ class DQNLearner(Learner[DQNConfig]):
             scaling="set clip_rewards",
         )
 
-    def _exploration(self) -> Weights:
-        """The share of random actions, as it travels with the weights."""
-        return {EPSILON: np.array([self.value(self.config.epsilon)], np.float32)}
+    def _beside(self) -> Weights:
+        """What travels with the weights: the share of random actions, statistics of observations."""
+        epsilon = np.array([self.value(self.config.epsilon)], np.float32)
+        return {EPSILON: epsilon} | self._obs_statistics.weights()
 
     def weights(self) -> Weights:
-        """With the share of random actions."""
-        return super().weights() | self._exploration()
+        return super().weights() | self._beside()
 
     def get_state(self) -> dict[str, Any]:
         return self._net.get_state() | {
             **super().get_state(),
-            "exploration": self._exploration(),
+            "exploration": self._beside(),
+            "obs_statistics": self._obs_statistics.get_state(),
             "updates": self._updates,
             **(self._replay.get_state() if self._replay else {}),
         }
@@ -575,6 +583,7 @@ class DQNLearner(Learner[DQNConfig]):
         if self._replay:
             self._replay.set_state(state)
         self._updates = int(state["updates"])
+        self._obs_statistics.set_state(state.get("obs_statistics"))
         super().set_state(state)
 
 
@@ -685,7 +694,7 @@ class DQN(Algorithm[DQNConfig]):
         """What `get_state()` returned, with such weights in the place of its own, for the target network too."""
 
         def put(learner: dict[str, Any], own: Weights) -> dict[str, Any]:
-            return learner | {"weights": network_weights(own), "target": network_weights(own)}
+            return given_to(learner, own) | {"target": network_weights(own)}
 
         return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
 
@@ -736,18 +745,25 @@ def preflight(config: DQNConfig) -> SpaceSpec | MultiAgentPlan:
     if not isinstance(spaces, MultiAgentPlan):
         require_discrete(spaces, config.env)
         spec = policy_spec(settings["policy"], spaces)
-        _check_replay(config, spec, replay_shape(config, spec, num_copies))
+        _check(config, spec, replay_shape(config, spec, num_copies))
         return spaces
     if config.asynchronous:
         raise ConfigError("asynchronous replay shards are for one agent: set asynchronous to false")
     for policy in spaces.policies.values():
         require_discrete(policy.spaces, config.env)
     for name, spec in spaces.specs(settings).items():
-        _check_replay(config, spec, replay_shape(config, spec, spaces.num_columns(name, num_copies)))
+        _check(config, spec, replay_shape(config, spec, spaces.num_columns(name, num_copies)))
     return spaces
 
 
-def _check_replay(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
+def _check(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
+    if config.normalize_observations:
+        if config.asynchronous or config.framework != "torch":
+            raise ConfigError(
+                "normalize_observations of dqn wants asynchronous=false (who measures sees every observation) and "
+                "framework=torch: set it to false, or those"
+            )
+        require_normalizable(spec.obs, images=True)
     num_workers = max(1, config.num_rollout_workers)
     if config.asynchronous and config.num_replay_shards > num_workers:
         raise ConfigError(

@@ -29,7 +29,9 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
     if isinstance(obs, ObsSpec) and obs.kind in kinds:
         return
     what = (
-        "one vector or one image" if images else "vectors (BC, and PPO with framework=torch: an image, too)"
+        "one vector or one image"
+        if images
+        else "vectors (A3C, BC, DQN and PPO with framework=torch: an image, too)"
     )
     raise ConfigError(
         f"normalize_observations is for {what}, but observations are {obs}: set it to false (images are scaled by "
@@ -55,11 +57,7 @@ class RunningMeanVar:
         )
         if len(elements) == 0:
             return
-        if elements.dtype == np.uint8:
-            self.merge(*_moments_of_bytes(elements), len(elements))
-            return
-        elements = elements.astype(np.float64)
-        self.merge(elements.mean(axis=0), elements.var(axis=0), len(elements))
+        self.merge(*moments(elements), len(elements))
 
     def merge(self, mean: Array, var: Array, count: int) -> None:
         """Take in another sample's mean, (population) variance and size."""
@@ -82,9 +80,14 @@ class RunningMeanVar:
         self.count = int(state["count"])
 
 
-def _moments_of_bytes(elements: Array) -> tuple[Array, Array]:
-    """elements: uint8[N, ...] -> mean and variance over the first axis, by exact sums of integers: images in float64
-    would take eight times their memory, and fifteen times as long."""
+def moments(elements: Array) -> tuple[Array, Array]:
+    """elements: [N, ...], N > 0 -> float64 mean and (population) variance over the first axis.
+
+    Of bytes by exact sums of integers: images in float64 would take eight times their memory, fifteen times as long.
+    """
+    if elements.dtype != np.uint8:
+        elements = elements.astype(np.float64)
+        return elements.mean(axis=0), elements.var(axis=0)
     total, squares = np.zeros((2, *elements.shape[1:]), np.uint64)
     for start in range(0, len(elements), _ROWS_AT_ONCE):
         rows = elements[start : start + _ROWS_AT_ONCE]
@@ -139,7 +142,7 @@ class ObsStatistics:
         self.normalize = ObsNormalizer()
 
     def update(self, obs: Obs, valid: Array) -> None:
-        """obs: [N, *shape]; valid: bool[N], the rows that count."""
+        """obs: [..., *shape]; valid: bool[...], those that count."""
         if self.running is not None:
             assert isinstance(obs, np.ndarray)
             self.running.update(obs[valid])

@@ -206,6 +206,7 @@ def test_the_smallest_replay_holds_a_fragment_of_episodes_that_are_all_cut_off(r
         ),
         ({"replay_capacity": 10**11}, "lower replay_capacity"),
         ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
+        ({"asynchronous": True, "normalize_observations": True}, "wants asynchronous=false"),
     ],
 )
 def test_preflight_refuses_before_any_actor_starts(settings: dict[str, Any], complaint: str) -> None:

@@ -19,6 +19,7 @@ from rlplat.algorithms.dqn import DQNConfig, DQNLearner, TorchDQN, q_spec, repla
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, Episode
 from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
@@ -39,6 +40,7 @@ CASES: dict[str, tuple[SpaceSpec, dict[str, Any]]] = {
     "quantiles": (VECTOR, {"distributional": "qr", "num_atoms": 8, "double": True}),
     "images": (IMAGE, {"loss": "mse", "dueling": True}),
     "lstm": (VECTOR, {"policy": {"hidden_sizes": [16], "core": "lstm", "core_size": 8}, "double": True}),
+    "normalised images": (IMAGE, {"normalize_observations": True, "n_step": 3, "double": True}),
 }
 
 
@@ -147,6 +149,34 @@ def test_epsilon_travels_with_the_weights(parameter_server: Any) -> None:
         version, weights = rlplat.get(parameter_server.latest.remote())
         epsilons.append((version, float(weights[EPSILON][0])))
     assert epsilons == [(1, 0.5), (2, 0.0)]
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_learns_from_observations_normalised_as_they_were_acted_on(parameter_server: Any, core: str) -> None:
+    policy, state_size = {"hidden_sizes": [16], "core": core, "core_size": 8}, 16 if core == "lstm" else 0
+    learner = make_learner(parameter_server, normalize_observations=True, policy=policy)
+    first = make_batch(seed=0, state_size=state_size)
+    learner.update(first)
+    _, weights = rlplat.get(parameter_server.latest.remote())
+    assert isinstance(first.obs, np.ndarray)
+    seen = first.obs.reshape(-1, 4)
+    np.testing.assert_allclose(weights[OBS_MEAN], seen.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(weights[OBS_VAR], seen.var(axis=0), rtol=1e-5)
+    trained_on: list[Any] = []
+    train = learner._net.train
+
+    def spy(batch: Any, *arguments: Any) -> Any:
+        trained_on.append(batch)
+        return train(batch, *arguments)
+
+    learner._net.train = spy  # type: ignore[method-assign]
+    second = make_batch(seed=1, state_size=state_size)
+    learner.update(second)
+    assert isinstance(second.obs, np.ndarray) and trained_on
+    known = (np.concatenate([first.obs, second.obs]).reshape(-1, 4) - seen.mean(axis=0)) / seen.std(axis=0)
+    rows = np.concatenate([batch.obs.reshape(-1, 4) for batch in trained_on])
+    nearest = abs(rows[:, None] - known).max(axis=2).min(axis=1)
+    assert (nearest < 1e-4).mean() > 0.9  # the others are final observations
 
 
 def test_the_target_network_follows_by_period_or_slowly(parameter_server: Any) -> None:
@@ -296,7 +326,7 @@ def test_sequences_learn_what_single_steps_would() -> None:
     assert trained.loss == pytest.approx((0.5 * errors**2 * mask * [1.0, 0.5]).sum() / mask.sum(), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["plain", "rainbow", "lstm"])
+@pytest.mark.parametrize("name", ["plain", "rainbow", "lstm", "normalised images"])
 def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, name: str) -> None:
     spaces, settings = CASES[name]
     state_size = 16 if name == "lstm" else 0
@@ -310,7 +340,7 @@ def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, name: str)
     version, published = rlplat.get(another_server.latest.remote())
     assert version == 3
     np.testing.assert_array_equal(
-        published["encoder.layers.0.bias"], state["weights"]["encoder.layers.0.bias"]
+        published["advantage_head.out.bias"], state["weights"]["advantage_head.out.bias"]
     )
     reports = [
         [learner.update(make_batch(spaces, seed, state_size=state_size)) for seed in (3, 4)]

@@ -122,7 +122,7 @@ CASES = [
     ("ppo", "box", {"policy": {"squash_actions": True}}),
     ("dqn", "choices", {"noisy": True, "dueling": True, "distributional": "qr"}),
     ("dqn", "dict", {"distributional": "c51", "value_range": [0, 10]}),
-    ("dqn", "discrete", {"policy": {"core": "lstm", **CORE}}),
+    ("dqn", "discrete", {"policy": {"core": "lstm", **CORE}, "normalize_observations": True}),
     ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),
     ("es", "discrete", {"sample_actions": True}),
     ("es", "box", {"action_noise": 0.1}),

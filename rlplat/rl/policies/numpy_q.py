@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
 from rlplat.rl.policies.q_spec import QSpec
@@ -29,6 +30,7 @@ class NumpyQPolicy:
         self._weights: Weights = {}
         self._encoder: list[Layer] = []
         self._mean_heads: dict[str, list[Layer]] = {}
+        self._normalize = ObsNormalizer()
         self._support = q.support() if q.distributional == "c51" else None
 
     def set_weights(self, weights: Weights) -> None:
@@ -36,6 +38,7 @@ class NumpyQPolicy:
         self._encoder = layers(weights, "encoder", len(self.spec.hidden_sizes))
         self._mean_heads = self._heads(with_noise=False)
         self.exploration.set_weights(weights)
+        self._normalize.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> see `EpsilonGreedy.choose`. `deterministic`: greedy, without noise."""
@@ -64,6 +67,7 @@ class NumpyQPolicy:
         self.exploration.rng.bit_generator.state = state["rng"]
 
     def _q_values(self, obs: Obs, heads: dict[str, list[Layer]]) -> Array:
+        obs = self._normalize(obs)
         assert isinstance(obs, np.ndarray)
         # C order, whoever made the array: matrix products round differently with it.
         features = np.ascontiguousarray(obs.reshape(len(obs), -1), np.float32)

@@ -15,6 +15,7 @@ objects: within the learner in the synchronous ring, actors (replay shards) in t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -58,6 +59,10 @@ class Minibatch:
     stamps: Array
     """int64[M]: what was there when it was drawn."""
 
+    def with_obs(self, change: Callable[[Obs], Obs]) -> Minibatch:
+        """The same with all observations changed."""
+        return replace(self, obs=change(self.obs), next_obs=change(self.next_obs))
+
     def part(self, start: int, stop: int) -> Minibatch:
         """The transitions from `start` to `stop`, without a copy."""
         names = (f.name for f in fields(self))
@@ -91,6 +96,9 @@ class SequenceMinibatch:
     """int64[M]: which stretch it is in the replay."""
     stamps: Array
     """int64[M]: what was there when it was drawn."""
+
+    def with_obs(self, change: Callable[[Obs], Obs]) -> SequenceMinibatch:
+        return replace(self, obs=change(self.obs))
 
     def part(self, start: int, stop: int) -> SequenceMinibatch:
         """The sequences from `start` to `stop`, without a copy."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.q_spec import QSpec
@@ -39,11 +40,13 @@ class TorchQPolicy(ActingNetwork):
         )
         self.q = q
         self.exploration = EpsilonGreedy(seed, epsilons)
+        self._normalize = ObsNormalizer()
         self.seed(seed)
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
         self.exploration.set_weights(weights)
+        self._normalize.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> see `EpsilonGreedy.choose`. `deterministic`: greedy, without noise."""
@@ -76,7 +79,7 @@ class TorchQPolicy(ActingNetwork):
 
     def _forward(self, obs: Obs) -> tuple[Array, Tensor]:
         with torch.inference_mode():
-            tensors: TensorObs = map_obs(_tensor, obs)
+            tensors: TensorObs = map_obs(_tensor, self._normalize(obs))
             outputs, state = self._network(tensors, self._state_of(obs))
             return self._network.q_values(outputs).numpy(), state
 

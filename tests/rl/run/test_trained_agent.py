@@ -150,7 +150,7 @@ CASES = [
     ("a3c", "box", {}),
     ("a3c", "tree", {}),
     ("a3c", "info", LSTM),
-    ("dqn", "discrete", {}),
+    ("dqn", "discrete", NORMAL),
     ("dqn", "choices", {}),
     ("dqn", "dict", {}),
     ("dqn", "discrete", {**LSTM, "unroll_length": 4, "burn_in": 0}),
