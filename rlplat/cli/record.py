@@ -1,17 +1,22 @@
-"""`rlplat record RUN --out DIR`: whole episodes of a trained agent as a data set to learn from."""
+"""`rlplat record RUN --out DIR`: whole episodes of a trained agent, or of Minari's, as a data set to learn from."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlplat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlplat.rl.offline.dataset import Manifest
 
 _EPILOG = """\
 examples:
   rlplat record runs/demo --episodes 50 --out data/demo
   rlplat record runs/demo --episodes 50 --out data/mixed --sampled --random 0.3
+  rlplat record minari:D4RL/pen/human-v2 --out data/pen        copy a data set of Minari's
   rlplat train --algo bc --data data/demo            learn from it (docs/offline.md)
 """
 
@@ -20,14 +25,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlplat record",
         description="Play episodes with the trained agent of a run and write them to a data set: a directory of .npz "
-        "files with a manifest, which appears whole or not at all. The rewards are raw, never clipped or scaled.",
+        "files with a manifest, which appears whole or not at all. The rewards are raw, never clipped or scaled. "
+        "minari:ID in the place of RUN copies the episodes of a data set of Minari's.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, or one of its checkpoints")
+    parser.add_argument("run", metavar="RUN", help="a run directory, or one of its checkpoints; or minari:ID")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the data set to write")
-    parser.add_argument("--episodes", metavar="N", type=int, default=50, help="how many (default: 50)")
+    parser.add_argument(
+        "--episodes", metavar="N", type=int, help="how many (default: 50; all of minari:ID, else its first N)"
+    )
     parser.add_argument(
         "--sampled", action="store_true", help="draw actions as in training, not the most likely ones"
     )
@@ -48,25 +56,49 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
-    if options.episodes < 1:
+    if options.episodes is not None and options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if not 0.0 <= options.random <= 1.0:
         raise ConfigError(f"--random is a share from 0 to 1, not {options.random}")
+    manifest = _copied(options) if options.run.startswith("minari:") else _played(options)
+    size, num_files = sum(file.bytes for file in manifest.files), len(manifest.files)
+    print(f"{options.out}: {manifest}, {size:,} bytes in {num_files} file{'s' if num_files > 1 else ''}")
+    return 0
+
+
+def _played(options: argparse.Namespace) -> Manifest:
     from rlplat.rl.offline.recording import record
     from rlplat.rl.run.trained_agent import load
 
     agent = load(options.run, options.checkpoint, seed=options.seed)
     for line in agent.warnings:
-        print(f"warning: {line}", file=sys.stderr)
-    manifest = record(
-        agent, options.episodes, options.out, greedy=not options.sampled, random_share=options.random
-    )
-    if manifest.episodes < options.episodes:
-        print(
-            f"warning: {manifest.episodes} of {options.episodes} episodes: some did not end within "
-            "evaluation.max_episode_steps, and were cut off there",
-            file=sys.stderr,
+        _warn(line)
+    episodes = options.episodes or 50
+    manifest = record(agent, episodes, options.out, greedy=not options.sampled, random_share=options.random)
+    if manifest.episodes < episodes:
+        _warn(
+            f"{manifest.episodes} of {episodes} episodes: some did not end within evaluation.max_episode_steps, and "
+            "were cut off there"
         )
-    size, num_files = sum(file.bytes for file in manifest.files), len(manifest.files)
-    print(f"{options.out}: {manifest}, {size:,} bytes in {num_files} file{'s' if num_files > 1 else ''}")
-    return 0
+    return manifest
+
+
+def _copied(options: argparse.Namespace) -> Manifest:
+    from rlplat.rl.offline.from_minari import copy_minari
+
+    if options.sampled or options.random or options.checkpoint or options.seed is not None:
+        raise ConfigError(
+            f"{options.run} is copied as it is: omit --sampled, --random, --checkpoint and --seed, which are for runs"
+        )
+    manifest = copy_minari(options.run.removeprefix("minari:"), options.out, episodes=options.episodes)
+    if clipped := manifest.source["clipped_actions"]:
+        _warn(
+            f"{clipped:,} of {manifest.env_steps:,} actions were beyond their bounds, and are clipped to them"
+        )
+    if not manifest.env:
+        _warn("the data set names no environment that rlplat makes: learn from it with --env NAME")
+    return manifest
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

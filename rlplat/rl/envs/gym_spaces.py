@@ -2,7 +2,8 @@
 
 spec = space_spec(env.observation_space, env.action_space)       # raises UsageError: names what is supported
 convert = action_converter(env.action_space)
-vector_env.step(convert(policy_actions))
+vector_env.step(convert(actions))
+actions = policy_actions(env.action_space, what_the_environment_took)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Array
-from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec, empty_actions
 
 MAX_IMAGE_CHANNELS = 16
 """A uint8 array of rank 3 is an image whose channel axis is the one this short; frame stacks go up to about 12."""
@@ -196,6 +197,23 @@ def action_converter(space: Any) -> Any:
         return np.minimum(np.maximum(actions, low), high) if is_bounded else actions
 
     return convert
+
+
+def policy_actions(space: Any, taken: Any) -> Array:
+    """The inverse of `action_converter`: actions of the environment, in its space's structure of arrays [N, ...], as a
+    policy says them. Raises ValueError where whole numbers are to be chosen and `taken` has others."""
+    columns = []
+    for keys, leaf in _walk(space):
+        part = taken
+        for key in keys:
+            part = part[key]
+        rows = np.asarray(part)
+        if not hasattr(leaf, "low") and (rows != np.floor(rows)).any():
+            raise ValueError(f"actions{_at(keys)} are not whole numbers, as {leaf} has them")
+        columns.append(rows.reshape(len(rows), -1) - np.ravel(getattr(leaf, "start", 0)))
+    actions = np.concatenate(columns, axis=1)
+    like = empty_actions(_action_spec(space), 0)
+    return (actions if like.ndim > 1 or actions.shape[1] > 1 else actions[:, 0]).astype(like.dtype)
 
 
 def action_row(actions: Any, index: int) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.offline.dataset import read_manifest
 from rlplat.rl.unused_settings import Unused
@@ -45,5 +46,7 @@ class DataConfig(AlgorithmConfig):
     def _env_of_data(cls, values: Any) -> Any:
         if isinstance(values, dict) and "env" not in values and isinstance(values.get("data"), str):
             manifest = read_manifest(values["data"])
+            if not manifest.env:
+                raise ConfigError(f"data={values['data']} names no environment: set env (--env NAME)")
             return {"env": manifest.env, "env_kwargs": manifest.env_kwargs, **values}
         return values

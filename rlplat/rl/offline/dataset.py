@@ -38,6 +38,8 @@ from rlplat.rl.spaces import SpaceSpec
 FORMAT = 1
 FILE_BYTES = 64 << 20
 """Of columns in memory, after which a file is closed: what a writer holds, whatever the length of the recording."""
+MINARI = "minari:"
+"""Before the name of a data set of Minari's: `rlplat record` makes it one of ours (from_minari.py)."""
 
 
 class DataFile(msgspec.Struct):
@@ -53,6 +55,7 @@ class Manifest(msgspec.Struct):
 
     format: int
     env: str
+    """Empty: it is not known (a data set of Minari may lack it), and who learns names it."""
     env_kwargs: dict[str, Any]
     spaces: dict[str, Any]
     """`SpaceSpec.describe()`"""
@@ -75,9 +78,10 @@ class Manifest(msgspec.Struct):
         return SpaceSpec.from_description(self.spaces)
 
     def __str__(self) -> str:
+        env = self.env or "an unnamed environment"
         return (
-            f"{self.episodes:,} episodes of {self.env}, {self.env_steps:,} env steps, return {self.return_mean:.1f} "
-            f"± {self.return_std:.1f} (min {self.return_min:.1f}, max {self.return_max:.1f})"
+            f"{self.episodes:,} episodes of {env}, {self.env_steps:,} env steps, return "
+            f"{self.return_mean:.1f} ± {self.return_std:.1f} (min {self.return_min:.1f}, max {self.return_max:.1f})"
         )
 
 
@@ -97,7 +101,7 @@ class DataWriter:
         """Raises UsageError where the directory exists already. source: JSON values for people."""
         self.path = Path(directory)
         self._env, self._env_kwargs, self._spaces = env, dict(env_kwargs or {}), spaces
-        self._source, self._file_bytes = dict(source or {}), file_bytes
+        self.source, self._file_bytes = dict(source or {}), file_bytes
         if os.path.lexists(self.path):
             raise UsageError(f"{self.path} exists already: choose another --out, or remove it first")
         self._temporary = self.path.with_name(f".writing-{self.path.name}-{os.getpid()}")
@@ -136,7 +140,7 @@ class DataWriter:
             return_min=float(returns.min()),
             return_max=float(returns.max()),
             memory_bytes=self._memory_bytes,
-            source=self._source,
+            source=self.source,
             files=self._files,
         )
         write_file(
@@ -186,6 +190,11 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest)
         str(manifest.spec)
     except OSError:
+        if str(directory).startswith(MINARI):
+            raise UsageError(
+                f"{directory} is copied once into a data set that rlplat learns from: rlplat record {directory} --out "
+                "data/NAME, then --data data/NAME"
+            ) from None
         raise UsageError(
             f"there is no data set in {path} (no manifest.json): rlplat record RUN --out {path} makes one"
         ) from None

@@ -71,9 +71,15 @@ def preflight(config: DataConfig, algo: str) -> tuple[SpaceSpec, Manifest]:
     spaces = check.preflight(config.env, config.env_kwargs).spaces
     assert spaces is not None
     if manifest.spec != spaces:
+        fix = f"omit env, or record episodes of {config.env} (rlplat record RUN --out DIR)"
+        if manifest.env in (
+            "",
+            config.env,
+        ):  # of Minari's, made by another version of it, or with wrappers of its own
+            fix = "name an environment that has the spaces of the data (--env ./file.py:make_env)"
+        recorded_in = f" in {manifest.env}" if manifest.env else ""
         raise ConfigError(
-            f"data={config.data} was recorded in {manifest.env} with {manifest.spec}, but {config.env} has {spaces}: "
-            f"omit env, or record episodes of {config.env} (rlplat record RUN --out DIR)"
+            f"data={config.data} was recorded{recorded_in} with {manifest.spec}, but {config.env} has {spaces}: {fix}"
         )
     return spaces, manifest
 
