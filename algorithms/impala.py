@@ -372,6 +372,6 @@ def preflight(config: ImpalaConfig) -> SpaceSpec:
     assert spaces is not None
     spec = policy_spec(config.policy.model_dump(), spaces)
     if config.normalize_observations:
-        require_normalizable(spec.obs)
+        require_normalizable(spec.obs, images=True)
     LearningRewards(config)  # refuses settings that exclude each other
     return spaces

@@ -31,7 +31,7 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
     what = (
         "one vector or one image"
         if images
-        else "vectors (A3C, BC, DQN and PPO with framework=torch: an image, too)"
+        else "vectors (A3C, BC, DQN, IMPALA and PPO with framework=torch: an image, too)"
     )
     raise ConfigError(
         f"normalize_observations is for {what}, but observations are {obs}: set it to false (images are scaled by "

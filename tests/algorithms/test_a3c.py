@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, normalized, preflight
 from rlplat.errors import ActorDied, ConfigError, NonFiniteError, NotInitialized
-from rlplat.rl.interfaces import Array, Result, Weights
+from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import LEAST_PIXEL_VAR, OBS_MEAN, OBS_VAR
 
@@ -119,29 +118,9 @@ def test_continuous_actions_normalised_observations_and_rewards(runtime: None) -
         assert_same(A3C.policy_weights(a3c.get_state()), weights)
 
 
-class Blinking(gymnasium.Env[Array, Any]):
-    """An image of 87, with one pixel that is 0 or 255."""
-
-    def __init__(self) -> None:
-        self.observation_space = gymnasium.spaces.Box(0, 255, (20, 20, 1), np.uint8)
-        self.action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._picture(), {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        return self._picture(), 0.0, False, False, {}
-
-    def _picture(self) -> Array:
-        picture = np.full((20, 20, 1), 87, np.uint8)
-        picture[3, 4] = 255 * self.np_random.integers(2)
-        return picture
-
-
 def test_pixels_are_normalised_each_by_its_own_statistics(runtime: None) -> None:
     with make(
-        env=f"{__name__}:Blinking", normalize_observations=True, policy={"encoder": "small_cnn"}
+        env="tests.rl.fixture_envs:Blinking", normalize_observations=True, policy={"encoder": "small_cnn"}
     ) as a3c:
         for _ in range(3):
             a3c.step()

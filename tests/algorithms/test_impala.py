@@ -101,10 +101,17 @@ def test_a_worker_that_is_killed_is_replaced_and_the_training_goes_on() -> None:
 
 
 LSTM = {"policy": {"core": "lstm", "core_size": 8, "hidden_sizes": [8]}, "clip_range": 0.2}
+PIXELS = {
+    "env": "tests.rl.fixture_envs:Blinking",
+    "normalize_observations": True,
+    "policy": {"encoder": "small_cnn"},
+}
 
 
 @pytest.mark.parametrize(
-    "settings", [{"normalize_observations": True}, LSTM], ids=["normalized", "lstm appo"]
+    "settings",
+    [{"normalize_observations": True}, LSTM, PIXELS],
+    ids=["normalized", "lstm appo", "normalized pixels"],
 )
 def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[str, Any]) -> None:
     """The learner's network gives what the worker's gave: log-probabilities, values, and so the returns of GAE(1)."""

@@ -357,3 +357,23 @@ class NativeVectorEnv:
 
     def close(self) -> None:
         pass
+
+
+class Blinking(gym.Env):
+    """An image of 87 with one pixel that is 0 or 255; it ends at any step with a probability of 0.1."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (20, 20, 1), np.uint8)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._picture(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self._picture(), 0.0, bool(self.np_random.random() < 0.1), False, {}
+
+    def _picture(self) -> np.ndarray:
+        picture = np.full((20, 20, 1), 87, np.uint8)
+        picture[3, 4] = 255 * self.np_random.integers(2)
+        return picture

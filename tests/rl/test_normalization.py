@@ -68,7 +68,8 @@ def test_what_cannot_be_normalised_is_refused() -> None:
     require_normalizable(vector, images=True)
     require_normalizable(image, images=True)
     with pytest.raises(
-        ConfigError, match=r"for vectors \(A3C, BC, DQN and PPO with framework=torch: an image, too\), but"
+        ConfigError,
+        match=r"for vectors \(A3C, BC, DQN, IMPALA and PPO with framework=torch: an image, too\), but",
     ):
         require_normalizable(image)
     for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": vector}):
