@@ -153,8 +153,8 @@ def _show(status: dict[str, Any]) -> None:
 
 def _serve_application(where: str, options: argparse.Namespace, token: str) -> int:
     """`app.py:app`, `package.module:app`: what `bind()` returned, or a function that returns such."""
-    from rlplat.serve.controller import run
     from rlplat.serve.files.application_file import load_application
+    from rlplat.serve.running import run
 
     app = load_application(where)
     with run(app, host=options.host, port=options.port, token=token) as running:

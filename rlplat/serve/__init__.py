@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from rlplat.serve.autoscale import Autoscale
     from rlplat.serve.batching import Batch, batch
     from rlplat.serve.client import Client
-    from rlplat.serve.controller import Running, run
     from rlplat.serve.deployments import Application, Deployment, deployment
     from rlplat.serve.handle import Handle, Response
     from rlplat.serve.multiplexing import model_id, multiplexed
     from rlplat.serve.refusals import Refused
+    from rlplat.serve.running import Running, run
 
 _HOMES = {
     "autoscale": "Autoscale",
     "batching": "Batch batch",
     "client": "Client",
-    "controller": "Running run",
     "deployments": "Application Deployment deployment",
     "handle": "Handle Response",
     "multiplexing": "model_id multiplexed",
     "refusals": "Refused",
+    "running": "Running run",
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

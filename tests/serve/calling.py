@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import rlplat
-from rlplat.serve.controller import Running
+from rlplat.serve.running import Running
 
 OBS = [0.01, -0.2, 0.03, 0.4]
 

@@ -25,11 +25,11 @@ from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.export.policy_export import contract_of
 from rlplat.rl.run.agent_spaces import agent_spaces
 from rlplat.serve.batching import Piece, Waiting
-from rlplat.serve.controller import Running
 from rlplat.serve.policies.bodies import plain
 from rlplat.serve.policies.engine import Ask, Engine
 from rlplat.serve.policies.exported_agent import ExportedAgent, ExportedSpaces
 from rlplat.serve.policies.serving import serve_policy
+from rlplat.serve.running import Running
 from tests.rl.run.test_trained_agent import LSTM, make, same, trained
 from tests.serve.calling import act, request
 

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
 import rlplat
-from rlplat.serve.controller import Running
 from rlplat.serve.policies.serving import serve_policy
+from rlplat.serve.running import Running
 from tests.serve.calling import OBS, act, refusal, request, train
 
 pytestmark = pytest.mark.process

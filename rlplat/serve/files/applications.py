@@ -11,11 +11,11 @@ from typing import Any
 import rlplat
 from rlplat.errors import RlplatError, UsageError
 from rlplat.listening import read_token
-from rlplat.serve.controller import Running, run
 from rlplat.serve.deployments import Application, with_options
 from rlplat.serve.files.application_file import load_application
 from rlplat.serve.files.settings import Adjust, ChangeCanary, Restart, Start, Stop, Update, Wanted, changes
 from rlplat.serve.policies.serving import deployment_of, policy_application, serve_policy
+from rlplat.serve.running import Running, run
 
 WORDS: dict[type, str] = {
     Start: "started",

@@ -11,10 +11,10 @@ from typing import Any
 
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.rl.run.trained_agent import load
-from rlplat.serve.controller import Running, run
 from rlplat.serve.deployments import Application, deployment
 from rlplat.serve.policies.exported_agent import ExportedAgent
 from rlplat.serve.policies.server import PolicyServer
+from rlplat.serve.running import Running, run
 
 FOLLOW_PERIOD_S = 0.25
 
