@@ -37,14 +37,13 @@ import numpy as np
 from pydantic import Field
 
 import rlplat
-from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import in_framework
 from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
-from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
@@ -525,7 +524,8 @@ class DQNLearner(Learner[DQNConfig]):
             result = self._net.train(batch, learning_rate, next_outputs)
             if not math.isfinite(result.gradient_norm):
                 if config.non_finite == "stop":
-                    raise self._non_finite(batch, result)
+                    columns = {"obs": batch.obs, "returns": batch.returns, "weights": batch.weights}
+                    raise self.non_finite({"loss": result.loss}, columns, "set clip_rewards")
                 result = result._replace(priorities=np.zeros_like(result.priorities))
             trained.append(result)
             self._updates += 1
@@ -535,31 +535,11 @@ class DQNLearner(Learner[DQNConfig]):
         return trained
 
     def _metrics(self, trained: list[Trained]) -> dict[str, float]:
-        finite = [result for result in trained if math.isfinite(result.gradient_norm)]
-        metrics: dict[str, float] = {
+        names = ("loss", "q_mean", "gradient_norm")
+        return {
             "learner/updates": self._updates,
-            "learner/skipped_minibatches": len(trained) - len(finite),
-            "learner/learning_rate": self.value(self.config.learning_rate),
             "learner/epsilon": self.value(self.config.epsilon),
-            "learner/weights_version": self.version,
-        }
-        if finite:
-            metrics |= {
-                "learner/loss": float(np.mean([result.loss for result in finite])),
-                "learner/q_mean": float(np.mean([result.q_mean for result in finite])),
-                "learner/gradient_norm": float(np.mean([result.gradient_norm for result in finite])),
-            }
-        return metrics
-
-    def _non_finite(self, batch: Minibatch | SequenceMinibatch, result: Trained) -> NonFiniteError:
-        return non_finite_error(
-            columns={"obs": batch.obs, "returns": batch.returns, "weights": batch.weights},
-            losses={"loss": result.loss},
-            gradients=self.trainee.non_finite_gradients,
-            place=f"at {self.env_steps} env steps",
-            version=self.version,
-            scaling="set clip_rewards",
-        )
+        } | self.step_metrics([{name: getattr(result, name) for name in names} for result in trained])
 
     def _beside(self) -> Weights:
         """What travels with the weights: the share of random actions, statistics of observations."""
