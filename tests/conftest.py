@@ -18,7 +18,27 @@ from rlplat.errors import NoSuchActor
 from rlplat.runtime import refs as connection
 from rlplat.runtime.look import observer
 from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
+from tests.shared_cluster import OpenCluster, SharedCluster, own_cluster
 
+SHARING = tuple(
+    f"tests/conformance/test_{name}.py"
+    for name in (
+        "actor_classes",
+        "actor_ends",
+        "actor_restarts",
+        "actors",
+        "async_actors",
+        "call_order",
+        "cancel",
+        "concurrency_groups",
+        "generators",
+        "getting",
+        "map",
+        "max_calls",
+        "objects",
+    )
+)
+"""Whose tests on processes share a cluster; in others (faults, the runtime itself) each has its own."""
 BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [])]
 
 # How fast examples are made and run says how loaded the machine is, not whether the code is right.
@@ -67,6 +87,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.on_ray)
         if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or params.get("backend") == "zmq":
             item.add_marker(pytest.mark.process)
+    files: dict[Any, int] = {}
+    items.sort(key=lambda item: (files.setdefault(item.path, len(files)), shares_a_cluster(item)))
+
+
+def shares_a_cluster(item: pytest.Item) -> bool:
+    """Whether it takes the cluster of the test before it. In a file those come last: one cluster may do for all."""
+    backend = getattr(getattr(item, "callspec", None), "params", {}).get("backend", "zmq")
+    fixtures = getattr(item, "fixturenames", ())
+    takes_one = "open_cluster" in fixtures and backend == "zmq" and "may_drop" not in fixtures
+    return takes_one and item.nodeid.startswith(SHARING)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,9 +118,24 @@ def lane(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"it started {started}: mark it with @pytest.mark.process", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def one_cluster() -> Iterator[SharedCluster]:
+    cluster = SharedCluster()
+    yield cluster
+    cluster.end()
+    cluster.check()
+
+
 @pytest.fixture(autouse=True)
-def leak_meter(request: pytest.FixtureRequest) -> Iterator[LeakMeter | None]:
+def leak_meter(request: pytest.FixtureRequest, one_cluster: SharedCluster) -> Iterator[LeakMeter | None]:
     """Fails the test when it leaves processes, shared memory, files, sockets or threads behind."""
+    if shares_a_cluster(request.node):
+        one_cluster.watch()
+        yield None
+        one_cluster.check()
+        return
+    one_cluster.end()
+    one_cluster.check()
     if request.node.get_closest_marker("on_ray"):  # Ray keeps threads and files of its own
         yield None
         return
@@ -121,11 +166,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture
-def cluster() -> Iterator[None]:
+def open_cluster(request: pytest.FixtureRequest, one_cluster: SharedCluster) -> OpenCluster:
+    """`with open_cluster(num_cpus=2)`: a cluster with these options of `rlplat.init`, which others may have used."""
+    return one_cluster.opened if shares_a_cluster(request.node) else own_cluster
+
+
+@pytest.fixture
+def cluster(open_cluster: OpenCluster) -> Iterator[None]:
     """A cluster of worker processes with 2 CPUs."""
-    rlplat.init(num_cpus=2, num_gpus=0)
-    yield
-    rlplat.shutdown()
+    with open_cluster(num_cpus=2, num_gpus=0):
+        yield
 
 
 @pytest.fixture
@@ -137,11 +187,10 @@ def runtime() -> Iterator[None]:
 
 
 @pytest.fixture
-def torch_cluster() -> Iterator[None]:
+def torch_cluster(open_cluster: OpenCluster) -> Iterator[None]:
     """The same for tests of training: torch is imported once, not in each of its workers."""
-    rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])
-    yield
-    rlplat.shutdown()
+    with open_cluster(num_cpus=2, num_gpus=0, preload=["torch"]):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +202,7 @@ def on_ray() -> Iterator[Any]:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+def backend(request: pytest.FixtureRequest, open_cluster: OpenCluster) -> Iterator[str]:
     """Every backend in turn, with 2 CPUs: for what must be the same on all."""
     if request.param == "ray":
         opened = request.getfixturevalue("on_ray")
@@ -163,6 +212,10 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             with contextlib.suppress(NoSuchActor):  # it has ended meanwhile
                 rlplat.kill(rlplat.get_actor(name))
         connection.set_backend(None)
+        return
+    if request.param == "zmq":
+        with open_cluster(num_cpus=2, num_gpus=0):
+            yield "zmq"
         return
     rlplat.init(num_cpus=2, num_gpus=0, backend=request.param)
     yield request.param
