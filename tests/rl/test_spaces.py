@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from rlplat.errors import UsageError
-from rlplat.rl.envs.gym_spaces import action_converter, action_row, space_spec
-from rlplat.rl.spaces import ObsSpec, SpaceSpec, obs_leaves
+from rlplat.rl.envs.gym_spaces import action_converter, action_row, policy_actions, space_spec
+from rlplat.rl.spaces import ObsSpec, SpaceSpec, empty_actions, obs_leaves
 from tests.rl.fixture_envs import TreeEnv
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -150,6 +150,25 @@ def test_flat_actions_of_several_choices() -> None:
     assert action_converter(space)(np.array([[2, 1]])).tolist() == [[[3, 1]]]
     bits = spaces.MultiBinary((2, 2))
     assert bits.contains(action_converter(bits)(np.array([[1, 0, 1, 1]]))[0])
+
+
+def test_what_an_environment_took_is_said_as_a_policy_says_it() -> None:
+    """One row and several, of every kind: the way there and back is the same."""
+    kinds = [
+        (spaces.Discrete(3, start=-1), [[0], [2], [1]]),
+        (spaces.MultiDiscrete([[3, 2]], start=[[1, 0]]), [[2, 1], [0, 0], [1, 1]]),
+        (spaces.MultiBinary((2, 2)), [[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]]),
+        (spaces.Box(-2.0, 2.0, (1, 2), np.float64), [[0.5, -2.0], [2.0, 0.25], [0.0, -1.5]]),
+        (ACTIONS, [[0.5, -1.0, 1, 2, 0, 1, 0], [0, 0, 0, 0, 2, 0, 1], [-1, 1, 1, 1, 1, 1, 1]]),
+    ]
+    for space, rows in kinds:
+        like = empty_actions(space_spec(VECTOR, space).action, 0)
+        for said in (np.array(rows, like.dtype), np.array(rows[:1], like.dtype)):
+            said = said[:, 0] if like.ndim == 1 else said
+            again = policy_actions(space, action_converter(space)(said))
+            assert again.dtype == said.dtype and again.tolist() == said.tolist()
+    with pytest.raises(ValueError, match="actions at 'gear' are not whole numbers"):
+        policy_actions(spaces.Dict({"gear": spaces.Discrete(3)}), {"gear": np.array([0.5])})
 
 
 def test_a_tree_survives_json_whatever_sorts_its_keys() -> None:

@@ -90,9 +90,11 @@ def _episode(episode: Any, reader: ObsReader, action_space: Any) -> tuple[Episod
     """(the episode, how many of its actions were clipped). ValueError and what indexing raises where it is not one."""
     num_steps = len(episode.rewards)
     terminated = np.asarray(episode.terminations, np.bool_)
-    ends = np.flatnonzero(terminated | np.asarray(episode.truncations, np.bool_))
-    if terminated.shape != (num_steps,):
-        raise ValueError(f"there are {len(terminated)} terminations; every step has one")
+    truncated = np.asarray(episode.truncations, np.bool_)
+    for name, column in (("terminations", terminated), ("truncations", truncated)):
+        if column.shape != (num_steps,):
+            raise ValueError(f"{name} are {list(column.shape)}, not one for each step")
+    ends = np.flatnonzero(terminated | truncated)
     if len(ends) and ends[0] < num_steps - 1:
         raise ValueError(
             f"it ends with step {ends[0] + 1} and goes on; write what follows as another episode"
