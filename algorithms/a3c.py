@@ -477,8 +477,7 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
 
 def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    spaces = check.preflight(config.env, config.env_kwargs).spaces
-    assert spaces is not None
+    spaces = check.preflight(config.env, config.env_kwargs)
     spec = policy_spec(config.policy.model_dump(), spaces)
     backend.require_backend(config, spec)
     if config.normalize_observations:

@@ -479,8 +479,7 @@ class ES(Algorithm[ESConfig]):
 
 def preflight(config: ESConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and ES can act in it."""
-    spaces = check.preflight(config.env, config.env_kwargs).spaces
-    assert spaces is not None
+    spaces = check.preflight(config.env, config.env_kwargs)
     if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
         raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {spaces.obs}")
     if spaces.action.kind not in ("discrete", "box"):

@@ -91,8 +91,8 @@ class EnvReport:
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def require_sound(self, env_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Raises UsageError with all error lines, and the command that shows the rest."""
+    def require_sound(self, env_kwargs: Mapping[str, Any] | None = None) -> SpaceSpec:
+        """The spaces. UsageError with all error lines, and the command that shows the rest."""
         errors = [finding.text for finding in self.findings if finding.severity == "error"]
         if errors:
             listed = "".join(f"\n  - {text}" for text in errors)
@@ -101,6 +101,8 @@ class EnvReport:
                 f"\n  (all checks: {_check_command(self.name, env_kwargs or {})})" if has_command else ""
             )
             raise UsageError(f"{self.name} cannot be trained on:{listed}{command}")
+        assert self.spaces is not None
+        return self.spaces
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.spaces or 'unusable spaces'}; {self.steps} random steps, {self.episodes} episodes"
@@ -169,13 +171,9 @@ def check_env_here(
     return report
 
 
-def preflight(
-    name: str, env_kwargs: dict[str, Any] | None = None, *, step_timeout_s: float = 60.0
-) -> EnvReport:
-    """The quick check before any worker starts; raises UsageError unless the environment is sound."""
-    report = check_env(name, env_kwargs, steps=PREFLIGHT_STEPS, step_timeout_s=step_timeout_s)
-    report.require_sound(env_kwargs)
-    return report
+def preflight(name: str, env_kwargs: dict[str, Any] | None = None) -> SpaceSpec:
+    """The quick check before any worker starts: the environment's spaces. UsageError unless it is sound."""
+    return check_env(name, env_kwargs, steps=PREFLIGHT_STEPS).require_sound(env_kwargs)
 
 
 def _check_command(name: str, env_kwargs: Mapping[str, Any]) -> str:

@@ -144,9 +144,7 @@ def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
     found = check.apart(settings["env"], look)
     if isinstance(found, MultiAgentPlan):
         return found
-    found.require_sound(settings["env_kwargs"])
-    assert found.spaces is not None
-    return found.spaces
+    return found.require_sound(settings["env_kwargs"])
 
 
 def policy_specs(settings: dict[str, Any], spaces: SpaceSpec | MultiAgentPlan) -> list[PolicySpec]:

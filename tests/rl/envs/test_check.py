@@ -26,7 +26,7 @@ def test_sound_environments_pass(name: str) -> None:
     report = check_env(name, steps=30)
     assert report.is_sound and report.spaces is not None
     assert report.steps == 30
-    report.require_sound()
+    assert report.require_sound() == preflight(name) == report.spaces
 
 
 def test_a_report_reads_well() -> None:
