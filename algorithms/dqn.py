@@ -451,9 +451,10 @@ class DQNLearner(Learner[DQNConfig]):
         )
         self.trainee = self._net.trainee
         self._replay = LearnerReplay(self.config, spec, replay, replay_seed) if replay else None
-        # Without priorities that change in between, minibatches of small observations are drawn many at a time.
-        draws_ahead = not self.config.prioritized and spec.core == "none" and not spec.has_images
-        self._chunk = 64 if draws_ahead else 1
+        # Without priorities that change in between, minibatches are drawn many at a time (of images, which take memory,
+        # those of a round), and the target network sees them all at once.
+        draws_ahead = not self.config.prioritized and spec.core == "none"
+        self._chunk = (8 if spec.has_images else 64) if draws_ahead else 1
         self._values_ahead = spec.core == "none" and not self.config.noisy
         self._updates = 0
         self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)

@@ -30,16 +30,27 @@ RATES = {
     "cartpole": "PPO CartPole-v1, 8 x 128, 4 minibatches, 4 epochs, 64x64, env steps/s",
     "pong": "PPO Pong, 8 x 128, minibatch 256, 4 epochs, Nature CNN, env steps/s",
     "dqn": "DQN CartPole-v1, one gradient step per 2 env steps, batch 64, 256x256, env steps/s",
+    "dqn-pong": "DQN Pong, one gradient step per 4 env steps, batch 32, Nature CNN, env steps/s",
     "a3c": "A3C (SB3: A2C) CartPole-v1, 16 environments x 5 steps, 64x64, env steps/s",
     "es": "ES (sb3-contrib: ARS) CartPole-v1, tuned configs, env steps/s",
     "sac": "SAC Pendulum-v1, one gradient step per env step, batch 256, 256x256, env steps/s",
     "td3": "TD3 Pendulum-v1, one gradient step per env step, batch 256, 256x256, env steps/s",
 }
-WARM_UP = {"cartpole": 5_000, "pong": 2_000, "dqn": 5_000, "a3c": 5_000, "es": 20_000, "sac": 500, "td3": 500}
+WARM_UP = {
+    "cartpole": 5_000,
+    "pong": 2_000,
+    "dqn": 5_000,
+    "dqn-pong": 1_500,
+    "a3c": 5_000,
+    "es": 20_000,
+    "sac": 500,
+    "td3": 500,
+}
 TIMED = {
     "cartpole": 100_000,
     "pong": 20_000,
     "dqn": 20_000,
+    "dqn-pong": 2_000,
     "a3c": 100_000,
     "es": 400_000,
     "sac": 3_000,

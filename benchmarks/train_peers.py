@@ -1,7 +1,6 @@
 """Algorithms by rlplat and by Stable-Baselines3 with the same hyper-parameters: how fast each goes through env steps.
 
-    python -m benchmarks.train_peers rate PEER {cartpole,pong,dqn,a3c,es,sac,td3} --warm-up 5000 --env-steps 100000
-                                                                                              prints env steps/s
+    python -m benchmarks.train_peers rate PEER TASK --warm-up 5000 --env-steps 100000         prints env steps/s
     python -m benchmarks.train_peers threshold --seed 1 --out DIR --env-steps 100000          SB3, to the threshold
 
 Run by benchmarks/train.py, each in a process of its own.
@@ -20,6 +19,7 @@ NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
 A2C_ENVS, A2C_STEPS = 16, 5
 OFF_POLICY_STARTS = 100
+DQN_PONG_STARTS, DQN_PONG_REPLAY = 1_000, 10_000
 THRESHOLD, WINDOW = 475.0, 100
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
     rate.add_argument("peer", choices=["rlplat", "torch", "overlap", "inproc", "sb3"])
-    rate.add_argument("task", choices=["cartpole", "pong", "dqn", "a3c", "es", "sac", "td3"])
+    rate.add_argument("task", choices=["cartpole", "pong", "dqn", "dqn-pong", "a3c", "es", "sac", "td3"])
     rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
     threshold = commands.add_parser("threshold")
@@ -52,7 +52,7 @@ def rlplat_rate(task: str, peer: str, warm_up: int, env_steps: int) -> float:
     learns there where auto would learn in numpy, overlap samples the next round during the update."""
     from rlplat.rl.run.registry import load_algorithm
 
-    algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task)
+    algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task.removesuffix("-pong"))
     config = rlplat_config(task, peer == "inproc")
     update: dict[str, Any] = {}
     if peer == "torch":
@@ -71,9 +71,10 @@ def rlplat_rate(task: str, peer: str, warm_up: int, env_steps: int) -> float:
 
 
 def rlplat_config(task: str, in_one_process: bool) -> Any:
-    """Pong: the published config, whose rounds are these; CartPole with PPO: one rollout worker, 64x64 networks; DQN
-    and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments, 8 in each of two workers;
-    SAC, TD3: defaults (256x256, batch 256, a gradient step per env step), learning from the 100th env step on."""
+    """Pong: the published configs, PPO's has these rounds, DQN's a smaller replay here; CartPole with PPO: one rollout
+    worker, 64x64 networks; DQN and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments,
+    8 in each of two workers; SAC, TD3: defaults (256x256, batch 256, a gradient step per env step), learning from the
+    100th env step on."""
     from rlplat.algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
     from rlplat.rl.run.registry import tuned_config
@@ -110,6 +111,12 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
         return plan_from_file(
             path, [layer_from_arguments({"num_rollout_workers": 0} if in_one_process else {})]
         ).config
+    if task == "dqn-pong":
+        path = tuned_config("dqn", "Pong-published")
+        assert path is not None, "configs/dqn/Pong-published.yaml is part of rlplat"
+        sizes = {"learning_starts": DQN_PONG_STARTS, "replay_capacity": DQN_PONG_REPLAY}
+        changes = sizes | ({"num_rollout_workers": 0} if in_one_process else {})
+        return plan_from_file(path, [layer_from_arguments(changes)]).config
     path = tuned_config("ppo", "Pong-published")
     assert path is not None, "configs/ppo/Pong-published.yaml is part of rlplat"
     changes = {"num_rollout_workers": 0, "num_envs_per_worker": NUM_ENVS} if in_one_process else {}
@@ -125,7 +132,14 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
 
 def sb3_rate(task: str, warm_up: int, env_steps: int) -> float:
     """Env steps/s of `learn()` after a first call of it."""
-    makers = {"cartpole": sb3_cartpole, "pong": sb3_pong, "dqn": sb3_dqn, "a3c": sb3_a2c, "es": sb3_ars}
+    makers = {
+        "cartpole": sb3_cartpole,
+        "pong": sb3_pong,
+        "dqn": sb3_dqn,
+        "dqn-pong": sb3_dqn_pong,
+        "a3c": sb3_a2c,
+        "es": sb3_ars,
+    }
     model = sb3_off_policy(task) if task in ("sac", "td3") else makers[task]()
     model.learn(warm_up)
     before, started = model.num_timesteps, time.perf_counter()
@@ -222,19 +236,45 @@ def sb3_ars() -> Any:
     return ARS("LinearPolicy", make_vec_env("CartPole-v1", n_envs=1, seed=1), n_delta=2, seed=1, device="cpu")
 
 
-def sb3_pong() -> Any:
-    """rl-zoo3's values for Atari: AtariWrapper, DummyVecEnv, four frames stacked; torch's own number of threads."""
+def sb3_pong_envs(num_envs: int) -> Any:
+    """AtariWrapper, DummyVecEnv, four frames stacked."""
     import ale_py
     import gymnasium
-    from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
     gymnasium.register_envs(ale_py)
-    envs = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=1), n_stack=4)
+    return VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=num_envs, seed=1), n_stack=4)
+
+
+def sb3_dqn_pong() -> Any:
+    """rl-zoo3's values for Atari with a smaller replay; torch's own number of threads."""
+    from stable_baselines3 import DQN
+
+    return DQN(
+        "CnnPolicy",
+        sb3_pong_envs(1),
+        learning_rate=1e-4,
+        batch_size=32,
+        buffer_size=DQN_PONG_REPLAY,
+        learning_starts=DQN_PONG_STARTS,
+        target_update_interval=1000,
+        train_freq=4,
+        gradient_steps=1,
+        exploration_fraction=0.1,
+        exploration_final_eps=0.01,
+        seed=1,
+        device="cpu",
+    )
+
+
+def sb3_pong() -> Any:
+    """rl-zoo3's values for Atari; torch's own number of threads."""
+    from stable_baselines3 import PPO
+
     return PPO(
         "CnnPolicy",
-        envs,
+        sb3_pong_envs(NUM_ENVS),
         n_steps=ROLLOUT_LENGTH,
         batch_size=MINIBATCH_SIZE,
         n_epochs=NUM_EPOCHS,
