@@ -19,6 +19,9 @@ from rlplat.rl.interfaces import Array, Weights
 
 BLOCK = 1 << 14
 """Elements at a time: a block of each operand stays in the cache through all passes over it."""
+SILENT, SILENCE_PERIOD = 1e-33, 100
+"""Every so many steps statistics smaller than this become 0, far below what a step of float32 weights can show. Where
+a ReLU is silent they would decay to denormals, with which a CPU computes many times more slowly."""
 
 
 class Optimizer(Protocol):
@@ -54,6 +57,8 @@ class RMSProp:
         for name, gradient in gradients.items():
             if name not in self._squares:
                 self._squares[name] = np.zeros(gradient.shape, np.float32)
+            if self._steps % SILENCE_PERIOD == 0:
+                _silence(self._squares[name])
             for w, d, g in _blocks(weights[name], gradient, self._squares[name]):
                 delta = scratch[: len(d)]
                 np.multiply(d, d, out=delta)
@@ -100,6 +105,8 @@ class Adam:
             if name not in self._means:
                 self._means[name] = np.zeros(gradient.shape, np.float32)
                 self._squares[name] = np.zeros(gradient.shape, np.float32)
+            if self._steps % SILENCE_PERIOD == 0:
+                _silence(self._means[name], self._squares[name])
             for w, d, m, v in _blocks(weights[name], gradient, self._means[name], self._squares[name]):
                 delta = scratch[: len(d)]
                 np.multiply(d, 1.0 - beta1, out=delta)
@@ -169,6 +176,11 @@ def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         return
     for start in range(0, first.size, BLOCK):
         yield tuple(array[start : start + BLOCK] for array in flat)
+
+
+def _silence(*statistics: Array) -> None:
+    for array in statistics:
+        array[np.abs(array) < SILENT] = 0.0
 
 
 def _copies(arrays: Weights) -> Weights:

@@ -69,6 +69,17 @@ def test_rmsprop_is_the_papers_with_epsilon_under_the_root() -> None:
     assert_close(descend(RMSProp(decay=0.95, epsilon=0.1)), expected)
 
 
+@pytest.mark.parametrize("make", [Adam, lambda: RMSProp(decay=0.9)], ids=["adam", "rmsprop"])
+def test_statistics_of_what_is_silent_become_zero_and_no_denormals(make: Any) -> None:
+    optimizer, weights = make(), arrays(0)
+    optimizer.step(weights, arrays(1), 1e-2)
+    for _ in range(1_200):
+        optimizer.step(weights, {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, 1e-2)
+    for slot in optimizer.get_state()["slots"].values():
+        for name, array in slot.items():
+            assert ((array == 0) | (np.abs(array) >= np.finfo(np.float32).tiny)).all(), (name, array)
+
+
 @pytest.mark.parametrize("make", [Adam, RMSProp])
 def test_blocks_change_no_number(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = descend(make())
