@@ -32,16 +32,6 @@ class MetricsWriter(Protocol):
     def close(self) -> None: ...
 
 
-class NullWriter:
-    """Writes nothing; for runs without a directory."""
-
-    def write(self, record: Record) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class MetricsLog:
     """Hands each record to every writer; a failing one is reported once and counted."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlplat import metrics
-from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, NullWriter, forget_after, read_records
+from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, forget_after, read_records
 from rlplat.tensorboard_events import TensorboardWriter
 
 
@@ -53,7 +53,7 @@ def test_columns_may_appear_later_and_stay_when_the_run_goes_on(tmp_path: Path) 
 
 def test_a_full_disk_drops_whole_records_warns_once_and_recovers(tmp_path: Path, monkeypatch: Any) -> None:
     warnings: list[str] = []
-    log = MetricsLog([NullWriter(), JsonlWriter(tmp_path / "m.jsonl")], warn=warnings.append)
+    log = MetricsLog([JsonlWriter(tmp_path / "m.jsonl")], warn=warnings.append)
     log.write({"env_steps": 1})
     pwrite, calls = os.pwrite, []
 

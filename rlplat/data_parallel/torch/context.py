@@ -19,7 +19,6 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -121,13 +120,6 @@ class Context(LoopContext):
     def batch_weight(self) -> float:
         """The share of this batch in its step, times ranks: 1 unless a step divides unevenly, or in several batches."""
         return 1.0 if self._batch is None else self._batch.weight
-
-    def all_reduce_mean(self, value: Tensor) -> Tensor:
-        """The mean over the ranks, on every rank."""
-        if self.world_size > 1:
-            dist.all_reduce(value)
-            value /= self.world_size
-        return value
 
     # ---------------------------------------------------------------- state
 

@@ -69,11 +69,6 @@ class Rendezvous(ParallelEnv):
             {agent: {} for agent in agents},
         )
 
-    def best_return(self, cells: dict[str, int], lit: int) -> float:
-        """Of one agent, from these cells on."""
-        steps = max(1, *(abs(cell - lit) for cell in cells.values()))
-        return 1.0 - steps / self.max_steps
-
     def _observations(self) -> dict[str, Array]:
         eye = np.eye(self.num_cells, dtype=np.float32)
         left, right, lit = eye[self._cells["left"]], eye[self._cells["right"]], eye[self._lit]

@@ -33,7 +33,6 @@ _LIMIT, _TIMEOUT_MS, _NUM_SLOTS = 0, 1, 2
 _SHARE_OF_RAM = 0.3
 _SHARE_OF_FREE = 0.9
 _MIN_BYTES = 1 << 20
-FULL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
