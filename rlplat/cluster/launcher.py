@@ -180,12 +180,10 @@ class Launcher:
             needs_engine=bool(self._engine.program_env),
         )
 
-    def ask_head(
-        self, verb: str, hear: Callable[[str], None] | None = None, **request: Any
-    ) -> dict[str, Any]:
+    def ask_head(self, verb: str, **request: Any) -> dict[str, Any]:
         machine = self.connect(self.head)
         try:
-            return ask(machine, verb, self.program_request() | request, hear or self._say)
+            return ask(machine, verb, self.program_request() | request, self._say)
         except HostError as error:
             raise UsageError(f"{self.head.name}: {error}") from None
 

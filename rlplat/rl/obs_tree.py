@@ -35,9 +35,9 @@ def take_obs(obs: Obs, rows: Any) -> Obs:
     return obs[rows]
 
 
-def concat_obs(obs: Sequence[Obs], axis: int = 0) -> Obs:
-    """Several one after another along `axis`."""
-    result: Obs = map_obs(lambda *leaves: np.concatenate(leaves, axis=axis), *obs)
+def concat_obs(obs: Sequence[Obs]) -> Obs:
+    """Several one after another along the first axis."""
+    result: Obs = map_obs(lambda *leaves: np.concatenate(leaves), *obs)
     return result
 
 

@@ -25,10 +25,9 @@ def chosen(options: argparse.Namespace) -> str | None:
     return options.session or options.pid
 
 
-def check_limit(limit: int, name: str = "--limit") -> int:
+def check_limit(limit: int) -> None:
     if limit < 1:
-        raise ConfigError(f"{name} is a positive number, not {limit}")
-    return limit
+        raise ConfigError(f"--limit is a positive number, not {limit}")
 
 
 def print_json(value: Any) -> None:

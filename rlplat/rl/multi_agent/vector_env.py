@@ -317,7 +317,6 @@ def make_multi_agent_vector_env(
     *,
     seed: np.random.SeedSequence | int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
-    step_timeout_s: float = 60.0,
     game_id: tuple[int, int] = (0, 0),
 ) -> MultiAgentVectorEnv:
     """`num_copies` games side by side; EnvError where their agents are not those of the plan."""
@@ -327,7 +326,7 @@ def make_multi_agent_vector_env(
             f"{name} has the agents {', '.join(games[0].agents)}, but the run was planned for "
             f"{', '.join(plan.agents)}; possible_agents must be the same every time"
         )
-    return MultiAgentVectorEnv(games, plan, name, seed=seed, step_timeout_s=step_timeout_s, game_id=game_id)
+    return MultiAgentVectorEnv(games, plan, name, seed=seed, game_id=game_id)
 
 
 def _plain(action: Any) -> Any:

@@ -32,8 +32,8 @@ class NetworkEvaluator:
     """An `mcts.Evaluate`: priors are the softmax of the policy head's numbers for legal moves, values the tanh of the
     value head's."""
 
-    def __init__(self, game: BoardGame, spec: PolicySpec, num_threads: int = 1) -> None:
-        use_threads(num_threads, spec)
+    def __init__(self, game: BoardGame, spec: PolicySpec) -> None:
+        use_threads(1, spec)
         self._game = game
         self._network: Any = make_network(spec).requires_grad_(False)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,7 @@ WORDS: dict[type, str] = {
 
 
 class Applications:
-    def __init__(
-        self, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
-    ) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._running: dict[str, Running] = {}
         self._wanted: dict[str, Wanted] = {}
         self._lock = threading.Lock()
@@ -107,7 +102,7 @@ class Applications:
         token = read_token(Path(settings.token_file)) if settings.token_file else ""
         if settings.run is None:
             app = _application(wanted, name)
-            return run(app, host=settings.host, port=settings.port, token=token, say=self._say)
+            return run(app, host=settings.host, port=settings.port, token=token)
         return serve_policy(
             settings.run,
             settings.checkpoint,
@@ -119,7 +114,6 @@ class Applications:
             token=token,
             follow=settings.follow,
             max_rows=settings.max_rows,
-            say=self._say,
         )
 
     def __enter__(self) -> Applications:
