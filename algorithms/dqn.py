@@ -538,9 +538,8 @@ class DQNLearner(Learner[DQNConfig]):
     def _metrics(self, trained: list[Trained]) -> dict[str, float]:
         names = ("loss", "q_mean", "gradient_norm")
         own = {"learner/updates": self._updates, "learner/epsilon": self.value(self.config.epsilon)}
-        return own | self.step_metrics(
-            [{name: getattr(result, name) for name in names} for result in trained]
-        )
+        figures = [{name: getattr(result, name) for name in names} for result in trained]
+        return own | self.step_metrics(figures)
 
     def _beside(self) -> Weights:
         """What travels with the weights: the share of random actions, statistics of observations."""
