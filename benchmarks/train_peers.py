@@ -112,8 +112,8 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
             path, [layer_from_arguments({"num_rollout_workers": 0} if in_one_process else {})]
         ).config
     if task == "dqn-pong":
-        path = tuned_config("dqn", "Pong-published")
-        assert path is not None, "configs/dqn/Pong-published.yaml is part of rlplat"
+        path = tuned_config("dqn", "Pong")
+        assert path is not None, "configs/dqn/Pong.yaml is part of rlplat"
         sizes = {"learning_starts": DQN_PONG_STARTS, "replay_capacity": DQN_PONG_REPLAY}
         changes = sizes | ({"num_rollout_workers": 0} if in_one_process else {})
         return plan_from_file(path, [layer_from_arguments(changes)]).config
