@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_methods_of_plain_threaded_and_async_actors_stream(backend: str) -> None
     actor = local(AsyncMany).remote()
     streams = [actor.async_.remote(50) for _ in range(20)]
     assert [[rlplat.get(ref) for ref in stream] for stream in streams] == [list(range(50))] * 20
+
+
+def test_values_keep_their_order_whichever_thread_makes_them() -> None:
+    """In the process itself a sync generator of an async actor runs in the loop's thread, and in its consumer's."""
+    rlplat.init(backend="inproc")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        actor = local(AsyncMany).remote()
+        for _ in range(20):
+            assert [rlplat.get(ref) for ref in actor.sync.remote(100)] == list(range(100))
+    finally:
+        sys.setswitchinterval(interval)
+        rlplat.shutdown()
 
 
 def test_generators_are_iterated_in_event_loops(backend: str) -> None:

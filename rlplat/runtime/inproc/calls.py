@@ -238,6 +238,8 @@ class LocalStream(Stream):
         self.pump: asyncio.Task[Any] | None = None
         self.room = asyncio.Event()
         """An async generator's leave to make another value."""
+        self.advancing = threading.RLock()
+        """Held while a sync generator runs: in the thread that began it, or in the consumer's."""
 
     def has_room(self) -> bool:
         return not self.window or len(self.ready) < self.window
@@ -272,27 +274,29 @@ class LocalStreams:
                 ),
             )
             return
-        stream.iterator, stream.is_begun = value, True
-        if stream.call.actor is not None:
-            stream.call.actor.lend_to_generator()
-        self.advance(stream)
+        with stream.advancing:  # before a consumer in another thread sees that there is an iterator
+            stream.iterator, stream.is_begun = value, True
+            if stream.call.actor is not None:
+                stream.call.actor.lend_to_generator()
+            self.advance(stream)
 
     def advance(self, stream: LocalStream) -> None:
         """Run a sync generator as far ahead as it may be."""
-        while stream.iterator is not None and not stream.is_ended and stream.has_room():
-            late = stream.call.deadline_error()
-            if late is not None or stream.is_dropped:
-                self.end(stream, late)
-                return
-            try:
-                with environment(stream.call.runtime_env):
-                    value = next(stream.iterator)
-                self.put(stream, detached(codec.pack(value, f"a value of {stream.name}")))
-            except StopIteration:
-                self.end(stream, None)
-            except Exception as error:
-                self.put(stream, describe_error(error, stream.name))
-                self.end(stream, None)
+        with stream.advancing:
+            while (iterator := stream.iterator) is not None and not stream.is_ended and stream.has_room():
+                late = stream.call.deadline_error()
+                if late is not None or stream.is_dropped:
+                    self.end(stream, late)
+                    return
+                try:
+                    with environment(stream.call.runtime_env):
+                        value = next(iterator)
+                    self.put(stream, detached(codec.pack(value, f"a value of {stream.name}")))
+                except StopIteration:
+                    self.end(stream, None)
+                except Exception as error:
+                    self.put(stream, describe_error(error, stream.name))
+                    self.end(stream, None)
 
     async def pump(self, stream: LocalStream, generator: Any) -> None:
         """Run an async generator to its end, waiting whenever it is far enough ahead."""
