@@ -14,6 +14,7 @@ import torch
 
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON, choose_actions, lane_epsilons
 from rlplat.rl.policies.make import make_policy
 from rlplat.rl.policies.numpy_q import NumpyQPolicy
@@ -60,6 +61,20 @@ def test_numpy_acts_as_torch_does(q: QSpec, activation: str) -> None:
     np.testing.assert_array_equal(first.actions, second.actions)
     np.testing.assert_array_equal(first.actions, fast.q_values(obs).argmax(axis=1))
     np.testing.assert_allclose(first.values, second.values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy_class", [NumpyQPolicy, TorchQPolicy])
+def test_observations_are_normalised_by_what_comes_with_the_weights(policy_class: Any) -> None:
+    spec, rng = spec_of(), np.random.default_rng(0)
+    weights = weights_of(network_of(spec, PLAIN))
+    plain, normalising = policy_class(spec, PLAIN, SEED), policy_class(spec, PLAIN, SEED)
+    mean, var = rng.normal(size=5).astype(np.float32), rng.uniform(0.5, 4.0, 5).astype(np.float32)
+    plain.set_weights(weights)
+    normalising.set_weights(weights | {OBS_MEAN: mean, OBS_VAR: var})
+    obs = rng.normal(size=(9, 5)).astype(np.float32)
+    expected = plain.q_values((obs - mean) / np.sqrt(var))
+    np.testing.assert_allclose(normalising.q_values(obs), expected, rtol=1e-4, atol=1e-5)
+    assert abs(expected - plain.q_values(obs)).max() > 0.01
 
 
 def test_dueling_heads_and_expectations() -> None:
