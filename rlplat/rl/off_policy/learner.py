@@ -12,7 +12,7 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array, UpdateReport, Weights
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.normalization import ObsStatistics
+from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.features import flat_features
@@ -21,7 +21,6 @@ from rlplat.rl.replay.buffer import Minibatch, ReplayShape
 from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import ObsSpec
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -71,8 +70,7 @@ class TransitionLearner(Learner[OffPolicyConfig]):
     ) -> None:
         super().__init__(config, parameter_server)
         self.trainee, self.spec = self.trainee_class(config, spec, seed), spec
-        normalizes = config.normalize_observations and isinstance(spec.obs, ObsSpec)
-        self.obs_statistics = ObsStatistics(spec.obs.shape if normalizes else None)  # type: ignore[union-attr]
+        self.obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self.updates = 0
         """Gradient steps so far."""
 
@@ -138,14 +136,9 @@ class ReplayLearner(TransitionLearner):
     def update(self, *batches: TransitionBatch) -> UpdateReport:
         """One round into the replay, the gradient steps that are due for it, publish version + 1."""
         started = perf_counter()
-        config = self.config
         env_steps = self.replay.add(batches)
         for batch in batches:
-            if config.normalize_observations:
-                assert isinstance(batch.obs, np.ndarray)
-                self.obs_statistics.update(
-                    batch.obs.reshape(-1, *batch.obs.shape[2:]), batch.valid.reshape(-1)
-                )
+            self.obs_statistics.update(batch.obs, batch.valid)
         self.env_steps += env_steps
         added = perf_counter()
         trained = self.learn(self.replay.due(env_steps))
