@@ -105,17 +105,13 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
         from rlplat.rl.run.registry import load_algorithm
 
         return load_algorithm(task).config_class(env="Pendulum-v1", learning_starts=OFF_POLICY_STARTS)
-    if task in ("dqn", "es"):
-        path = tuned_config(task, "CartPole-v1")
-        assert path is not None, f"configs/{task}/CartPole-v1.yaml is part of rlplat"
-        return plan_from_file(
-            path, [layer_from_arguments({"num_rollout_workers": 0} if in_one_process else {})]
-        ).config
-    if task == "dqn-pong":
-        path = tuned_config("dqn", "Pong")
-        assert path is not None, "configs/dqn/Pong.yaml is part of rlplat"
-        sizes = {"learning_starts": DQN_PONG_STARTS, "replay_capacity": DQN_PONG_REPLAY}
-        changes = sizes | ({"num_rollout_workers": 0} if in_one_process else {})
+    if task in ("dqn", "dqn-pong", "es"):
+        name, env = ("dqn", "Pong") if task == "dqn-pong" else (task, "CartPole-v1")
+        path = tuned_config(name, env)
+        assert path is not None, f"configs/{name}/{env}.yaml is part of rlplat"
+        changes = {"num_rollout_workers": 0} if in_one_process else {}
+        if task == "dqn-pong":
+            changes |= {"learning_starts": DQN_PONG_STARTS, "replay_capacity": DQN_PONG_REPLAY}
         return plan_from_file(path, [layer_from_arguments(changes)]).config
     path = tuned_config("ppo", "Pong-published")
     assert path is not None, "configs/ppo/Pong-published.yaml is part of rlplat"

@@ -60,7 +60,9 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if not 0.0 <= options.random <= 1.0:
         raise ConfigError(f"--random is a share from 0 to 1, not {options.random}")
-    manifest = _copied(options) if options.run.startswith("minari:") else _played(options)
+    from rlplat.rl.offline.dataset import MINARI
+
+    manifest = _copied(options) if options.run.startswith(MINARI) else _played(options)
     size, num_files = sum(file.bytes for file in manifest.files), len(manifest.files)
     print(f"{options.out}: {manifest}, {size:,} bytes in {num_files} file{'s' if num_files > 1 else ''}")
     return 0
@@ -84,13 +86,14 @@ def _played(options: argparse.Namespace) -> Manifest:
 
 
 def _copied(options: argparse.Namespace) -> Manifest:
+    from rlplat.rl.offline.dataset import MINARI
     from rlplat.rl.offline.from_minari import copy_minari
 
     if options.sampled or options.random or options.checkpoint or options.seed is not None:
         raise ConfigError(
             f"{options.run} is copied as it is: omit --sampled, --random, --checkpoint and --seed, which are for runs"
         )
-    manifest = copy_minari(options.run.removeprefix("minari:"), options.out, episodes=options.episodes)
+    manifest = copy_minari(options.run.removeprefix(MINARI), options.out, episodes=options.episodes)
     if clipped := manifest.source["clipped_actions"]:
         _warn(
             f"{clipped:,} of {manifest.env_steps:,} actions were beyond their bounds, and are clipped to them"

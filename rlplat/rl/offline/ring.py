@@ -74,7 +74,7 @@ def preflight(config: DataConfig, algo: str) -> tuple[SpaceSpec, Manifest]:
         if manifest.env in (
             "",
             config.env,
-        ):  # of Minari's, made by another version of it, or with wrappers of its own
+        ):  # Minari's: made by another version of it, or with wrappers of its own
             fix = "name an environment that has the spaces of the data (--env ./file.py:make_env)"
         recorded_in = f" in {manifest.env}" if manifest.env else ""
         raise ConfigError(
