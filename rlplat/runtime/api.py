@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from rlplat.errors import OptionError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.connect import connected
+from rlplat.runtime.core.resources import check_text
 from rlplat.runtime.generators import ObjectRefGenerator
 from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.refs import ObjectRef, backend
@@ -62,7 +63,7 @@ def init(
     memory_usage_threshold: float = 0.9,
     log_dir: str | None = None,
     log_to_driver: bool = True,
-    namespace: str = "",
+    namespace: str | None = None,
     object_store_memory: int | None = None,
     spill_dir: str | None = None,
     store_full_timeout_s: float = 10.0,
@@ -81,7 +82,7 @@ def init(
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
     object_store_memory: bytes of shared memory that large objects may take; None: 30 % of RAM, as far as it is free.
     spill_dir: where objects go that find no room there; None: the temp directory; "": nowhere.
-    store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`.
+    store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`; `math.inf`: for ever.
     runtime_env: for every task and actor: `env_vars`, `working_dir`, `py_modules`, `pip` or `uv` (docs/runtime.md).
     user_code: a folder that is sent to every machine of a cluster, where workers run in it; a `working_dir` in
         `runtime_env` comes first. On one machine nothing is copied.
@@ -95,6 +96,8 @@ def init(
         backend = os.environ.get("RLPLAT_BACKEND") or "zmq"
         if backend == "ray" and address is None:
             address = os.environ.get("RLPLAT_ADDRESS") or None
+    namespace = "" if namespace is None else namespace
+    check_text("rlplat.init: namespace", namespace)
     if address is not None and backend != "ray":
         raise OptionError(f"rlplat.init(address={address!r}): only backend='ray' connects to a cluster")
     if connection.is_connected():
@@ -295,6 +298,9 @@ def exit_actor() -> None:
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The actor that was created with `.options(name=name)`; namespace: None for this process's own."""
+    check_text("rlplat.get_actor: name", name)
+    if namespace is not None:
+        check_text("rlplat.get_actor: namespace", namespace)
     return connected().get_actor(name, namespace)
 
 

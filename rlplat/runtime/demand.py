@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import InfeasibleResources, OptionError
-from rlplat.runtime.core.resources import Resources, check_feasible, exact, exact_demand, units
+from rlplat.runtime.core.resources import Resources, check_feasible, check_text, exact, exact_demand, units
 from rlplat.runtime.placement import (
     NodeAffinitySchedulingStrategy,
     PlacementGroup,
@@ -68,6 +68,7 @@ def placement_of(options: Options, who: str) -> tuple[PlacementGroup | None, int
     if wanted == "SPREAD":
         return None, -1, "SPREAD"
     if isinstance(wanted, NodeAffinitySchedulingStrategy):
+        check_text(f"{who}: node_id", wanted.node_id)
         return None, -1, f"node{'?' if wanted.soft else ''}:{wanted.node_id}"
     raise OptionError(
         f"{who}: scheduling_strategy must be 'DEFAULT', 'SPREAD', a PlacementGroupSchedulingStrategy or a "

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlplat.errors import OptionError, OptionTypeError
+from rlplat.runtime.core.resources import check_amount, check_resources, check_text
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.values import DYNAMIC, STREAMING, CallOptions, class_names
 
@@ -76,60 +77,69 @@ class Options:
 
 
 _AT_LEAST = {
-    "num_cpus": 0, "num_gpus": 0, "memory": 0, "generator_backpressure": 0, "timeout_s": 0,
+    "memory": 0, "generator_backpressure": 0, "timeout_s": 0,
     "max_concurrency": 1, "num_returns": 0, "max_calls": 0,
     "max_retries": -1, "max_restarts": -1, "max_task_retries": -1,
 }  # fmt: skip
 _WHOLE = (
     "num_returns", "max_concurrency", "generator_backpressure", "max_retries", "max_restarts", "memory", "max_calls",
+    "max_task_retries",
 )  # fmt: skip
+_MOST = (1 << 63) - 1
+"""Of whole numbers: what a message carries."""
+_TEXTS = ("name", "namespace", "concurrency_group")
+_FLAGS = ("get_if_exists", "exactly_once", "placement_group_capture_child_tasks")
 _RETURNS = {"streaming": STREAMING, "dynamic": DYNAMIC}
 
 
 def merge_options(options: Any, changes: dict[str, Any], what: str) -> Any:
-    """`options` with checked changes."""
+    """`options` with checked changes; None stands for an option's default."""
     is_call = isinstance(options, CallOptions)
     known = options.__struct_fields__ if is_call else [field.name for field in fields(options)]
+    defaults = type(options)()
     for key, value in changes.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
             raise OptionError(f"unknown option {key!r} for {what}; {hint}")
-        if key == "num_returns" and isinstance(value, str):
+        if value is None and key != "placement_group":  # there it is a value of its own
+            # (As many refs as the function says: a generator's default is another.)
+            changes = changes | {key: getattr(options if key == "num_returns" else defaults, key)}
+        elif key == "num_returns" and isinstance(value, str):
             if value not in _RETURNS:
                 raise OptionError(
                     f"num_returns must be a whole number, 'streaming' or 'dynamic', not {value!r}"
                 )
             changes = changes | {key: _RETURNS[value]}
-        elif value is not None and (least := _AT_LEAST.get(key)) is not None:
+        elif (least := _AT_LEAST.get(key)) is not None:
             if isinstance(value, bool) or not isinstance(value, int if key in _WHOLE else (int, float)):
                 raise OptionTypeError(
                     f"{key} must be a {'whole ' if key in _WHOLE else ''}number, not {value!r}"
                 )
             if not value >= least:
                 raise OptionError(f"{key} must be at least {least}, not {value!r}")
+            if key in _WHOLE and value > _MOST:
+                raise OptionError(f"{key} must be at most {_MOST}, not {value!r}")
+        elif key in ("num_cpus", "num_gpus"):
+            check_amount(key, value)
+        elif key in _TEXTS:
+            check_text(key, value)
+        elif key in _FLAGS and not isinstance(value, bool):
+            raise OptionTypeError(f"{key} must be True or False, not {value!r}")
         elif key == "retry_exceptions" and not isinstance(value, bool):
             classes = _exception_classes(value)
             changes = changes | {key: tuple(class_names(each)[0] for each in classes) if is_call else classes}
+        elif key == "concurrency_groups" and not isinstance(value, dict):
+            raise OptionTypeError(f"{key} must be a dict of sizes by name, not {value!r}")
         elif key == "resources":
-            _check_resources(value)
+            check_resources(key, value)
         elif key == "runtime_env":
             from rlplat.runtime.envs.spec import checked
 
-            changes = changes | {key: checked(value or {})}
-        elif key == "lifetime" and value not in (None, "detached"):
+            changes = changes | {key: checked(value)}
+        elif key == "lifetime" and value != "detached":
             raise OptionError(f"lifetime must be None or 'detached', not {value!r}")
     return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)
-
-
-def _check_resources(value: Any) -> None:
-    if not isinstance(value, dict):
-        raise OptionTypeError(f"resources must be a dict of amounts by name, not {value!r}")
-    for name, amount in value.items():
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-            raise OptionTypeError(f"resources: {name!r} must be a number, not {amount!r}")
-        if not amount >= 0:
-            raise OptionError(f"resources: {name!r} must be at least 0, not {amount!r}")
 
 
 def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
@@ -154,7 +164,8 @@ def check_retries(name: str, is_exactly_once: bool) -> None:
 def check_groups(class_name: str, methods: dict[str, CallOptions], groups: dict[str, int]) -> None:
     """Every concurrency group that a method names must be one of the actor's."""
     for name, size in groups.items():
-        if not name or not isinstance(name, str) or not isinstance(size, int) or size < 1:
+        check_text(f"concurrency_groups of {class_name}: a name", name)
+        if not name or not isinstance(size, int) or not 1 <= size <= _MOST:
             raise OptionError(
                 f"concurrency_groups of {class_name}: a name and a whole number of at least 1 each, not "
                 f"{name!r}: {size!r}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import OptionError
 from rlplat.runtime.connect import connected
-from rlplat.runtime.core.resources import exact_demand
+from rlplat.runtime.core.resources import check_resources, check_text, exact_demand
 
 if TYPE_CHECKING:
     from rlplat.runtime.refs import ObjectRef
@@ -78,6 +78,7 @@ def placement_group(
         )
     if lifetime not in (None, "detached"):
         raise OptionError(f"placement_group: lifetime must be None or 'detached', not {lifetime!r}")
+    check_text("placement_group: name", name)
     made = tuple(_bundle(number, bundle) for number, bundle in enumerate(bundles))
     if not made:
         raise OptionError("placement_group needs at least one bundle, e.g. [{'CPU': 1}]")
@@ -89,9 +90,7 @@ def _bundle(number: int, bundle: Any) -> tuple[tuple[str, float], ...]:
         raise OptionError(
             f"placement_group: bundle {number} must be a dict like {{'CPU': 1}}, not {bundle!r}"
         )
-    for name, amount in bundle.items():
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount >= 0:
-            raise OptionError(f"placement_group: bundle {number} has {name}={amount!r}: not an amount")
+    check_resources(f"placement_group: bundle {number}", bundle)
     kept = exact_demand(bundle, f"placement_group: bundle {number}")
     if not kept:
         raise OptionError(f"placement_group: bundle {number} is empty, and reserves nothing")

@@ -29,7 +29,7 @@ def remote(*args: Any, **options: Any) -> Any:
             "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
         )
     checked = merge_options(Options(), options, "a task or actor")
-    return lambda target: _make_remote(target, checked, "num_returns" in options)
+    return lambda target: _make_remote(target, checked, options.get("num_returns") is not None)
 
 
 def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -42,7 +42,7 @@ def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         own = checked
-        if "num_returns" not in options and _is_generator(function):
+        if options.get("num_returns") is None and _is_generator(function):
             own = msgspec.structs.replace(checked, num_returns=STREAMING)
         function.__rlplat_options__ = own  # type: ignore[attr-defined]
         return function

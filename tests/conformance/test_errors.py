@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -106,6 +109,36 @@ def test_builtin_exceptions_arrive_as_themselves(backend: str, error: BaseExcept
     assert type(caught.value.cause) is type(error)
 
 
+def test_an_error_may_name_a_file_whose_name_is_not_utf8(backend: str) -> None:
+    path = os.fsdecode(b"caf\xe9.csv")
+
+    @rlplat.remote
+    class Reader:
+        def __init__(self) -> None:
+            self.num_runs = 0
+
+        def read(self) -> None:
+            self.num_runs += 1
+            raise FileNotFoundError(f"cannot read {path}")
+
+        def values(self) -> Iterator[int]:
+            yield 1
+            raise FileNotFoundError(f"cannot read {path}")
+
+        def runs(self) -> int:
+            return self.num_runs
+
+    reader = Reader.remote()
+    with pytest.raises(FileNotFoundError, match=r"cannot read caf\\udce9\.csv") as caught:
+        rlplat.get(reader.read.remote(), timeout=10)
+    assert caught.value.cause.args == (f"cannot read {path}",)  # type: ignore[attr-defined]
+    assert rlplat.get(reader.runs.remote(), timeout=10) == 1
+    values = reader.values.remote()
+    assert rlplat.get(next(values), timeout=10) == 1
+    with pytest.raises(FileNotFoundError, match="cannot read"):
+        rlplat.get(next(values), timeout=10)
+
+
 def test_an_error_travels_through_dependent_tasks(backend: str) -> None:
     @rlplat.remote
     def fail() -> int:
@@ -132,15 +165,39 @@ def test_an_error_travels_through_nested_tasks(backend: str) -> None:
         rlplat.get(outer.remote())
 
 
-def test_get_of_a_list_raises_the_first_error(backend: str) -> None:
+def test_get_of_a_list_raises_the_error_of_the_first_in_the_list(backend: str) -> None:
+    """Also when another fails before it."""
+
     @rlplat.remote
     def maybe(x: int) -> int:
         if x % 2:
+            time.sleep(0.5 if x == 1 else 0)
             raise ValueError(f"odd {x}")
         return x
 
     with pytest.raises(ValueError, match="odd 1"):
         rlplat.get([maybe.remote(i) for i in range(4)])
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_an_error_after_seconds_does_not_wait_for_what_is_behind_it(backend: str) -> None:
+    if backend == "inproc":
+        pytest.skip("tasks run when they are called there")
+
+    @rlplat.remote
+    def fails() -> None:
+        time.sleep(6.0)
+        raise ValueError("late")
+
+    @rlplat.remote
+    def goes_on() -> None:
+        time.sleep(20.0)
+
+    behind = goes_on.remote()
+    with pytest.raises(ValueError, match="late"):
+        rlplat.get([fails.remote(), behind])
+    assert rlplat.wait([behind], timeout=0)[0] == []
 
 
 def test_rlplats_own_errors_keep_their_class(backend: str) -> None:

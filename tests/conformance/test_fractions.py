@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -60,3 +61,11 @@ def test_what_cannot_be_an_amount_is_refused(backend: str) -> None:
         task.options(resources={"x": -1})
     with pytest.raises(OptionTypeError, match="must be a number"):
         task.options(resources={"x": "many"})
+    for amount in (math.inf, math.nan, 10**400):
+        for name in ("num_cpus", "num_gpus"):
+            with pytest.raises(OptionError, match=f"{name} must be at least 0 and at most"):
+                task.options(**{name: amount})
+        with pytest.raises(OptionError, match="'x' must be at least 0 and at most"):
+            task.options(resources={"x": amount})
+        with pytest.raises(OptionError, match="bundle 0: 'CPU' must be at least 0 and at most"):
+            rlplat.placement_group([{"CPU": amount}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError, InfeasibleResources, NotInitialized
+from rlplat.errors import ConfigError, InfeasibleResources, NotInitialized, OptionError
 
 pytestmark = pytest.mark.process
 
@@ -50,6 +51,31 @@ def test_an_unknown_backend_is_named() -> None:
 def test_negative_resources_are_refused(options: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(options)).replace("resources", "disk")):
         rlplat.init(**options)
+    assert not rlplat.is_initialized()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("value", [math.inf, math.nan, "2", True, 10**400], ids=lambda v: str(v)[:4])
+@pytest.mark.parametrize("option", ["num_cpus", "num_gpus", "resources"])
+def test_what_is_no_amount_is_refused(name: str, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"rlplat\.init: {option}.* must be .*, not ") as caught:
+        rlplat.init(backend=name, **{option: {"disk": value} if option == "resources" else value})
+    assert repr(value)[:50] in str(caught.value)
+    assert not rlplat.is_initialized()
+
+
+@pytest.mark.parametrize("resources", [{5: 1}, {"\udcff": 1}, ["disk"]])
+def test_what_does_not_name_resources_is_refused(resources: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rlplat\.init: resources.* must be "):
+        rlplat.init(resources=resources)
+    assert not rlplat.is_initialized()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("namespace", [5, "\udcff"])
+def test_a_namespace_that_is_no_text_is_refused(name: str, namespace: Any) -> None:
+    with pytest.raises(OptionError, match=r"rlplat\.init: namespace must be text"):
+        rlplat.init(backend=name, namespace=namespace)
     assert not rlplat.is_initialized()
 
 

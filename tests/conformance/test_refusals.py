@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, NoSuchActor, OptionError, OptionTypeError
+from rlplat.runtime.options import Options, merge_options
+from rlplat.runtime.wire.values import CallOptions
 
 
 @rlplat.remote
@@ -56,6 +59,62 @@ def test_an_option_of_the_wrong_type_is_a_type_error(backend: str, call: Callabl
     with pytest.raises(TypeError) as caught:
         call()
     assert isinstance(caught.value, OptionTypeError)
+
+
+_HUGE = 2**63
+_NO_TEXT = "\udcff"
+WRONG = [
+    {"name": 5}, {"name": _NO_TEXT}, {"namespace": b"here"}, {"namespace": _NO_TEXT},
+    {"memory": _HUGE}, {"memory": 1.5}, {"max_retries": _HUGE}, {"max_calls": _HUGE}, {"num_returns": _HUGE},
+    {"generator_backpressure": _HUGE}, {"max_concurrency": _HUGE}, {"max_restarts": _HUGE}, {"max_task_retries": 1.5},
+    {"get_if_exists": 1}, {"exactly_once": "yes"}, {"placement_group_capture_child_tasks": 1},
+    {"concurrency_groups": ["io"]}, {"resources": {_NO_TEXT: 1}}, {"resources": {5: 1}}, {"lifetime": 5},
+]  # fmt: skip
+
+
+def test_a_value_that_no_message_can_carry_is_refused_by_name(backend: str) -> None:
+    """A call that got through with one would be waited for without end."""
+    for wrong in WRONG:
+        for make in (task.options, rlplat.remote):
+            with pytest.raises(OptionError, match=f"^{next(iter(wrong))}.* must be .*, not "):
+                make(**wrong)
+    for wrong in ({"concurrency_group": 5}, {"concurrency_group": _NO_TEXT}, {"max_task_retries": _HUGE}):
+        with pytest.raises(OptionError, match=f"^{next(iter(wrong))} must be .*, not "):
+            rlplat.method(**wrong)
+    for groups in ({_NO_TEXT: 1}, {5: 1}, {"io": _HUGE}):
+        with pytest.raises(OptionError, match=r"^concurrency_groups of Actor: "):
+            Actor.options(concurrency_groups=groups).remote()
+    strategy = rlplat.NodeAffinitySchedulingStrategy(_NO_TEXT)
+    for call in (
+        lambda: rlplat.get_actor(_NO_TEXT),
+        lambda: rlplat.get_actor(5),
+        lambda: rlplat.get_actor("a", namespace=_NO_TEXT),
+        lambda: rlplat.placement_group([{"CPU": 1}], name=_NO_TEXT),
+        lambda: rlplat.placement_group([{_NO_TEXT: 1}]),
+        lambda: task.options(scheduling_strategy=strategy).remote(1),
+    ):
+        with pytest.raises(OptionError, match="must be text"):
+            call()
+    assert rlplat.get(task.remote(1), timeout=10) == 1
+
+
+def test_none_is_the_default_of_every_option(backend: str) -> None:
+    nothing = dict.fromkeys(field.name for field in dataclasses.fields(Options))
+    refs = [task.options(**{name: None}).remote(1) for name in nothing]
+    assert rlplat.get(refs, timeout=10) == [1] * len(refs)
+    actor = Actor.options(**nothing).remote()
+    method = actor.method.options(**dict.fromkeys(CallOptions.__struct_fields__))
+    assert rlplat.get(method.remote(), timeout=10) == 1
+    assert merge_options(Options(max_retries=7), nothing, "a task") == Options(placement_group=None)
+
+
+def test_num_returns_none_is_as_the_function_says(backend: str) -> None:
+    @rlplat.remote(num_returns=None)
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+
+    for each in (numbers, numbers.options(num_returns=None)):
+        assert rlplat.get(list(each.remote()), timeout=10) == [0, 1, 2]
 
 
 def test_an_unknown_actor_is_a_value_error(backend: str) -> None:

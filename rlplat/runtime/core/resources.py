@@ -6,10 +6,42 @@ n / 10,000. So ten tenths are one, and what was taken and given back a million t
 
 from __future__ import annotations
 
-from rlplat.errors import InfeasibleResources, OptionError
+from numbers import Real
+from typing import Any
+
+from rlplat.errors import InfeasibleResources, OptionError, OptionTypeError
 
 Resources = dict[str, float]
 _UNITS = 10_000
+_MOST = 1e15
+
+
+def check_amount(what: str, amount: Any) -> None:
+    """Raise OptionError, or OptionTypeError, for what is no amount: infinity and NaN cannot be counted."""
+    is_number = isinstance(amount, Real) and not isinstance(amount, bool)
+    if not is_number:
+        raise OptionTypeError(f"{what} must be a number, not {amount!r}")
+    if not 0 <= amount <= _MOST:
+        raise OptionError(f"{what} must be at least 0 and at most {_MOST:g}, not {amount!r}")
+
+
+def check_text(what: str, value: Any) -> None:
+    """The same for a name: one that is not text, or that no message can carry."""
+    if not isinstance(value, str):
+        raise OptionTypeError(f"{what} must be text, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise OptionError(f"{what} must be text that UTF-8 can encode, not {value!r}") from None
+
+
+def check_resources(what: str, value: Any) -> None:
+    """The same for amounts by name."""
+    if not isinstance(value, dict):
+        raise OptionTypeError(f"{what} must be a dict of amounts by name, not {value!r}")
+    for name, amount in value.items():
+        check_text(f"{what}: a name", name)
+        check_amount(f"{what}: {name!r}", amount)
 
 
 def units(amount: float) -> int:

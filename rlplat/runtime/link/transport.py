@@ -121,7 +121,10 @@ class Transport:
         send, encode = self._socket.send, messages.encode
         for label, box in self._outbox.items():
             if box:
-                frame = encode(box)  # ahead of the label, which must not be left alone
+                try:
+                    frame = encode(box)  # ahead of the label, which must not be left alone
+                except Exception:
+                    frame = self._frame(label, box)
                 try:
                     send(label, _MORE)
                     send(frame, _NOBLOCK)
@@ -132,6 +135,20 @@ class Transport:
                 box.clear()
         self.num_unsent = 0
 
+    def _frame(self, label: bytes, box: list[Any]) -> bytes:
+        """The frame of those messages that can be encoded; each other one is dropped: kept, it would fail for ever."""
+        good = []
+        for message in box:
+            try:
+                messages.encode(message)
+                good.append(message)
+            except MemoryError:
+                raise  # not the message's fault
+            except Exception as error:
+                what = f"a {type(message).__name__} to"
+                self.dropped.add(what, label.decode().removesuffix(">"), f"{type(error).__name__}: {error}")
+        return messages.encode(good)
+
     def reply_once(self, peer: str, message: Any) -> None:
         """Answer somebody who has connected to us and asked; nothing here remembers him (if he has gone: nobody hears).
 
@@ -140,9 +157,10 @@ class Transport:
         label = f"{peer}>".encode()
         self._callers.discard(label)
         self._senders.pop(label, None)
+        frame = self._frame(label, [message])
         try:
             self._socket.send(label, _MORE)
-            self._socket.send(messages.encode([message]), _NOBLOCK)
+            self._socket.send(frame, _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

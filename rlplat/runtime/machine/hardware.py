@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.errors import OptionError
-from rlplat.runtime.core.resources import Resources, exact
+from rlplat.runtime.core.resources import Resources, check_amount, check_resources, exact
 
 
 def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
-    for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus, **(custom or {})}.items():
-        if amount is not None and amount < 0:
-            raise OptionError(f"rlplat.init: {name} must be at least 0, not {amount!r}")
+    for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus}.items():
+        if amount is not None:
+            check_amount(f"rlplat.init: {name}", amount)
+    check_resources("rlplat.init: resources", {} if custom is None else custom)
     found = {
         "CPU": float(len(os.sched_getaffinity(0)) if num_cpus is None else num_cpus),
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),

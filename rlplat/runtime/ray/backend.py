@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 import ray
 from ray.actor import exit_actor
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
@@ -106,6 +106,7 @@ class RayBackend:
             return ref_of(ray.put(value))
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+        """An error: that of the first ref in the list. Ray's own get of a list raises the first in time."""
         theirs = [theirs_of(ref) for ref in refs]
         try:
             return [ours_of(value) for value in self._values(theirs, timeout)]
@@ -147,15 +148,27 @@ class RayBackend:
             if self._watch is not None and self._watch.lost:
                 raise errors.NodeLost(self._watch.lost)
 
-    def _values(self, theirs: list[Any], timeout: float | None) -> Any:
-        if self._watch is None or (timeout is not None and timeout <= _SLICE_S):
-            return ray.get(theirs, timeout=timeout)
+    def _values(self, theirs: list[Any], timeout: float | None) -> list[Any]:
+        """All at once where they come soon; else one after another, so that the first in the list raises its error and
+        the loss of the head is noticed."""
         end = math.inf if timeout is None else monotonic() + timeout
+        is_short = timeout is not None and timeout <= _SLICE_S
         try:
-            return ray.get(theirs, timeout=_SLICE_S)
+            values: list[Any] = ray.get(
+                theirs, timeout=timeout if self._watch is None or is_short else _SLICE_S
+            )
+            return values
         except GetTimeoutError:
-            self._wait(theirs, len(theirs), None if timeout is None else end - monotonic())
-        return ray.get(theirs, timeout=None if timeout is None else max(0.0, end - monotonic()))
+            if monotonic() >= end:
+                raise
+        except RayError:
+            pass
+        return [self._value(one, end) for one in theirs]
+
+    def _value(self, one: Any, end: float) -> Any:
+        if self._watch is not None:
+            self._wait([one], 1, None if end == math.inf else end - monotonic())
+        return ray.get(one, timeout=None if end == math.inf else max(0.0, end - monotonic()))
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()

@@ -33,6 +33,7 @@ _LIMIT, _TIMEOUT_MS, _NUM_SLOTS = 0, 1, 2
 _SHARE_OF_RAM = 0.3
 _SHARE_OF_FREE = 0.9
 _MIN_BYTES = 1 << 20
+_FOR_EVER_S = 1e10
 
 
 @dataclass(frozen=True)
@@ -210,14 +211,18 @@ def _bytes(num_slots: int) -> int:
 
 
 def create_account(session: str, limit: int, full_timeout_s: float) -> None:
-    if isinstance(full_timeout_s, bool) or not isinstance(full_timeout_s, (int, float)) or full_timeout_s < 0:
+    if (
+        isinstance(full_timeout_s, bool)
+        or not isinstance(full_timeout_s, (int, float))
+        or not full_timeout_s >= 0
+    ):
         raise OptionError(f"store_full_timeout_s must be seconds, at least 0, not {full_timeout_s!r}")
     descriptor = os.open(
         os.path.join(session, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
     )
     try:
         os.posix_fallocate(descriptor, 0, _bytes(_MAX_SLOTS))  # all of it: a full /dev/shm is no SIGBUS later
-        header = [limit, int(full_timeout_s * 1000), 0]
+        header = [limit, int(min(full_timeout_s, _FOR_EVER_S) * 1000), 0]
         os.pwrite(descriptor, b"".join(word.to_bytes(8, "little", signed=True) for word in header), 0)
     finally:
         os.close(descriptor)

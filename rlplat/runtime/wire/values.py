@@ -7,6 +7,11 @@ import msgspec
 from rlplat.runtime.wire.signatures import Signature
 
 
+def encodable(text: str) -> str:
+    """With "\\udcff" spelled out where a lone surrogate is (in the name of a file that is not UTF-8, for example)."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class ErrorInfo(msgspec.Struct, array_like=True):
     """An exception on the wire: text first, the pickled exception as an optional extra."""
 
@@ -17,10 +22,13 @@ class ErrorInfo(msgspec.Struct, array_like=True):
     classes: list[str] = []
     """Of what user code raised: `class_names` of it (`retry_exceptions` looks there)."""
 
+    def __post_init__(self) -> None:
+        self.message = encodable(self.message)
+
 
 def class_names(kind: type) -> list[str]:
     """Module and name of a class and its bases. (A class made in a function loses its qualified name on its way.)"""
-    return [f"{base.__module__}.{base.__name__}" for base in kind.__mro__[:-1]]
+    return [encodable(f"{base.__module__}.{base.__name__}") for base in kind.__mro__[:-1]]
 
 
 Key = tuple[str, int]

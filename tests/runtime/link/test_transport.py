@@ -143,6 +143,43 @@ def test_a_dead_peer_is_forgotten_with_what_was_meant_for_it(make: Callable[[str
     a.flush()
 
 
+@pytest.mark.usefixtures("may_drop")
+def test_a_message_that_cannot_be_encoded_takes_no_other_with_it(
+    make: Callable[[str], Transport], capfd: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = make("w1"), make("w2"), make("w3")
+    a.post("w2", done(1))
+    a.post("w2", messages.Pace("\udcff", 1.0))  # text that is not UTF-8
+    a.post("w2", messages.MakeRoom(2**70))
+    a.post("w2", done(2))
+    a.post("w3", done(3))
+    a.flush()
+    assert a.num_unsent == 0
+    a.post("w2", done(4))
+    a.flush()
+    assert receive(b, 3) == [("w1", done(n)) for n in (1, 2, 4)]
+    assert receive(c, 1) == [("w1", done(3))]
+    said = capfd.readouterr().err
+    assert "w1 dropped a Pace to 'w2': UnicodeEncodeError" in said
+    assert "w1 dropped a MakeRoom to 'w2': OverflowError" in said
+
+
+@pytest.mark.usefixtures("may_drop")
+def test_a_reply_that_cannot_be_encoded_does_not_leave_its_label_alone(
+    make: Callable[[str], Transport],
+) -> None:
+    a, b = make("w1"), make("w2")
+    b.post("w1", done(1))
+    b.flush()
+    receive(a, 1)
+    a.reply_once("w2", messages.Report(1, error="\udcff"))
+    a.reply_once("w2", messages.Report(2))
+    a.post("w2", done(2))
+    a.flush()
+    heard = receive(b, 2)  # by two connections, in any order
+    assert ("w1", messages.Report(2)) in heard and ("w1", done(2)) in heard
+
+
 @pytest.mark.parametrize("connects", ["driver", "w1"])
 def test_late_frames_of_the_dead_are_dropped(make: Callable[[str], Transport], connects: str) -> None:
     """Whoever of the two has connected; and what others say behind them is heard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,7 +135,14 @@ def test_a_budget_beyond_the_machine_is_refused(tmp_path: Path) -> None:
     assert 1 << 20 <= budget(None, str(tmp_path)) <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@pytest.mark.parametrize("seconds", [-1, "1", True])
+def test_a_deadline_may_be_infinite(tmp_path: Path) -> None:
+    create_account(str(tmp_path), 1 << 20, math.inf)
+    account = Account.open(str(tmp_path))
+    assert account.full_timeout_s > 1e9
+    account.close()
+
+
+@pytest.mark.parametrize("seconds", [-1, "1", True, math.nan])
 def test_the_deadline_must_be_seconds(tmp_path: Path, seconds: Any) -> None:
     with pytest.raises(ConfigError, match="store_full_timeout_s"):
         create_account(str(tmp_path), 1 << 20, seconds)
