@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, UsageError
 from rlplat.listening import read_token
 
 _EPILOG = """\
@@ -92,6 +92,7 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("deploy", "status", "shutdown"):
         return _of_file(arguments[0], build_file_parser(arguments[0]).parse_args(arguments[1:]))
     options = build_parser().parse_args(arguments)
+    _refuse_ignored(str(options.run), arguments)
     if options.replicas < 1:
         raise ConfigError(f"--replicas is a positive number, not {options.replicas}")
     if options.max_rows < 1:
@@ -121,6 +122,40 @@ def run(arguments: list[str]) -> int:
     with running:
         print(f"serving {path} at {running.url}  (Ctrl-C ends it)", flush=True)
         return wait_for_signal()
+
+
+_ELSEWHERE = {
+    "checkpoint": "",
+    "policy": "",
+    "name": "",
+    "follow": "",
+    "max_rows": "",
+    "replicas": "num_replicas= of @serve.deployment",
+}
+"""Options that an application of one's own has no use for: where it says the same."""
+
+
+def _refuse_ignored(run: str, arguments: list[str]) -> None:
+    """UsageError for options that would do nothing, as RUN says these things itself."""
+    is_file = run.endswith((".yaml", ".yml"))
+    if not is_file and ":" not in run:
+        return
+    parser = build_parser()
+    names = [*_ELSEWHERE, "host", "port", "token_file"] if is_file else [*_ELSEWHERE]
+    parser.set_defaults(**dict.fromkeys(names))  # so that what is given can be told from what is not
+    given = parser.parse_args(arguments)
+    for name in names:
+        if getattr(given, name) is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if not is_file:
+            instead = _ELSEWHERE[name]
+            fix = f"set {instead} in the program" if instead else "omit it"
+            raise UsageError(f"{flag} is for a run, and {run} is an application of its own: {fix}")
+        key = "applications.NAME" if name == "name" else f"applications.NAME.{name}"
+        raise UsageError(
+            f"{flag} does nothing with {run}, which says it itself: omit it, and set {key} there"
+        )
 
 
 def _of_file(verb: str, options: argparse.Namespace) -> int:

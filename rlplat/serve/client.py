@@ -37,6 +37,8 @@ class Client:
             raise ConfigError(f"{url} is no address of a server; expected http://HOST:PORT")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._prefix = parts.path.rstrip("/")
+        """Of a proxy that passes on what is below it."""
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._retry_s = retry_s
         self.url = url
@@ -123,7 +125,7 @@ class Client:
     def _once(
         self, method: str, path: str, data: bytes | None, headers: dict[str, str]
     ) -> tuple[bytes, dict[str, str]]:
-        self._connection.request(method, path, data, headers)
+        self._connection.request(method, self._prefix + path, data, headers)
         answer = self._connection.getresponse()
         body = answer.read()
         if answer.status < 400:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any
 import rlplat
 import rlplat.serve.plan as planning
 from rlplat.config import closest
-from rlplat.errors import ConfigError, RlplatError
+from rlplat.errors import ActorDied, ConfigError, RlplatError, SerializationError
 from rlplat.serve.autoscale import Autoscaler
 from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes
@@ -32,6 +33,8 @@ AUTOSCALE_PERIOD_S = 0.25
 _CONCURRENCY = 100_000
 """Of the actor: the gate of the replica decides how many calls run, and refuses the rest."""
 
+STOPPED = "the application has been stopped: start it again (serve.run)"
+
 
 @dataclass
 class _Version:
@@ -43,13 +46,26 @@ class _Version:
 
 
 @dataclass
+class _Change:
+    """A user_config that the replicas of a deployment were given."""
+
+    before: dict[int, Any]
+    """The last that all took, by version."""
+    waiting: list[str] = field(default_factory=list)
+    """Replicas that have not answered."""
+    refused: str = ""
+    """By which replica, and why."""
+
+
+@dataclass
 class _Live:
     """What the controller keeps of a deployment."""
 
     versions: dict[int, _Version] = field(default_factory=dict)
-    scaler: Autoscaler | None = None
     failure: str = ""
     """Why the last version did not start."""
+    change: _Change | None = None
+    """The newest."""
 
 
 class Controller:
@@ -64,9 +80,12 @@ class Controller:
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
         self._numbers = 0
+        self._failures: dict[int, str] = {}
+        """What was said of the versions that were given up."""
         self._changed = threading.Condition()
         self._is_stopping = False
-        self._ingress = self._canary_ingress = ""
+        self.ingress = self._canary_ingress = ""
+        """The first: of the application as it was last taken (plan.py, rule 4)."""
         self._canary_share = self._next_autoscale = 0.0
         self._share_told: list[Any] = []
         self._thread = threading.Thread(target=self._run, name="rlplat-serve", daemon=True)
@@ -74,25 +93,39 @@ class Controller:
 
     # ---------------------------------------------------------------- from any thread
 
-    def deploy(self, app: Application) -> str:
-        """Start an application, or change the one that runs to it; the name of its ingress. Does not wait."""
-        parts = parts_of(app)
-        self._ask(partial(self._deploy, parts, 0.0), wait=True)
-        return parts[-1].name
+    def deploy(self, app: Application) -> list[int]:
+        """Start an application, or change the one that runs to it; the versions of its parts. Does not wait."""
+        return self._ask(partial(self._deploy, parts_of(app), 0.0), wait=True)
 
-    def deploy_canary(self, app: Application, share: float) -> None:
+    def deploy_canary(self, app: Application, share: float) -> list[int]:
         if self.listening is None:
             raise ConfigError("a canary has a share of the connections, and this application has no port")
-        self._ask(partial(self._deploy, canary_of(parts_of(app), share), share), wait=True)
+        return self._ask(partial(self._deploy, canary_of(parts_of(app), share), share), wait=True)
 
     def end_canary(self) -> None:
         """Its connections are finished, its sessions go to the others. Does not wait."""
         self._ask(partial(self._remove, lambda name: name.endswith(CANARY)), wait=True)
 
-    def reconfigure(self, deployment: str, user_config: Any) -> None:
-        """To every replica, those that start later too."""
+    def reconfigure(self, deployment: str, user_config: Any, timeout_s: float | None) -> None:
+        """Give it to every replica, those that start later too, and wait until they have it.
+
+        RlplatError with what one of them raised: then all get the one before again, where there was one, unless a newer
+        one came meanwhile. TimeoutError.
+        """
         self._require(deployment)
-        self._ask(partial(self._reconfigure, deployment, user_config))
+        try:
+            rlplat.put(user_config)  # before anything keeps it
+        except SerializationError as error:
+            raise ConfigError(
+                f"the user_config for {deployment} cannot be sent to its replicas: {error}"
+            ) from error
+        change: _Change = self._ask(partial(self._reconfigure, deployment, user_config), wait=True)
+        is_over = self._wait_for(lambda: not change.waiting, timeout_s)
+        if change.refused:
+            raise RlplatError(change.refused)
+        if not is_over:
+            names = ", ".join(change.waiting)
+            raise TimeoutError(f"{names} did not take the user_config within {timeout_s:g} s")
 
     def scale(self, deployment: str, num_replicas: int) -> None:
         if num_replicas < 1:
@@ -100,20 +133,18 @@ class Controller:
         self._require(deployment)
         self._ask(partial(self._scale, deployment, num_replicas), wait=True)
 
-    def wait_until_settled(self, timeout_s: float | None) -> None:
-        """RlplatError where a deployment cannot start, or an update was given up; TimeoutError."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while True:
-                for name, live in self._live.items():
-                    if live.failure:
-                        raise RlplatError(_told(name, live.failure, self._plan))
-                if self._live and all(map(self._plan.is_settled, self._live)):
-                    break
-                if end is not None and time.monotonic() > end:
-                    there = self._plan.describe()
-                    raise TimeoutError(f"not everything is ready after {timeout_s:g} s: {there}")
-                self._changed.wait(0.1)
+    def wait_until_settled(self, timeout_s: float | None, versions: Collection[int] = ()) -> None:
+        """RlplatError where one of these versions is given up; TimeoutError."""
+
+        def is_settled() -> bool:
+            for version in versions:
+                if version in self._failures:
+                    raise RlplatError(self._failures[version])
+            return bool(self._live) and all(map(self._plan.is_settled, self._live))
+
+        if not self._wait_for(is_settled, timeout_s):
+            there = self._plan.describe()
+            raise TimeoutError(f"not everything is ready after {timeout_s:g} s: {there}")
         if self._share_told:
             rlplat.wait(self._share_told, num_returns=len(self._share_told), timeout=10.0)
 
@@ -147,22 +178,50 @@ class Controller:
             _kill(actor)
         self._actors.clear()
         forget_routes(list(self._live))
+        self._live.clear()  # their names may be another application's when this is called again
         if self.listening is not None:
             self.listening.close()
 
     def _require(self, deployment: str) -> None:
-        if deployment not in self._live:
-            near, there = closest(deployment, self._live), ", ".join(self._live)
+        if not self._thread.is_alive():
+            raise RlplatError(STOPPED)
+        with self._changed:
+            versions = self._plan.versions()
+        if deployment not in versions:
+            near, there = closest(deployment, versions), ", ".join(versions)
             raise ConfigError(f"there is no deployment '{deployment}'{near}; there are {there}")
 
-    def _ask(self, do: Callable[[], None], *, wait: bool = False) -> None:
-        """Have the controller's thread do it; wait: until it has."""
-        self._events.put(do)
-        if wait:
-            seen = threading.Event()
-            self._events.put(seen.set)
-            while not seen.wait(0.5) and self._thread.is_alive():
-                pass
+    def _wait_for(self, is_done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Whether it got done within this time."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not is_done():
+                if not self._thread.is_alive():
+                    raise RlplatError(STOPPED)
+                if end is not None and time.monotonic() > end:
+                    return False
+                self._changed.wait(0.1)
+        return True
+
+    def _ask(self, do: Callable[[], Any], *, wait: bool = False) -> Any:
+        """Have the controller's thread do it; wait: until it has, for what it returns or raises."""
+        if not wait:
+            self._events.put(do)
+            return None
+        answer: Future[Any] = Future()
+
+        def answered() -> None:
+            try:
+                answer.set_result(do())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._events.put(answered)
+        while not answer.done() and self._thread.is_alive():
+            futures.wait([answer], timeout=0.5)
+        if not answer.done():
+            raise RlplatError(STOPPED)
+        return answer.result()
 
     # ---------------------------------------------------------------- in the controller's thread
 
@@ -186,18 +245,15 @@ class Controller:
         now = time.monotonic()
         due = self._plan.next_tick()
         wait = 1.0 if due is None else min(1.0, max(0.0, due - now))
-        if any(live.scaler for live in self._live.values()):
+        if self._scalers():
             wait = min(wait, max(0.0, self._next_autoscale - now))
         return wait
 
-    def _deploy(self, parts: list[Part], canary_share: float) -> None:
-        names = {part.name for part in parts}
+    def _deploy(self, parts: list[Part], canary_share: float) -> list[int]:
         if canary_share:
             self._canary_ingress, self._canary_share = parts[-1].name, canary_share
             self._tell_share()
-        else:
-            self._ingress = parts[-1].name
-        self._remove(lambda name: name.endswith(CANARY) == bool(canary_share) and name not in names)
+        deployed = []
         for part in parts:
             self._numbers += 1
             live = self._live.setdefault(part.name, _Live())
@@ -206,10 +262,15 @@ class Controller:
             for old in self._plan.unused(part.name, live.versions):
                 del live.versions[old]
             is_ingress = part is parts[-1] and self.listening is not None
-            live.scaler = Autoscaler(options.autoscale) if options.autoscale else None
-            live.versions[self._numbers] = _Version(part, is_ingress, options.user_config, live.scaler)
+            scaler = Autoscaler(options.autoscale) if options.autoscale else None
+            live.versions[self._numbers] = _Version(part, is_ingress, options.user_config, scaler)
             num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
-            self._handle(planning.Deployed(part.name, self._numbers, num_replicas))
+            deployed.append(planning.Deployed(part.name, self._numbers, num_replicas, part.calls))
+        names = {part.name for part in parts}
+        of_its_side = [name for name in self._live if name.endswith(CANARY) == bool(canary_share)]
+        drops = tuple(name for name in of_its_side if name not in names)
+        self._handle(planning.Updated(tuple(deployed), drops))
+        return [each.version for each in deployed]
 
     def _scale(self, deployment: str, num_replicas: int) -> None:
         self._live[deployment].failure = ""
@@ -220,16 +281,36 @@ class Controller:
             self._live[name].failure = ""
             self._handle(planning.Removed(name))
 
-    def _reconfigure(self, deployment: str, user_config: Any) -> None:
-        for version in self._live[deployment].versions.values():
+    def _reconfigure(self, deployment: str, user_config: Any) -> _Change:
+        live, before = self._live[deployment], {}
+        taken = live.change.before if live.change is not None and live.change.waiting else {}
+        for number, version in live.versions.items():
+            before[number] = taken.get(number, version.user_config)
             version.user_config = user_config
-        for name in self._plan.ready(deployment):
-            answer = self._actors[name].reconfigure.remote(user_config)
-            self._when_done(answer, partial(self._warn, name, "reconfigure"))
+        live.change = _Change(before)
+        self._give_config(deployment, live.change)
+        return live.change
 
-    def _warn(self, name: str, what: str, call: Future[Any]) -> None:
-        if (error := call.exception()) is not None:
-            self._say(f"warning: {what} of {name} failed: {error}")
+    def _give_config(self, deployment: str, change: _Change) -> None:
+        """What its version has, to each replica."""
+        for name in self._plan.starting(deployment) + self._plan.ready(deployment):
+            config = self._live[deployment].versions[self._plan.version_of(name)].user_config
+            if name in self._actors and not (change.refused and config is None):
+                change.waiting.append(name)
+                answer = self._actors[name].reconfigure.remote(config)
+                self._when_done(answer, partial(self._configured, deployment, change, name))
+
+    def _configured(self, deployment: str, change: _Change, name: str, answer: Future[Any]) -> None:
+        change.waiting.remove(name)
+        error = answer.exception()
+        if error is None or isinstance(error, ActorDied) or change.refused:
+            return  # what takes the place of one that died starts with it
+        change.refused = f"{name} does not take the user_config: {_reason(error)}"
+        live = self._live[deployment]
+        if live.change is change:
+            for number, version in live.versions.items():
+                version.user_config = change.before.get(number, version.user_config)
+            self._give_config(deployment, change)
 
     def _handle(self, event: planning.Event) -> None:
         for action in self._plan.handle(event, time.monotonic()):
@@ -238,7 +319,12 @@ class Controller:
     def _perform(self, action: planning.Action) -> None:
         match action:
             case planning.StartReplica(deployment, version, replica):
-                self._start(deployment, version, replica)
+                try:
+                    self._start(deployment, version, replica)
+                except RlplatError as error:  # its arguments cannot be pickled, say
+                    if not rlplat.is_initialized():
+                        raise
+                    self._ask(partial(self._handle, planning.ReplicaDied(replica, _reason(error))))
             case planning.DrainReplica(replica):
                 self._when_done(self._actors[replica].drain.remote(), lambda drain: None)
             case planning.StopReplica(replica):
@@ -248,13 +334,17 @@ class Controller:
                     _kill(actor)
             case planning.RoutesChanged(deployment):
                 self._tell_routes(deployment)
-                if deployment in (self._ingress, self._canary_ingress):
+                if deployment in (self.ingress, self._canary_ingress):
                     self._tell_share()
-            case planning.UpdateFailed(deployment, _, reason, kept):
-                live = self._live[deployment]
-                live.failure = reason
-                live.scaler = live.versions[kept].scaler if kept else None
-                self._say(f"warning: {_told(deployment, live.failure, self._plan)}")
+            case planning.UpdateTaken(deployments):
+                if not deployments[-1].endswith(CANARY):
+                    self.ingress = deployments[-1]
+                    self._tell_share()
+            case planning.UpdateFailed(deployment, version, reason):
+                self._live[deployment].failure = reason
+                kept = "; the version before goes on" if self.ingress else ""
+                self._failures[version] = f"{deployment} does not start: {reason}{kept}"
+                self._say(f"warning: {self._failures[version]}")
 
     def _start(self, deployment: str, version: int, replica: str) -> None:
         live = self._live[deployment]
@@ -336,7 +426,7 @@ class Controller:
 
     def _tell_share(self) -> None:
         share = self._canary_share if self._plan.ready(self._canary_ingress) else 0.0
-        replicas = self._replicas(self._ingress).values()
+        replicas = self._replicas(self.ingress).values()
         self._share_told = [actor.set_canary_share.remote(share) for actor in replicas]
 
     def _autoscale(self) -> None:
@@ -344,9 +434,7 @@ class Controller:
         if now < self._next_autoscale:
             return
         self._next_autoscale = now + AUTOSCALE_PERIOD_S
-        for name, live in self._live.items():
-            if live.scaler is None:
-                continue
+        for name, scaler in self._scalers().items():
             stats = [self._actors[each].stats.remote() for each in self._plan.ready(name)]
             answered, _ = rlplat.wait(stats, num_returns=len(stats), timeout=0.2) if stats else ([], [])
             ongoing = 0.0
@@ -357,24 +445,24 @@ class Controller:
                     continue  # it died; the plan hears of it
                 ongoing += each["running"] + each["waiting"]
             if answered:
-                wanted = live.scaler.decide(now, ongoing, self._num_replicas(name))
+                wanted = scaler.decide(now, ongoing, self._num_replicas(name))
                 if wanted != self._num_replicas(name):
                     self._say(f"{name}: {wanted} replicas for {ongoing:g} requests")
                     with self._changed:
                         self._handle(planning.Scaled(name, wanted))
+
+    def _scalers(self) -> dict[str, Autoscaler]:
+        versions = {name: self._live[name].versions[number] for name, number in self._plan.versions().items()}
+        return {name: version.scaler for name, version in versions.items() if version.scaler is not None}
 
     def _num_replicas(self, deployment: str) -> int:
         number: Any = self._plan.describe()[deployment]["num_replicas"]
         return int(number)
 
 
-def _told(name: str, failure: str, plan: planning.Plan) -> str:
-    there = plan.describe().get(name, {})
-    kept = "; the version before goes on" if there.get("num_replicas") else ""
-    return f"{name} does not start: {failure}{kept}"
-
-
 def _reason(error: BaseException) -> str:
+    if isinstance(error, SerializationError):
+        return str(error)  # it names what cannot be pickled
     cause = getattr(error, "cause", None) or error.__cause__ or error
     named = "" if isinstance(cause, RlplatError) else f"{type(cause).__name__}: "
     return f"{named}{cause}".strip()

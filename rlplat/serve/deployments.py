@@ -12,7 +12,7 @@ with serve.run(app) as running: ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -167,6 +167,11 @@ class Part:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The deployments that it gets handles of."""
+        return tuple(_names_in([*self.args, *self.kwargs.values()]))
+
 
 @dataclass(frozen=True)
 class PartName:
@@ -209,6 +214,16 @@ def parts_of(app: Application) -> list[Part]:
 
     visit(app)
     return list(parts.values())
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    if isinstance(value, PartName):
+        yield value.name
+    elif type(value) in (list, tuple):
+        for each in value:
+            yield from _names_in(each)
+    elif type(value) is dict:
+        yield from _names_in(list(value.values()))
 
 
 def canary_of(parts: list[Part], share: float) -> list[Part]:

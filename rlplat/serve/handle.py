@@ -7,21 +7,23 @@
     handle.options(model_id="a").remote(x)                   # of a deployment with several models (multiplexing.py)
 
 A call goes straight to the replica with the fewest calls of this process that are running; one that names a model, to
-a replica that has it. A call whose replica died, or is ending, is sent to another one: a method may therefore run
-twice, unless it is called with `.options(retry=False)`.
+a replica that has it. A call whose replica died, or is ending, is sent to another one, as soon as there is one: a
+method may therefore run twice, unless it is called with `.options(retry=False)`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import random
 import time
-from collections.abc import AsyncIterator, Generator, Iterable
+from collections.abc import AsyncIterator, Container, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import rlplat
-from rlplat.errors import ActorDied, DeadlineExceeded, WorkerCrashed
+from rlplat.errors import ActorDied, DeadlineExceeded, GetTimeout, TaskError, WorkerCrashed
 from rlplat.serve.multiplexing import checked_model_id, choose_replica
 from rlplat.serve.refusals import Refused
 
@@ -42,8 +44,9 @@ class Routes:
     models: dict[str, set[str]] = field(default_factory=dict)
     """Those that each replica has, as far as this process knows; empty where its class loads none."""
 
-    def choose(self, avoid: str = "", model_id: str = "") -> str | None:
-        names = [name for name in self.replicas if name != avoid] or list(self.replicas)
+    def choose(self, model_id: str = "", gone: Container[str] = ()) -> str | None:
+        """gone: replicas that have ended, which this process may not have been told yet."""
+        names = [name for name in self.replicas if name not in gone]
         if len(names) < 2:
             return names[0] if names else None
         if model_id and self.models:
@@ -57,12 +60,13 @@ _routes: dict[str, Routes] = {}
 
 
 def routes_of(deployment: str) -> Routes:
-    return _routes.setdefault(deployment, Routes())
+    """To look at; of a deployment that is not there, empty ones: a handle that is left over makes none."""
+    return _routes.get(deployment) or Routes()
 
 
 def set_routes(deployment: str, replicas: dict[str, Any], leaving: dict[str, Any]) -> None:
     """What the controller tells every process that has handles."""
-    routes = routes_of(deployment)
+    routes = _routes.setdefault(deployment, Routes())
     routes.replicas, routes.leaving = dict(replicas), dict(leaving)
     routes.ongoing = {name: routes.ongoing.get(name, 0) for name in replicas}
     routes.models = {name: models for name, models in routes.models.items() if name in replicas}
@@ -101,6 +105,8 @@ class Response:
         self._args = tuple(_as_argument(each) for each in args)
         self._kwargs = {key: _as_argument(value) for key, value in kwargs.items()}
         self._replica: str | None = None
+        self._gone: set[str] = set()
+        """Replicas that it was sent to and that have ended: it is sent to none of them again."""
         self._ref: Any = None
         self._send()
 
@@ -108,10 +114,8 @@ class Response:
         return self._answer().__await__()
 
     async def _answer(self) -> Any:
-        give_up = time.monotonic() + NO_REPLICA_S
-        attempt = 0
-        while True:
-            attempt += 1
+        for attempt in itertools.count(1):
+            give_up = time.monotonic() + NO_REPLICA_S
             while self._ref is None:
                 self._require_patience(give_up)
                 await asyncio.sleep(0.01)
@@ -126,19 +130,20 @@ class Response:
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The value; in a coroutine, `await` instead. GetTimeout after `timeout_s`."""
-        give_up = time.monotonic() + NO_REPLICA_S
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        attempt = 0
-        while True:
-            attempt += 1
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        for attempt in itertools.count(1):
+            give_up = time.monotonic() + NO_REPLICA_S
             while self._ref is None:
+                if time.monotonic() > end:
+                    raise GetTimeout(
+                        f"no replica of {self._handle.deployment} was ready within {timeout_s:g} s"
+                    )
                 self._require_patience(give_up)
                 time.sleep(0.01)
                 self._send()
             try:
-                answer = rlplat.get(
-                    self._ref, timeout=None if end is None else max(0.0, end - time.monotonic())
-                )
+                left = None if timeout_s is None else max(0.0, end - time.monotonic())
+                answer = rlplat.get(self._ref, timeout=left)
             except (ActorDied, WorkerCrashed, Refused) as error:
                 self._again(error, attempt)
             else:
@@ -159,9 +164,9 @@ class Response:
     def __del__(self) -> None:
         self._release()
 
-    def _send(self, avoid: str = "") -> None:
+    def _send(self) -> None:
         routes = routes_of(self._handle.deployment)
-        self._replica = routes.choose(avoid, self._handle.model_id)
+        self._replica = routes.choose(self._handle.model_id, self._gone)
         if self._replica is None:
             self._ref = None
             return
@@ -178,15 +183,15 @@ class Response:
 
     def _again(self, error: Exception, attempt: int) -> None:
         """Send it to another replica, or raise."""
-        gone = self._replica or ""
+        self._gone.add(self._replica or "")
         self._release()
         if isinstance(error, Refused):
             cause = getattr(error, "cause", None) or error
             if cause.code != "draining" or attempt == MAX_SENDS:
                 raise cause from None
-        elif not self._handle.retry or attempt == MAX_SENDS:
-            raise error
-        self._send(avoid=gone)
+        elif not self._handle.retry or attempt == MAX_SENDS or isinstance(error, TaskError):
+            raise error  # a TaskError: the method raised it, of another actor
+        self._send()
 
     def _require_patience(self, give_up: float) -> None:
         if time.monotonic() > give_up:
@@ -235,7 +240,7 @@ class Handle:
         """The values of a method that yields (`def` or `async def`), as they are made."""
         routes = routes_of(self.deployment)
         give_up = time.monotonic() + NO_REPLICA_S
-        while (replica := routes.choose(model_id=self.model_id)) is None:
+        while (replica := routes.choose(self.model_id)) is None:
             if time.monotonic() > give_up:
                 raise DeadlineExceeded(f"no replica of {self.deployment} was ready within {NO_REPLICA_S:g} s")
             await asyncio.sleep(0.01)

@@ -57,6 +57,9 @@ class ListeningSocket:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def close(self) -> None:
+        """Once: the numbers of its descriptors may be others' by the second call."""
+        if self._door.fileno() == -1:
+            return
         try:
             self._door.shutdown(socket.SHUT_RDWR)  # ends the accept() in the thread
         except OSError:

@@ -62,7 +62,7 @@ class Metrics:
             own = (*labels, *self._own)
             buckets = self._buckets.get((name, labels))
             if buckets is None:
-                lines.append(f"{name}{_shown(own)} {value:g}")
+                lines.append(f"{name}{_shown(own)} {_digits(value)}")
                 continue
             total = 0
             for bound, number in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
@@ -82,6 +82,11 @@ def exposition(replicas: Iterable[list[str]]) -> str:
         if own := [line for line in lines if line.startswith(starts)]:
             text += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *own]
     return "\n".join(text) + "\n"
+
+
+def _digits(value: float) -> str:
+    """All of them: a counter that is rounded does not rise, and its rate is wrong."""
+    return repr(float(value)).removesuffix(".0")
 
 
 def _shown(labels: Labels) -> str:

@@ -11,8 +11,10 @@ Rules:
    one new replica at a time beside the old ones.
 3. A replica that dies is replaced at once; the next one of a row of failures after a pause that doubles, to
    MAX_PAUSE_S.
-4. An update none of whose replicas got ready in MAX_START_FAILURES starts is given up: the version before it stays,
-   with the number of replicas that it had.
+4. An update of an application is taken when every deployment of it has had a ready replica, and given up when one has
+   none in MAX_START_FAILURES starts: all of them go back to the version before, with the number of replicas that it
+   had. Deployments that the new version lacks are removed when all of it is settled.
+5. What is removed is drained when no replica that calls it is left: callers end before what they call.
 """
 
 from __future__ import annotations
@@ -29,11 +31,23 @@ STABLE_S = 30.0
 
 @dataclass(frozen=True)
 class Deployed:
-    """A deployment is new, or has another version (code, arguments), or another size."""
+    """A deployment is new, or has another version (code, arguments), or another size: an update of it alone."""
 
     deployment: str
     version: int
     num_replicas: int
+    calls: tuple[str, ...] = ()
+    """The deployments that this version calls."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    """An application is new, or has another version."""
+
+    parts: tuple[Deployed, ...]
+    """The ingress last."""
+    drops: tuple[str, ...] = ()
+    """Its deployments that the new version lacks."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Deployed | Scaled | ReplicaReady | ReplicaDied | ReplicaDrained | Removed | Tick
+Event = Deployed | Updated | Scaled | ReplicaReady | ReplicaDied | ReplicaDrained | Removed | Tick
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,14 @@ class UpdateFailed:
     """The version that stays; 0: there was none."""
 
 
-Action = StartReplica | DrainReplica | StopReplica | RoutesChanged | UpdateFailed
+@dataclass(frozen=True)
+class UpdateTaken:
+    """It is not given up any more."""
+
+    deployments: tuple[str, ...]
+
+
+Action = StartReplica | DrainReplica | StopReplica | RoutesChanged | UpdateFailed | UpdateTaken
 
 
 @dataclass
@@ -125,9 +146,11 @@ class _Replica:
 class _Deployment:
     version: int
     num_replicas: int
-    proven: int = 0
-    """The newest version of which a replica got ready."""
-    proven_replicas: int = 0
+    is_proven: bool = False
+    """Whether a replica of the version got ready."""
+    kept: int = 0
+    """The version of the last update that was taken: where it goes back to; 0: there was none."""
+    kept_replicas: int = 0
     """How many of that were wanted before the update that runs."""
     failures: int = 0
     """Deaths in a row."""
@@ -135,17 +158,37 @@ class _Deployment:
     reason: str = ""
     """Of the last death."""
     started: int = 0
+    is_leaving: bool = False
+    """Removed, and perhaps not drained yet."""
+    calls: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """What each version calls."""
     replicas: dict[str, _Replica] = field(default_factory=dict)
 
     def of(self, state: str, version: int | None = None) -> list[_Replica]:
         return [r for r in self.replicas.values() if r.state == state and version in (None, r.version)]
 
 
+@dataclass
+class _Update:
+    parts: tuple[str, ...]
+    drops: tuple[str, ...]
+    is_taken: bool = False
+
+    def has(self, name: str) -> bool:
+        return name in self.parts or name in self.drops
+
+
 class Plan:
     def __init__(self) -> None:
         self._deployments: dict[str, _Deployment] = {}
+        self._updates: list[_Update] = []
+        """Those that run: of the application, and of its canary."""
         self._home: dict[str, str] = {}
         """The deployment of each replica."""
+
+    def starting(self, deployment: str) -> list[str]:
+        there = self._deployments.get(deployment)
+        return [replica.name for replica in there.of("starting")] if there else []
 
     def ready(self, deployment: str) -> list[str]:
         """The replicas that take its requests."""
@@ -156,12 +199,13 @@ class Plan:
         there = self._deployments.get(deployment)
         return [replica.name for replica in there.of("draining")] if there else []
 
+    def version_of(self, replica: str) -> int:
+        return self._deployments[self._home[replica]].replicas[replica].version
+
     def unused(self, deployment: str, versions: Iterable[int]) -> list[int]:
         """Those of the versions that no replica has or may get again."""
         there = self._deployments.get(deployment)
-        used = (
-            {there.proven, there.version, *(r.version for r in there.replicas.values())} if there else set()
-        )
+        used = {there.kept, there.version, *(r.version for r in there.replicas.values())} if there else set()
         return [version for version in versions if version not in used]
 
     def is_settled(self, deployment: str) -> bool:
@@ -169,7 +213,13 @@ class Plan:
         there = self._deployments.get(deployment)
         if there is None:
             return True
+        if there.is_leaving:
+            return False
         return len(there.of("ready", there.version)) == there.num_replicas == len(there.replicas)
+
+    def versions(self) -> dict[str, int]:
+        """Of each deployment that is to stay."""
+        return {name: each.version for name, each in self._deployments.items() if not each.is_leaving}
 
     def describe(self) -> dict[str, dict[str, object]]:
         """JSON values: what is there, for status."""
@@ -194,30 +244,52 @@ class Plan:
         return min(waits, default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
+        actions = self._on(event, now)
+        for update in list(self._updates):
+            actions += self._advance(update)
+        while more := self._remove(now):
+            actions += more
+        return actions
+
+    def _advance(self, update: _Update) -> list[Action]:
+        parts = [self._deployments[name] for name in update.parts]
+        actions: list[Action] = []
+        if not update.is_taken and all(part.is_proven for part in parts):
+            update.is_taken = True
+            for part in parts:
+                part.kept = part.version
+            actions.append(UpdateTaken(update.parts))
+        if update.is_taken and all(map(self.is_settled, update.parts)):
+            self._updates.remove(update)
+            self._leave(update.drops)
+        return actions
+
+    def _leave(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._deployments:
+                self._deployments[name].is_leaving = True
+
+    def _remove(self, now: float) -> list[Action]:
+        """Drain what is to leave as far as its callers have ended."""
+        leaving = [name for name, each in self._deployments.items() if each.is_leaving]
+        return [action for name in leaving for action in self._converge(name, now)]
+
+    def _on(self, event: Event, now: float) -> list[Action]:
         match event:
-            case Deployed(name, version, num_replicas):
-                there = self._deployments.get(name)
-                if there is None:
-                    self._deployments[name] = _Deployment(version, num_replicas)
-                else:
-                    if version != there.version:
-                        there.failures, there.start_after = 0, 0.0
-                        if there.version == there.proven:
-                            there.proven_replicas = there.num_replicas
-                    there.version, there.num_replicas = version, num_replicas
-                return self._converge(name, now)
+            case Deployed():
+                return self._update(Updated((event,)), now)
+            case Updated():
+                return self._update(event, now)
             case Scaled(name, num_replicas):
-                if name not in self._deployments:
+                scaled = self._deployments.get(name)
+                if scaled is None or scaled.is_leaving:
                     return []
-                scaled = self._deployments[name]
-                scaled.num_replicas = scaled.proven_replicas = num_replicas
+                scaled.num_replicas = scaled.kept_replicas = num_replicas
                 return self._converge(name, now)
             case Removed(name):
-                gone = self._deployments.get(name)
-                if gone is None:
-                    return []
-                gone.num_replicas = 0
-                return self._converge(name, now)
+                self._updates = [update for update in self._updates if not update.has(name)]
+                self._leave([name])
+                return []
             case Tick():
                 return [action for name in list(self._deployments) for action in self._converge(name, now)]
             case ReplicaReady(replica) | ReplicaDied(replica) | ReplicaDrained(replica):
@@ -227,6 +299,47 @@ class Plan:
                 changes = self._of_replica(event, self._deployments[name], now)
                 return changes + self._converge(name, now)
 
+    def _update(self, event: Updated, now: float) -> list[Action]:
+        update = _Update(tuple(part.deployment for part in event.parts), event.drops)
+        actions: list[Action] = []
+        for before in [each for each in self._updates if any(map(update.has, each.parts + each.drops))]:
+            self._updates.remove(before)  # this one takes its place
+            if before.is_taken:
+                self._leave(before.drops)
+            else:
+                actions += self._go_back([name for name in before.parts if name not in update.parts], now)
+        self._updates.append(update)
+        for part in event.parts:
+            self._deploy(part)
+        return actions + [action for name in update.parts for action in self._converge(name, now)]
+
+    def _go_back(self, names: Iterable[str], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for name in names:
+            there = self._deployments[name]
+            if not there.kept:
+                there.is_leaving = True
+            elif there.version != there.kept:
+                there.version, there.num_replicas, there.is_proven = there.kept, there.kept_replicas, True
+                there.failures, there.start_after = 0, 0.0
+                actions += self._converge(name, now)
+        return actions
+
+    def _deploy(self, event: Deployed) -> None:
+        there = self._deployments.get(event.deployment)
+        if there is None:
+            there = self._deployments[event.deployment] = _Deployment(event.version, event.num_replicas)
+        elif event.version != there.version:
+            there.failures, there.start_after, there.is_proven = 0, 0.0, False
+            if there.is_leaving:
+                there.kept = 0
+            elif there.version == there.kept:
+                there.kept_replicas = there.num_replicas
+        there.version, there.num_replicas, there.is_leaving = event.version, event.num_replicas, False
+        for old in self.unused(event.deployment, list(there.calls)):
+            del there.calls[old]
+        there.calls[event.version] = event.calls
+
     def _of_replica(
         self, event: ReplicaReady | ReplicaDied | ReplicaDrained, there: _Deployment, now: float
     ) -> list[Action]:
@@ -235,8 +348,7 @@ class Plan:
         if isinstance(event, ReplicaReady):
             if one.state != "starting":
                 return []
-            one.state, one.ready_at = "ready", now
-            there.proven = max(there.proven, one.version)
+            one.state, one.ready_at, there.is_proven = "ready", now, True
             return [RoutesChanged(name)]
         del there.replicas[event.replica], self._home[event.replica]
         if isinstance(event, ReplicaDrained) or one.state == "draining":
@@ -249,13 +361,11 @@ class Plan:
         actions: list[Action] = [StopReplica(event.replica)]
         if one.state == "ready":
             actions.append(RoutesChanged(name))
-        elif there.version > there.proven and there.failures >= MAX_START_FAILURES:
-            actions.append(UpdateFailed(name, there.version, event.reason, there.proven))
-            if there.proven:
-                there.version, there.failures, there.start_after = there.proven, 0, 0.0
-                there.num_replicas = there.proven_replicas
-            else:
-                there.num_replicas = 0
+        elif not there.is_proven and there.failures >= MAX_START_FAILURES:
+            actions.append(UpdateFailed(name, there.version, event.reason, there.kept))
+            for update in [each for each in self._updates if name in each.parts]:
+                self._updates.remove(update)
+                actions += self._go_back(update.parts, now)
         return actions
 
     def _missing(self, there: _Deployment) -> int:
@@ -267,8 +377,18 @@ class Plan:
             missing = min(missing, max(0, there.num_replicas + 1 - old - current))
         return missing
 
+    def _is_called(self, name: str) -> bool:
+        """Whether there is a replica that may call it."""
+        return any(
+            name in each.calls.get(replica.version, ())
+            for each in self._deployments.values()
+            for replica in each.replicas.values()
+        )
+
     def _converge(self, name: str, now: float) -> list[Action]:
         there = self._deployments[name]
+        if there.is_leaving and not (there.is_proven and self._is_called(name)):
+            there.num_replicas = 0
         actions: list[Action] = []
         for one in there.of("starting"):
             if one.version != there.version:

@@ -64,7 +64,8 @@ class Replica:
         """Methods that are no coroutines run here, one at a time."""
         self._metrics = Metrics(spec.name, spec.version)
         self._drained: asyncio.Future[None] | None = None
-        self._is_ended = False
+        self._is_started, self._is_ended = asyncio.Event(), False
+        self._configuring = asyncio.Lock()
         self._called_at = 0.0
         self._server: Any = None
         self._object: Any = None
@@ -95,7 +96,7 @@ class Replica:
             stable = spec.deployment_name.removesuffix(CANARY)
             introduce(spec.name, lambda: peers_of(stable, stable + CANARY))
         if spec.user_config is not None:
-            await self.reconfigure(spec.user_config)
+            await self._configure(spec.user_config)
         if spec.door:
             from rlplat.serve.http.server import HttpServer
 
@@ -107,6 +108,7 @@ class Replica:
             )
             is_canary = spec.deployment_name.endswith(CANARY)
             await self._server.start(spec.door, is_canary=is_canary)
+        self._is_started.set()
         return os.getpid()
 
     async def run(self) -> None:
@@ -157,6 +159,12 @@ class Replica:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def reconfigure(self, user_config: Any) -> None:
+        """After the user_config that it starts with, one after the other: the newest stays."""
+        await self._is_started.wait()
+        async with self._configuring:
+            await self._configure(user_config)
+
+    async def _configure(self, user_config: Any) -> None:
         change = getattr(self._object, "reconfigure", None)
         if change is None:
             raise ConfigError(

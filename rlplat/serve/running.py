@@ -18,16 +18,15 @@ from rlplat.serve.listening import ListeningSocket
 class Running:
     """What `serve.run` returns: an application that is up; a context manager that stops it."""
 
-    def __init__(self, controller: Controller, ingress: str, owns_cluster: bool) -> None:
+    def __init__(self, controller: Controller, owns_cluster: bool) -> None:
         self._controller = controller
-        self._ingress = ingress
         self._owns_cluster = owns_cluster
         self.is_stopped = threading.Event()
 
     @property
     def handle(self) -> Handle:
         """Of the ingress, the deployment that was given to `serve.run`."""
-        return Handle(self._ingress)
+        return Handle(self._controller.ingress)
 
     @property
     def url(self) -> str:
@@ -36,18 +35,18 @@ class Running:
         return "" if listening is None else listening.url
 
     def update(self, app: Application, *, canary: float = 0.0, timeout_s: float | None = 120.0) -> None:
-        """Roll over to another version of it; RlplatError where that does not start: then the old one goes on.
+        """Roll over to another version of it; RlplatError where that does not start: then all of the old one goes on.
 
         canary: give it that share of the connections, beside the version that runs. The next update ends the canary,
         whichever version it rolls over to; `end_canary` goes back."""
         if not canary:
-            self._ingress = self._controller.deploy(app)
-            self._controller.wait_until_settled(timeout_s)
+            versions = self._controller.deploy(app)
+            self._controller.wait_until_settled(timeout_s, versions)
             self.end_canary(timeout_s=timeout_s)
             return
-        self._controller.deploy_canary(app, canary)
+        versions = self._controller.deploy_canary(app, canary)
         try:
-            self._controller.wait_until_settled(timeout_s)
+            self._controller.wait_until_settled(timeout_s, versions)
         except BaseException:
             self._controller.end_canary()
             raise
@@ -61,18 +60,22 @@ class Running:
         self._controller.scale(deployment, num_replicas)
         self._controller.wait_until_settled(timeout_s)
 
-    def reconfigure(self, deployment: str, user_config: Any) -> None:
-        """Give `reconfigure(user_config)` of every replica something new; nothing restarts."""
-        self._controller.reconfigure(deployment, user_config)
+    def reconfigure(self, deployment: str, user_config: Any, *, timeout_s: float | None = 120.0) -> None:
+        """Give `reconfigure(user_config)` of every replica something new, and wait for it; nothing restarts.
+
+        RlplatError where it raises in a replica: then all get the one before again, where there was one. TimeoutError.
+        """
+        self._controller.reconfigure(deployment, user_config, timeout_s)
 
     def status(self) -> dict[str, Any]:
         return self._controller.status()
 
     def stop(self, drain_s: float = 30.0) -> None:
-        """Finish the requests that run, for up to `drain_s`; then nothing is left."""
+        """Finish the requests that run, for up to `drain_s`; then nothing is left. Again, it does nothing."""
         self.is_stopped.set()
         self._controller.stop(drain_s)
-        if self._owns_cluster and rlplat.is_initialized():
+        owns_cluster, self._owns_cluster = self._owns_cluster, False
+        if owns_cluster and rlplat.is_initialized():
             rlplat.shutdown()
 
     def __enter__(self) -> Running:
@@ -115,7 +118,7 @@ def run(
         if listening is not None:
             listening.close()
         raise
-    running = Running(controller, "", owns_cluster)
+    running = Running(controller, owns_cluster)
     try:
         running.update(app, timeout_s=start_timeout_s)
     except BaseException:

@@ -106,6 +106,35 @@ def test_wrong_usage_is_one_line(runs: Path, capsys: Any, tmp_path: Path) -> Non
     assert "cannot read the token" in refused([run, "--token-file", str(tmp_path / "none")], capsys)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("serve.yaml --port 8000", ("--port does nothing with serve.yaml", "applications.NAME.port")),
+        ("serve.yaml --replicas 4", ("--replicas", "applications.NAME.replicas")),
+        ("serve.yaml --checkpoint best", ("--checkpoint", "applications.NAME.checkpoint")),
+        ("serve.yaml --follow", ("--follow", "applications.NAME.follow")),
+        ("serve.yaml --host 0.0.0.0", ("--host", "applications.NAME.host")),
+        ("serve.yaml --token-file t", ("--token-file", "applications.NAME.token_file")),
+        ("serve.yaml --policy a", ("--policy", "applications.NAME.policy")),
+        ("serve.yaml --name a", ("--name", "set applications.NAME there")),
+        ("serve.yaml --max-rows 8", ("--max-rows", "applications.NAME.max_rows")),
+        ("app.py:app --replicas 1", ("--replicas is for a run", "num_replicas= of @serve.deployment")),
+        ("app.py:app --follow", ("--follow is for a run", "omit it")),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    arguments: str, words: tuple[str, ...], capsys: Any
+) -> None:
+    line = refused(arguments.split(), capsys)
+    assert all(each in line for each in words), line
+
+
+def test_an_application_of_ones_own_takes_an_address(capsys: Any) -> None:
+    assert "there is no file none.py" in refused(
+        ["none.py:app", "--port", "0", "--host", "127.0.0.1"], capsys
+    )
+
+
 @pytest.mark.process
 def test_a_token_is_asked_for(runs: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"

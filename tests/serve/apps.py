@@ -128,14 +128,66 @@ class Leaving:
 class Version:
     """Says which version it is; one that cannot start; one that dies when it is told to."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, *others: Any) -> None:
         if version < 0:
             raise ValueError("no such version")
         self.version = version
 
+    def introduce(self, name: str, peers: Callable[[], dict[str, Any]]) -> None:
+        self.name = name
+
     def reconfigure(self, version: int) -> None:
+        if version == 7 and self.name != "Version-0":
+            raise ValueError("only one has 7")
         self.version = version
 
     async def __call__(self, request: Any) -> int:
         await asyncio.sleep(0.002)
         return self.version
+
+
+@serve.deployment(user_config="first")
+class Slow:
+    """Says its user_config; takes a while to start, and for one of its configurations; marks its starts in a file."""
+
+    def __init__(self, starts: Path) -> None:
+        self.starts, self.config = starts, ""
+
+    async def reconfigure(self, config: str) -> None:
+        if config == "bad":
+            raise ValueError("not that one")
+        if config == "first":
+            with self.starts.open("a") as file:
+                file.write(".")
+        if config in ("first", "slow"):
+            await asyncio.sleep(0.5)
+        self.config = config
+
+    async def __call__(self, request: Any) -> str:
+        return self.config
+
+
+@serve.deployment
+class Back:
+    """Answers after so many seconds."""
+
+    async def __call__(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "answered"
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@serve.deployment
+class Front:
+    """Asks Back, `pause_s` after it was asked; `file` says that it was asked."""
+
+    def __init__(self, back: Any, pause_s: float = 0.0, file: Path | None = None) -> None:
+        self.back, self.pause_s, self.file = back, pause_s, file
+
+    async def __call__(self, seconds: float) -> str:
+        if self.file is not None:
+            self.file.touch()
+        await asyncio.sleep(self.pause_s)
+        return await self.back.remote(seconds)

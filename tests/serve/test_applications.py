@@ -149,3 +149,6 @@ def test_the_door_is_closed_and_its_folder_removed() -> None:
     assert os.stat(folder).st_mode & 0o777 == 0o700
     listening.close()
     assert not os.path.exists(folder)
+    with open(os.devnull) as other:  # it may have the number of one of the descriptors
+        listening.close()
+        os.fstat(other.fileno())

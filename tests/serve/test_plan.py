@@ -14,6 +14,7 @@ from rlplat.serve.http.sharing import Share, canary_replicas
 from rlplat.serve.plan import (
     MAX_START_FAILURES,
     STABLE_S,
+    Action,
     Deployed,
     DrainReplica,
     Plan,
@@ -26,7 +27,9 @@ from rlplat.serve.plan import (
     StartReplica,
     StopReplica,
     Tick,
+    Updated,
     UpdateFailed,
+    UpdateTaken,
 )
 
 
@@ -41,7 +44,7 @@ def up(num_replicas: int = 2) -> Plan:
 def test_as_many_start_as_are_asked_for() -> None:
     plan = Plan()
     assert plan.handle(Deployed("m", 1, 2), 0.0) == [StartReplica("m", 1, "m-0"), StartReplica("m", 1, "m-1")]
-    assert plan.handle(ReplicaReady("m-1"), 0.5) == [RoutesChanged("m")]
+    assert plan.handle(ReplicaReady("m-1"), 0.5) == [RoutesChanged("m"), UpdateTaken(("m",))]
     assert plan.ready("m") == ["m-1"] and not plan.is_settled("m")
     plan.handle(ReplicaReady("m-0"), 0.6)
     assert plan.is_settled("m")
@@ -55,6 +58,7 @@ def test_an_update_starts_one_and_then_drains_an_old_one() -> None:
         DrainReplica("m-0"),
         RoutesChanged("m"),
         StartReplica("m", 2, "m-3"),
+        UpdateTaken(("m",)),
     ]
     assert sorted(plan.ready("m")) == ["m-1", "m-2"]
     assert plan.handle(ReplicaDrained("m-0"), 3.5) == [StopReplica("m-0")]
@@ -142,6 +146,114 @@ def test_scaling_down_drains_the_youngest_and_removal_all() -> None:
     assert isinstance(drain, DrainReplica)
     for name in ("m-0", "m-1", "m-2"):
         plan.handle(ReplicaDrained(name), 4.0)
+    assert plan.describe() == {}
+
+
+def chain() -> Plan:
+    """door calls middle, middle calls model."""
+    plan = Plan()
+    for name, calls in (("model", ()), ("middle", ("model",)), ("door", ("middle",))):
+        plan.handle(Deployed(name, 1, 1, calls), 0.0)
+        plan.handle(ReplicaReady(f"{name}-0"), 1.0)
+    return plan
+
+
+def test_what_is_called_is_drained_when_its_callers_have_ended() -> None:
+    plan = chain()
+    assert plan.handle(Removed("model"), 2.0) == [] and plan.handle(Removed("middle"), 2.0) == []
+    assert plan.handle(Removed("door"), 2.0) == [DrainReplica("door-0"), RoutesChanged("door")]
+    assert plan.handle(Scaled("model", 3), 2.1) == [] and not plan.is_settled("model")
+    assert plan.handle(ReplicaDied("model-0"), 2.2)[2:] == [StartReplica("model", 1, "model-1")], (
+        "it is needed"
+    )
+    plan.handle(ReplicaReady("model-1"), 2.3)
+    drained = plan.handle(ReplicaDrained("door-0"), 3.0)
+    assert drained == [StopReplica("door-0"), DrainReplica("middle-0"), RoutesChanged("middle")]
+    died = plan.handle(ReplicaDied("middle-0"), 4.0)
+    assert died == [StopReplica("middle-0"), DrainReplica("model-1"), RoutesChanged("model")]
+    plan.handle(ReplicaDrained("model-1"), 5.0)
+    assert plan.describe() == {}
+
+
+def test_callers_that_only_start_are_waited_for_by_none() -> None:
+    plan = chain()
+    plan.handle(ReplicaDied("door-0"), 2.0)  # another one starts
+    for name in ("model", "middle"):
+        assert plan.handle(Removed(name), 3.0) == []
+    assert plan.handle(Removed("door"), 3.0) == [
+        StopReplica("door-1"),
+        DrainReplica("middle-0"),
+        RoutesChanged("middle"),
+    ]
+
+
+def fail(plan: Plan, name: str, now: float) -> list[Action]:
+    """What starts of a deployment dies until its update is given up."""
+    actions: list[Action] = []
+    for _ in range(MAX_START_FAILURES):
+        (replica,) = plan.starting(name)
+        actions += plan.handle(ReplicaDied(replica, "no GPU"), now)
+        actions += plan.handle(Tick(), now + 20.0)
+    return actions
+
+
+def renamed(plan: Plan) -> list[Action]:
+    """The application of `chain` calls "other" in place of "model"."""
+    parts = (
+        Deployed("other", 2, 1),
+        Deployed("middle", 3, 1, ("other",)),
+        Deployed("door", 4, 1, ("middle",)),
+    )
+    return plan.handle(Updated(parts, ("model",)), 2.0)
+
+
+def test_what_an_update_drops_stays_until_all_of_it_is_settled() -> None:
+    plan = chain()
+    assert [action.deployment for action in renamed(plan)] == ["other", "middle", "door"]  # type: ignore[union-attr]
+    for replica in ("other-0", "middle-1"):
+        plan.handle(ReplicaReady(replica), 3.0)
+    taken = plan.handle(ReplicaReady("door-1"), 3.0)
+    assert taken[-1] == UpdateTaken(("other", "middle", "door"))
+    plan.handle(ReplicaDrained("door-0"), 4.0)
+    assert plan.ready("model") == ["model-0"]
+    drained = plan.handle(ReplicaDrained("middle-0"), 4.0)
+    assert drained == [StopReplica("middle-0"), DrainReplica("model-0"), RoutesChanged("model")]
+
+
+def test_an_update_that_is_given_up_goes_back_with_all_its_deployments() -> None:
+    plan = chain()
+    renamed(plan)
+    plan.handle(ReplicaReady("other-0"), 3.0)
+    plan.handle(ReplicaReady("middle-1"), 3.0)
+    plan.handle(ReplicaDrained("middle-0"), 3.5)
+    actions = fail(plan, "door", 4.0)
+    assert UpdateFailed("door", 4, "no GPU", kept=1) in actions
+    assert StartReplica("middle", 1, "middle-2") in actions and plan.ready("other") == ["other-0"]
+    assert plan.handle(ReplicaReady("middle-2"), 70.0)[1:2] == [DrainReplica("middle-1")]
+    drained = plan.handle(ReplicaDrained("middle-1"), 71.0)
+    assert drained[1:] == [DrainReplica("other-0"), RoutesChanged("other")]
+    plan.handle(ReplicaDrained("other-0"), 72.0)
+    assert plan.versions() == {"model": 1, "middle": 1, "door": 1}
+    assert all(map(plan.is_settled, plan.versions()))
+
+
+def test_an_update_in_place_of_one_that_runs_goes_back_to_what_was_before_both() -> None:
+    plan = chain()
+    renamed(plan)
+    for replica in ("other-0", "middle-1"):
+        plan.handle(ReplicaReady(replica), 3.0)
+    plan.handle(Updated((Deployed("alone", 5, 1),), ("model", "other", "middle", "door")), 4.0)
+    assert plan.versions() == {"model": 1, "middle": 1, "door": 1, "alone": 5}
+    fail(plan, "alone", 5.0)
+    assert plan.versions() == {"model": 1, "middle": 1, "door": 1}
+
+
+def test_a_deployment_that_leaves_and_comes_again_is_new() -> None:
+    plan = up(1)
+    plan.handle(Removed("m"), 2.0)
+    plan.handle(Deployed("m", 2, 1), 3.0)
+    fail(plan, "m", 4.0)
+    plan.handle(ReplicaDrained("m-0"), 70.0)
     assert plan.describe() == {}
 
 

@@ -53,8 +53,8 @@ def test_one_and_many_are_answered_as_the_agent_acts(served: Running, runs: Path
     status, answer = act(served, {"obs": batch.tolist(), "outputs": ["log_prob", "value"]})
     output, _ = agent.act_on_rows(batch)
     assert status == 200 and answer["action"] == agent.act(batch).tolist()
-    np.testing.assert_allclose(answer["log_prob"], output.log_probs, rtol=1e-4)
-    np.testing.assert_allclose(answer["value"], output.values, rtol=1e-4)
+    np.testing.assert_allclose(answer["log_prob"], output.log_probs, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(answer["value"], output.values, rtol=1e-4, atol=1e-6)
 
 
 def test_sampled_actions_are_drawn(served: Running) -> None:

@@ -77,7 +77,56 @@ def test_updates_and_scaling_fail_no_request_and_a_bad_version_is_given_up() -> 
         running.scale("Version", 3)
         assert {request(running.url, "GET", "/")[1] for _ in range(12)} == {5}, "what starts later has it too"
         running.reconfigure("Version", 3)
-        assert request(running.url, "GET", "/")[:2] == (200, 3)
+        assert {request(running.url, "GET", "/")[1] for _ in range(12)} == {3}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_update_that_renames_a_deployment_and_does_not_start_changes_nothing() -> None:
+    with serve.run(apps.Front.bind(apps.Back.bind()), port=None) as running:
+        with pytest.raises(
+            RlplatError, match=r"Door does not start: .*no such version; the version before goes on"
+        ):
+            running.update(apps.Version.options(name="Door").bind(-1, apps.Back.options(name="Other").bind()))
+        assert running.handle.remote(0.0).result(5) == "answered"
+        running.scale("Back", 1)  # raises nothing: that failure was of another command
+        assert set(running.status()["deployments"]) == {"Front", "Back"}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_user_config_is_everywhere_when_reconfigure_returns_and_its_errors_are_raised(
+    tmp_path: Path,
+) -> None:
+    starts = tmp_path / "starts"
+    with serve.run(apps.Slow.bind(starts), port=0) as running:
+        scaling = threading.Thread(target=running.scale, args=("Slow", 2))
+        scaling.start()
+        while not starts.exists() or len(starts.read_text()) < 2:
+            time.sleep(0.01)
+        running.reconfigure("Slow", "newer")  # while the second one starts with what was newest before
+        scaling.join()
+        assert {request(running.url, "GET", "/")[1] for _ in range(12)} == {b"newer"}
+        with pytest.raises(
+            RlplatError, match=r"Slow.* does not take the user_config: ValueError: not that one"
+        ):
+            running.reconfigure("Slow", "bad")
+        with pytest.raises(TimeoutError, match=r"Slow.*, Slow.* did not take the user_config within 0.1 s"):
+            running.reconfigure("Slow", "slow", timeout_s=0.1)
+        running.reconfigure("Slow", "newest")
+        time.sleep(0.6)  # the slow one would be through
+        assert {request(running.url, "GET", "/")[1] for _ in range(12)} == {b"newest"}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_user_config_that_is_refused_is_taken_back() -> None:
+    app = apps.Version.options(user_config=1).bind(0)
+    with serve.run(app, port=None, say=lambda _: None) as running:
+        with pytest.raises(RlplatError, match="does not take the user_config: ValueError: only one has 7"):
+            running.reconfigure("Version", 7)
+        assert {running.handle.remote(None).result(5) for _ in range(12)} == {1}
+        replicas = running.status()["deployments"]["Version"]["replicas"]
+        for each in replicas.values():
+            os.kill(each["pid"], signal.SIGKILL)
+        assert running.handle.remote(None).result(10) == 1
 
 
 @pytest.mark.usefixtures("cluster")
@@ -149,3 +198,32 @@ def test_a_killed_replica_is_replaced_and_clients_that_repeat_notice_nothing() -
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert "died and is replaced" in said[0] and "SIGKILL" in said[0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_cannot_be_pickled_is_refused_and_leaves_nothing_behind() -> None:
+    lock = threading.Lock()
+    with serve.run(apps.Version.bind(1), port=None, say=lambda _: None) as running:
+        with pytest.raises(
+            ConfigError, match=r"user_config for Version cannot be sent .*: \['lock'\] of type"
+        ):
+            running.reconfigure("Version", {"lock": lock})
+        with pytest.raises(
+            RlplatError, match=r"Version does not start: .* cannot be pickled.*the version before goes on"
+        ):
+            running.update(apps.Version.bind(2, lock), timeout_s=5)
+        replicas = running.status()["deployments"]["Version"]["replicas"]
+        assert {each["state"] for each in replicas.values()} == {"ready"}
+        assert running.handle.remote(None).result(5) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_deployment_that_was_dropped_is_unknown_and_an_application_is_stopped_once() -> None:
+    running = serve.run(apps.Front.bind(apps.Back.bind()), port=0)
+    running.update(apps.Back.options(name="Front").bind())
+    with pytest.raises(ConfigError, match="there is no deployment 'Back'; there are Front"):
+        running.scale("Back", 2)
+    running.stop()
+    with serve.run(apps.Front.bind(apps.Back.bind()), port=None) as other:
+        running.stop()
+        assert other.handle.remote(0.0).result(5) == "answered"

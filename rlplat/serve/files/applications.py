@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +47,25 @@ class Applications:
             if self._is_ending:
                 raise RlplatError("the server is ending; deploy again")
             found = changes(self._wanted, wanted)
-            for name in sorted(
-                found, key=lambda name: not isinstance(found[name], Stop)
-            ):  # ports get free first
+            ending = [name for name, change in found.items() if isinstance(change, Stop | Restart)]
+            steps: list[tuple[str, Callable[[], str]]] = []
+            # Every port that gets free is free before another application takes it.
+            steps += [(name, partial(self._end, name)) for name in ending]
+            steps += [
+                (name, partial(self._perform, name, change, wanted[name]))
+                for name, change in found.items()
+                if not isinstance(change, Stop)
+            ]
+            failed: set[str] = set()
+            for name, perform in steps:
+                if name in failed:
+                    continue
                 try:
-                    done[name] = self._perform(name, found[name], wanted.get(name))
-                except (RlplatError, OSError) as error:
-                    failures.append(f"{name}: {error}")
+                    done[name] = perform()
+                except (Exception, SystemExit) as error:  # also of the application's own code
+                    failed.add(name)
+                    done.pop(name, None)
+                    failures.append(f"{name}: {_described(error)}")
                     kind = kind if isinstance(error, UsageError) else RlplatError
         if failures:
             raise kind("\n".join(failures))
@@ -69,12 +86,12 @@ class Applications:
             self._running.clear()
             self._wanted.clear()
 
-    def _perform(self, name: str, change: Any, wanted: Wanted | None) -> str:
-        if isinstance(change, Stop | Restart):
-            self._running.pop(name).stop()
-            del self._wanted[name]
-        if wanted is None:
-            return "stopped"
+    def _end(self, name: str) -> str:
+        del self._wanted[name]
+        self._running.pop(name).stop()
+        return "stopped"
+
+    def _perform(self, name: str, change: Any, wanted: Wanted) -> str:
         if isinstance(change, Start | Restart):
             self._running[name] = self._start(name, wanted)
         elif isinstance(change, Update):
@@ -125,6 +142,27 @@ class Applications:
         self.stop()
         if rlplat.is_initialized():
             rlplat.shutdown()
+
+
+def _described(error: BaseException) -> str:
+    """What is wrong; of the application's own code also where."""
+    if isinstance(error, RlplatError | OSError):
+        return str(error)
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} (at {error.filename}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if not frame.filename.startswith((*_OTHERS, "<"))
+    ]  # not ours, not a library's
+    place = (own or frames)[-1]
+    return f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno})"
+
+
+_OTHERS = (
+    os.path.dirname(rlplat.__file__) + os.sep,
+    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib")),
+)
+"""Folders whose code is not the application's."""
 
 
 def _same_canary(one: Wanted, other: Wanted) -> bool:

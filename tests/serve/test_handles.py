@@ -1,0 +1,62 @@
+"""Calls by handles while replicas end, die and are replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rlplat import serve
+from rlplat.errors import GetTimeout
+from rlplat.serve.handle import Routes, all_routes
+from rlplat.serve.refusals import Refused
+from tests.serve import apps
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_request_that_runs_can_still_call_others_when_the_application_is_stopped(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    running = serve.run(apps.Front.bind(apps.Back.bind(), 0.6, asked), port=None)
+    answer = running.handle.remote(0.0)
+    while not asked.exists():
+        time.sleep(0.01)
+    before = time.monotonic()
+    running.stop()
+    assert answer.result(0.5) == "answered" and time.monotonic() - before < 10
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", ["Back", "Front"])
+def test_a_call_whose_only_replica_dies_is_answered_by_the_next_one(name: str) -> None:
+    """From the driver, and from another replica."""
+    with serve.run(apps.Front.bind(apps.Back.bind()), port=None, say=lambda _: None):
+        answer = serve.Handle(name).remote(0.5)
+        pid = serve.Handle("Back").pid.remote().result(10)
+        time.sleep(0.2)  # it runs
+        os.kill(pid, signal.SIGKILL)
+        assert answer.result(20) == "answered"
+
+
+def test_a_call_is_not_sent_again_to_a_replica_that_has_ended() -> None:
+    routes = Routes(replicas={"m-0": None, "m-1": None})
+    assert routes.choose(gone={"m-0"}) == "m-1" and routes.choose(gone={"m-0", "m-1"}) is None
+
+
+def test_a_handle_that_is_left_over_does_not_make_its_deployment_known() -> None:
+    answer = serve.Handle("ended").remote()
+    with pytest.raises(Refused, match="no replica of ended is ready"):
+        answer.ref()
+    del answer
+    assert "ended" not in all_routes()
+
+
+def test_an_answer_is_waited_for_no_longer_than_it_says_where_no_replica_is_ready() -> None:
+    before = time.monotonic()
+    with pytest.raises(GetTimeout, match=r"no replica of nothing was ready within 0\.2 s"):
+        serve.Handle("nothing").remote().result(timeout_s=0.2)
+    assert time.monotonic() - before < 5
