@@ -146,7 +146,8 @@ def test_a_trial_continues_from_the_state_of_another(tmp_path: Path) -> None:
         metric="loss",
         mode="min",
         resources={"cpu": 2},
-        scheduler={"name": "pbt", "perturbation_period": 2, "quantile": 0.5},
+        # synch: one of two copies at every boundary, whichever trial is faster
+        scheduler={"name": "pbt", "perturbation_period": 2, "quantile": 0.5, "synch": True},
         out=tmp_path / "tuned",
         progress=False,
     )

@@ -168,6 +168,26 @@ def test_a_state_continues_with_the_order_of_its_epoch(alone: Course) -> None:
             training(alone.state | {"model": other})
 
 
+def test_a_copy_trains_with_its_own_learning_rate(alone: Course) -> None:
+    """As under PBT, for both forms; where a callback has moved the rate, in proportion."""
+
+    def loop(ctx: TFContext, config: dict[str, Any]) -> None:
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model, optimizer = ctx.prepare(model, tf.keras.optimizers.Adam(config["lr"]))
+        rates.append(float(optimizer.learning_rate))
+        optimizer.learning_rate = config.get("moved", config["lr"])
+        ctx.report(checkpoint=True)
+
+    rates: list[float] = []
+    [(_, state)] = run_alone(loop)
+    [(_, moved)] = run_alone(loop, state, lr=0.02, moved=0.005)
+    run_alone(loop, moved, lr=0.02)
+    run_alone(loop, moved, lr=0.04)
+    assert rates == pytest.approx([0.05, 0.02, 0.005, 0.01])
+    copy = training(alone.state, model=lambda config: model_creator(config | {"lr": 0.02}))
+    assert float(copy.model.optimizer.learning_rate) == pytest.approx(0.02)
+
+
 def test_the_programs_of_the_page_learn() -> None:
     page = Path(__file__).resolve().parents[2] / "docs/data-parallel.md"
     creators, loop = page.read_text().split("## TensorFlow")[1].split("```python\n")[1:]

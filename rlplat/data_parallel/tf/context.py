@@ -25,6 +25,8 @@ from rlplat.data_parallel.rank import RankSettings, Reporting
 from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.variables import (
     arrays_of,
+    learning_rate_of,
+    load_optimizer,
     load_variables,
     sum_over_ranks,
     take_values_of_rank_0,
@@ -40,6 +42,8 @@ class TFContext(LoopContext):
         self.strategy = strategy
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
+        self._made_with: list[float | None] = []
+        """Of each optimizer: the learning rate that the function gave it."""
         self._data: list[LoopData] = []
         self._sum = sum_over_ranks(strategy)
         # Variables: what a tf.function of the user's reads and writes on each call.
@@ -93,6 +97,7 @@ class TFContext(LoopContext):
         return {
             "models": [arrays_of(model.variables) for model in self._models],
             "optimizers": [arrays_of(optimizer.variables) for optimizer in self._optimizers],
+            "made_with": self._made_with,
             "data": [data.get_state() for data in self._data],
             "epoch": self._epoch,
             "is_within_pass": any(data.position for data in self._data),
@@ -122,8 +127,11 @@ class TFContext(LoopContext):
                     f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it"
                 )
             thing.build(self._models[-1].trainable_variables)
+            self._made_with.append(learning_rate_of(thing))
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:
-                load_variables(thing.variables, saved, "optimizer")
+                older = [None] * (len(self._optimizers) + 1)  # of checkpoints that do not say it
+                made_with = (self._from or {}).get("made_with", older)
+                load_optimizer(thing, saved, made_with[len(self._optimizers)])
             self._optimizers.append(thing)
             return thing
         if isinstance(thing, tf.data.Dataset):

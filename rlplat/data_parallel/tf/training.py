@@ -18,7 +18,13 @@ from typing import Any
 import tensorflow as tf
 
 from rlplat.data_parallel.tf.data import DividedData
-from rlplat.data_parallel.tf.variables import arrays_of, load_variables, take_values_of_rank_0
+from rlplat.data_parallel.tf.variables import (
+    arrays_of,
+    learning_rate_of,
+    load_optimizer,
+    load_variables,
+    take_values_of_rank_0,
+)
 from rlplat.errors import ConfigError, NonFiniteError
 
 
@@ -54,6 +60,7 @@ class KerasTraining:
             for (x, _, _), _, _ in self._batches(self._train, 1):
                 self.model(x, training=False)
         self.model.optimizer.build(self.model.trainable_variables)
+        self._made_with = learning_rate_of(self.model.optimizer)
         self._step = tf.function(self._step_of_all, reduce_retracing=True)
         self._predict = tf.function(self._predict_own, reduce_retracing=True)
         if state is not None:
@@ -160,11 +167,12 @@ class KerasTraining:
         return {
             "model": arrays_of(self.model.variables),
             "optimizer": arrays_of(self.model.optimizer.variables),
+            "made_with": self._made_with,
             "user": {"epoch": self.epoch},
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         load_variables(self.model.variables, state["model"], "model")
-        load_variables(self.model.optimizer.variables, state["optimizer"], "optimizer")
+        load_optimizer(self.model.optimizer, state["optimizer"], state.get("made_with"))  # older ones lack it
         self.epoch = int(state["user"]["epoch"])
         self._train.skip_passes(self.epoch)

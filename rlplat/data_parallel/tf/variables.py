@@ -28,6 +28,28 @@ def load_variables(variables: Sequence[Any], arrays: Sequence[np.ndarray], kind:
         variable.assign(array)
 
 
+def learning_rate_of(optimizer: Any) -> float | None:
+    """None where a schedule gives it."""
+    rate = _learning_rate(optimizer)
+    return None if rate is None else float(rate.numpy())
+
+
+def load_optimizer(optimizer: Any, arrays: Sequence[np.ndarray], made_with: float | None) -> None:
+    """made_with: the learning rate that the saved optimizer was made with. Another one now, of a trial of PBT that
+    copies a checkpoint, replaces the saved one, in proportion where that had moved since."""
+    fresh = learning_rate_of(optimizer)
+    load_variables(optimizer.variables, arrays, "optimizer")
+    rate = _learning_rate(optimizer)
+    if rate is None or fresh is None or made_with is None or fresh == made_with:
+        return
+    saved = float(rate.numpy())
+    rate.assign(fresh if saved == made_with or not made_with else saved * fresh / made_with)
+
+
+def _learning_rate(optimizer: Any) -> Any:
+    return next((one for one in optimizer.variables if one.name == "learning_rate"), None)
+
+
 def _first_difference(paths: list[str], there: list[tuple[int, ...]], saved: list[tuple[int, ...]]) -> str:
     for path, here, before in zip(paths, there, saved, strict=False):
         if here != before:

@@ -29,6 +29,7 @@ from rlplat.data_parallel.shards import ShardedBatch
 from rlplat.data_parallel.torch.loader import ShardedLoader
 from rlplat.data_parallel.torch.models import PreparedModel
 from rlplat.data_parallel.torch.optimizer import PreparedOptimizer
+from rlplat.data_parallel.torch.optimizer_options import Options, options_of, scale_schedule, take_changed
 from rlplat.data_parallel.torch.options import TorchOptions
 from rlplat.data_parallel.torch.states import (
     decode,
@@ -69,6 +70,10 @@ class Context(LoopContext):
         """Whether this step has several batches; whether earlier ones of it have left their gradients."""
         self._models: list[PreparedModel] = []
         self._optimizers: list[tuple[PreparedModel, Optimizer]] = []
+        self._options_made_with: list[Options] = []
+        """Of each optimizer, as the function made it."""
+        self._factors: list[list[float]] = []
+        """Of each optimizer: by what its learning rates differ from the checkpoint's."""
         self._schedulers: list[Any] = []
         self._loaders: list[ShardedLoader] = []
         self._random_state = checkpoint["random"].get(self.rank) if checkpoint else None
@@ -90,7 +95,9 @@ class Context(LoopContext):
         prepared = {
             id(thing): self._prepare_model(thing, things) for thing in things if isinstance(thing, nn.Module)
         }
-        prepared |= {id(thing): self._prepare_other(thing) for thing in things if id(thing) not in prepared}
+        others = [thing for thing in things if id(thing) not in prepared]
+        others.sort(key=lambda thing: not isinstance(thing, Optimizer))  # before their schedulers
+        prepared |= {id(thing): self._prepare_other(thing) for thing in others}
         done = tuple(prepared[id(thing)] for thing in things)
         return done[0] if len(done) == 1 else done
 
@@ -134,6 +141,7 @@ class Context(LoopContext):
         return own | {
             "models": models,
             "optimizers": optimizers,
+            "options_made_with": encode(self._options_made_with),
             "schedulers": encode([scheduler.state_dict() for scheduler in self._schedulers]),
             "scaler": encode(self._scaler_state()),
             "loaders": [loader.get_state() for loader in self._loaders],
@@ -177,10 +185,16 @@ class Context(LoopContext):
                 raise ConfigError(
                     f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it"
                 )
-            model = self._models[-1]
+            model, fresh = self._models[-1], options_of(thing)
+            factors = [1.0] * len(fresh)
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:
                 model.load_optimizer(thing, saved)
+                if self._from and "options_made_with" in self._from:  # older checkpoints have none
+                    made_with = decode(self._from["options_made_with"][len(self._optimizers)])
+                    factors = take_changed(thing, made_with, fresh)
             self._optimizers.append((model, thing))
+            self._options_made_with.append(fresh)
+            self._factors.append(factors)
             return PreparedOptimizer(thing, self)
         if isinstance(thing, DataLoader):
             loader = ShardedLoader(
@@ -199,12 +213,20 @@ class Context(LoopContext):
         if hasattr(thing, "state_dict") and hasattr(thing, "step"):
             if (saved := self._saved("schedulers", len(self._schedulers))) is not None:
                 thing.load_state_dict(decode(saved))
+                scale_schedule(thing, self._factors_of(thing))
             self._schedulers.append(thing)
             return thing
         raise ConfigError(
             f"rank {self.rank}: ctx.prepare takes models, optimizers, schedulers and DataLoaders, not "
             f"{type(thing).__name__}"
         )
+
+    def _factors_of(self, scheduler: Any) -> list[float]:
+        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
+        for (_, optimizer), factors in zip(self._optimizers, self._factors, strict=True):
+            if optimizer.param_groups is groups:
+                return factors
+        return [1.0] * len(groups or ())
 
     def _begin_batch(self, batch: ShardedBatch | None) -> None:
         self.begin_drawing()

@@ -191,7 +191,7 @@ class ExperimentSpec(Section):
             from rlplat.tune.trials.rl_config import check_mutations
 
             scheduler.open(spec.seed, space)
-            check_mutations(scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
+            check_mutations(kind.name, scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
         spec._is_checked = True
         return spec
 

@@ -119,10 +119,11 @@ def check_seeds(algo: str, config: Mapping[str, Any], seeds_per_trial: int) -> N
         )
 
 
-def check_mutations(names: Iterable[str], scheduler: str) -> None:
+def check_mutations(algo: str, names: Iterable[str], scheduler: str) -> None:
     """A trial that goes on from another one's checkpoint with other settings can change how it learns, not what."""
+    fixed = {*_OF_THE_STATE, *getattr(load_algorithm(algo).config_class, "fixed_on_resume", ())}
     for name in names:
-        if re.split(r"[.\[]", name)[0] in _OF_THE_STATE:
+        if re.split(r"[.\[]", name)[0] in fixed:
             raise ConfigError(
                 f"scheduler {scheduler} would change '{name}' of a trial that goes on from a checkpoint, and the "
                 "checkpoint fits one value only: make it a constant, or name in `mutations` what may change, such as "

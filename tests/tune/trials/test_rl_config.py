@@ -8,7 +8,14 @@ import pytest
 
 from rlplat.errors import ConfigError, UsageError
 from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.trials.rl_config import check_configs, check_seeds, demand_of, document_of, plan_trial
+from rlplat.tune.trials.rl_config import (
+    check_configs,
+    check_mutations,
+    check_seeds,
+    demand_of,
+    document_of,
+    plan_trial,
+)
 
 
 def test_the_tuned_config_is_the_base_and_how_it_is_tested_is_not() -> None:
@@ -100,3 +107,11 @@ def test_what_a_checkpoint_is_made_for_cannot_mutate() -> None:
 def test_settings_that_the_algorithm_ignores_are_announced() -> None:
     [*_, note] = plan_trial("es", {"env": "CartPole-v1", "discount": 0.5}).notes
     assert note == "es does not use discount (an episode counts by its undiscounted return)"
+
+
+@pytest.mark.parametrize(
+    ("algo", "name"), [("dqn", "asynchronous"), ("dqn", "dueling"), ("impala", "optimizer")]
+)
+def test_a_mutation_is_refused_where_a_resumed_run_would_be(algo: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"would change '{name}' of a trial that goes on from a checkpoint"):
+        check_mutations(algo, ["learning_rate", name], "pbt")
