@@ -79,6 +79,7 @@ class A3CConfig(AlgorithmConfig):
         "learner.device": Unused(_ON_CPU, is_error=True, harmless=("cpu",)),
         "learner.num_gpus": Unused(_ON_CPU, is_error=True, harmless=(0,)),
     }
+    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
 
     num_rollout_workers: int = Field(2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs, Policy, UpdateReport, Weights
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.learner import Learner
@@ -168,5 +169,14 @@ class BC(DataRing[BCConfig]):
 
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own."""
+        """What `get_state()` returned, with such weights in the place of its own. CheckpointError where they expect
+        observations that are normalised otherwise than those of the data."""
+        for name, of_data in state["learner"]["beside"].items():
+            given = np.asarray(weights[name])
+            if given.shape != of_data.shape or not np.allclose(given, of_data, rtol=1e-4):
+                raise CheckpointError(
+                    f"its {name} is not that of this run's data, which normalize_observations takes its statistics "
+                    "from: its weights would see other numbers than they have learnt; train it on the same data, or "
+                    "both runs with normalize_observations=false"
+                )
         return state | {"learner": state["learner"] | {"weights": network_weights(weights)}}

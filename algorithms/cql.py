@@ -71,6 +71,8 @@ class CQLConfig(DataConfig, SACConfig):
         "hindsight.goal_selection_strategy": Unused("recorded steps keep their goals", is_error=True),
     }
 
+    shapes_replay = ()
+
     conservative_coef: Coefficient = 5.0
     """alpha of equation 4: how much the critics are held down at actions that were not recorded; 0 is SAC on data."""
     num_sampled_actions: Count = 10

@@ -29,6 +29,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -52,6 +53,7 @@ from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.apex_ring import ApexRing, shape_of_shard
+from rlplat.rl.off_policy.config import REPLAY
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
@@ -77,8 +79,9 @@ if TYPE_CHECKING:
 
     from rlplat import ActorHandle
 
-
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
+_FIXED = ("asynchronous", "num_replay_shards", *(field.name for field in fields(QSpec)))
+_STORED = ("clip_rewards", "frame_stacks", "prioritized", "priority_alpha", "burn_in", "unroll_length")
 
 
 class QPolicyConfig(PolicyConfig):
@@ -110,6 +113,8 @@ class DQNConfig(AlgorithmConfig):
             Unused("actions are discrete"),
         ),
     }
+    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, *_FIXED)
+    shapes_replay = (*REPLAY, *_STORED)
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
@@ -649,12 +654,6 @@ class DQN(Algorithm[DQNConfig]):
         return super().get_state() | ring
 
     def set_state(self, state: dict[str, Any]) -> None:
-        num_saved, num_shards = len(state["shards"]), len(self.apex.shards) if self.apex else 0
-        if num_saved != num_shards:
-            raise ConfigError(
-                f"the checkpoint has {num_saved} replay shards, and the config {num_shards}: "
-                "asynchronous and num_replay_shards cannot change when a run is resumed"
-            )
         if self.apex:
             self.apex.set_state(state)
         super().set_state(state)

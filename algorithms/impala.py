@@ -64,12 +64,13 @@ if TYPE_CHECKING:
 
 class ImpalaConfig(AlgorithmConfig):
     """IMPALA's settings. Rollout length, discount, value and entropy coefficient are the paper's for Atari; the rest
-    suits small environments. For Atari: configs/impala/Pong.yaml."""
+    suits small environments. For Atari: configs/impala/Pong-published.yaml."""
 
     unused = {
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("there is one learner", is_error=True),
     }
+    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
 
     num_rollout_workers: int = Field(2, ge=0, le=10_000)
     """Processes that roll out; 0: everything in this process."""

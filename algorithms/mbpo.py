@@ -275,7 +275,7 @@ class MBPOLearner(ReplayLearner):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if state["model_replay"] is not None:
+        if self.config.save_replay and state["model_replay"] is not None:
             self._imagined.set_state(state["model_replay"])
         self._fitted_at, self._model_figures = state["fitted_at"], dict(state["model_figures"])
         super().set_state(state)

@@ -105,8 +105,8 @@ class PPOConfig(AlgorithmConfig):
     normalize_observations: bool = False
     """Subtract the running mean, divide by the running deviation (m6), clip to +-10 (m7); of images each pixel's."""
     overlap_sampling: bool = False
-    """Sample the next round while the learner updates: weights are one version behind. Worth it where learner and
-    rollout workers do not share CPUs (a GPU)."""
+    """Sample the next round while the learner updates: weights are one version behind. Worth it where the learner
+    leaves CPUs to the rollout workers: it is on a GPU, or the network is an MLP."""
 
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""

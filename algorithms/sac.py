@@ -58,13 +58,13 @@ def soft_targets(
 ) -> Tensor:
     """float32[N]: y = R + discount * (min_i Q_i(s', a') - alpha * log pi(a'|s')). next_q: float32[2, N], of the target
     networks; returns (of n steps), discounts (0 where terminated), next_log_probs: float32[N]."""
-    return returns + discounts * (next_q.amin(dim=0) - alpha * next_log_probs)
+    return returns + discounts * (next_q[0].minimum(next_q[1]) - alpha * next_log_probs)
 
 
 def actor_loss(q: Tensor, log_probs: Tensor, alpha: float) -> Tensor:
     """mean (alpha * log pi(a|s) - min_i Q_i(s, a)). q: float32[2, N], of actions that have gradients; log_probs:
     float32[N]."""
-    return (alpha * log_probs - q.amin(dim=0)).mean()
+    return (alpha * log_probs - q[0].minimum(q[1])).mean()
 
 
 class EntropyCoefficient:
@@ -130,7 +130,7 @@ class TorchSAC:
             return figures
 
         actions, log_probs = squashed_sample(nets.actor(batch.features), nets.noise(batch.actions))
-        loss = actor_loss(nets.critics(batch.features, actions), log_probs, alpha)
+        loss = actor_loss(nets.fixed_critics(batch.features, actions), log_probs, alpha)
         actor_norm = nets.descend_actor(loss, learning_rate)
         mean_log_prob = float(log_probs.detach().mean())
         if math.isfinite(actor_norm):

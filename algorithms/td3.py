@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
+from rlplat.rl.interfaces import Weights
+from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.off_policy.ring import ReplayRing
@@ -65,19 +67,17 @@ def smoothed_actions(outputs: Tensor, noise: Tensor, *, std: float, clip: float)
 def clipped_targets(returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tensor:
     """float32[N]: y = R + discount * min_i Q_i(s', a'). next_q: float32[2, N], of the target networks; returns (of n
     steps), discounts (0 where terminated): float32[N]."""
-    return returns + discounts * next_q.amin(dim=0)
+    return returns + discounts * next_q[0].minimum(next_q[1])
 
 
 class TorchTD3:
     """Networks, optimizers and losses on torch."""
 
     def __init__(self, config: TD3Config, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        from rlplat.rl.torch.continuous.networks import Flat
         from rlplat.rl.torch.continuous.trainee import ActorAndCritics
 
         self.config, self.trainee = config, ActorAndCritics(config, spec, actor_spec(config), seed)
         self.target_actor = copy.deepcopy(self.trainee.actor).requires_grad_(False)
-        self._flat_target = Flat(self.target_actor)
         self.minibatches, self.weights = self.trainee.minibatches, self.trainee.weights
         self.non_finite_gradients = self.trainee.non_finite_gradients
         self._updates = 0
@@ -108,11 +108,12 @@ class TorchTD3:
             return figures
         self._updates += 1
         if self._updates % config.policy_delay == 0:
-            loss = -nets.critics(batch.features, nets.actor(batch.features).tanh())[0].mean()
+            actions = nets.actor(batch.features).tanh()
+            loss = -nets.fixed_critics.first(torch.cat([batch.features, actions], dim=-1)).mean()
             figures["gradient_norm"] = math.hypot(norm, nets.descend_actor(loss, learning_rate))
             figures["actor_loss"] = float(loss.detach())
             nets.update_targets()
-            polyak(self._flat_target, nets.flat_actor, config.target_tau)
+            polyak(self.target_actor, nets.actor, config.target_tau)
         return figures
 
     def get_state(self) -> dict[str, Any]:
@@ -152,3 +153,9 @@ class TD3(ReplayRing[TD3Config]):
     @staticmethod
     def actor_spec(settings: dict[str, Any]) -> ActorSpec:
         return actor_spec(TD3Config.model_validate(settings))
+
+    @staticmethod
+    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+        """What `get_state()` returned, with such weights in the place of its actor's, for the target actor too."""
+        learner = given_to(state["learner"], weights) | {"target_actor": network_weights(weights)}
+        return state | {"learner": learner}

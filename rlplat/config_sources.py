@@ -24,8 +24,9 @@ MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 10_000
 MAX_DEPTH = 32
 
-_INT = re.compile(r"[-+]?[0-9][0-9_]*$")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+_DIGITS = "[0-9]+(_[0-9]+)*"  # as Python's
+_INT = re.compile(rf"[-+]?{_DIGITS}$")
+_FLOAT = re.compile(rf"[-+]?(\.[0-9]+|{_DIGITS}(\.({_DIGITS})?)?)([eE][-+]?[0-9]+)?$")
 _WORDS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),

@@ -65,6 +65,7 @@ def test_python_arguments_nest_by_dict_and_by_dot() -> None:
     [
         ("1e-4", 1e-4), ("3", 3), ("-1", -1), ("1_000", 1000), ("0.5", 0.5), (".5", 0.5), ("inf", float("inf")),
         ("true", True), ("yes", "yes"), ("off", "off"), ("null", None), ("mlp", "mlp"), ("'3'", "3"), ("010", 10),
+        ("1_", "1_"), ("4__0", "4__0"), ("1_.5", "1_.5"),
         ("[64, 64]", [64, 64]), ("{a: 1}", {"a": 1}), ("./my_env.py:Env", "./my_env.py:Env"), ("1:30", "1:30"),
         ("2026-11-21", "2026-11-21"), ("ALE/Pong-v5", "ALE/Pong-v5"), ("*x", "*x"), ("@x", "@x"), ("[", "["),
         ("!!python/object:os.system x", "!!python/object:os.system x"), ("9" * 5000, "9" * 5000),

@@ -140,6 +140,10 @@ class AlgorithmConfig(Section):
 
     names_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES_ELSEWHERE
     unused: ClassVar[Mapping[str, Unused]] = {}
+    fixed_on_resume: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "policy")
+    """Settings that the state of a checkpoint is shaped by: a resumed run has the same."""
+    shapes_replay: ClassVar[tuple[str, ...]] = ()
+    """What the replay in a checkpoint is shaped by: the same, or save_replay=false, and it begins empty."""
 
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""

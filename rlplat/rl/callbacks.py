@@ -96,7 +96,22 @@ class Callbacks:
                     "why the run is to end"
                 )
             reasons += [f"{name}: {answer}"] if answer else []
+            if event in ("on_result", "on_evaluation"):
+                _make_plain(arguments[1].metrics, f"{event}() of the callback {name}")
         return reasons[0] if reasons else ""
+
+
+def _make_plain(metrics: dict[str, Any], writer: str) -> None:
+    """Arrays and tensors of one number become that number: metrics are in files, and in every checkpoint."""
+    for key, value in metrics.items():
+        if isinstance(value, float | int | str | None):
+            continue
+        try:
+            metrics[key] = value.item()
+        except (AttributeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"{writer} wrote a {type(value).__name__} as the metric '{key}'; a metric is one number (or a text)"
+            ) from None
 
 
 def _made(named: Any) -> Callback:

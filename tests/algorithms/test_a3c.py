@@ -190,7 +190,7 @@ def test_only_the_sender_gets_fresh_weights(runtime: None) -> None:
     one.learn(3, 0.0)
     assert (one._versions, other._versions) == ((5,), (2,))
     assert_same(other._network.trainee.weights(), held)
-    assert_same(one._network.trainee.weights(), rlplat.get(server.latest.remote())[1])
+    assert_same(one._network.trainee.weights(), one._server.latest()[1])
     rlplat.get(server.take_report.remote())
     other.learn(1, 0.0)  # computed on version 2, applied to version 5
     metrics = rlplat.get(server.take_report.remote()).metrics
@@ -202,11 +202,11 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted(runtime: None) -> Non
     server, (one, other) = make_workers(2, max_staleness=2)
     other.learn(1, 0.0)
     one.learn(3, 0.0)
-    before = rlplat.get(server.latest.remote())
+    before = one._server.latest()
     rlplat.get(server.take_report.remote())
     other.learn(1, 0.0)  # three versions old
-    version, weights = rlplat.get(server.latest.remote())
-    assert version == before[0]
+    (version,), weights = one._server.latest()
+    assert (version,) == before[0]
     assert_same(weights, before[1])
     assert_same(other._network.trainee.weights(), weights)
     report = rlplat.get(server.take_report.remote())

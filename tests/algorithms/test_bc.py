@@ -13,9 +13,10 @@ pytest.importorskip("torch")
 
 import rlplat
 from rlplat.algorithms.bc import BC, BCConfig, TorchBC
-from rlplat.errors import ConfigError, UsageError
+from rlplat.errors import CheckpointError, ConfigError, UsageError
 from rlplat.metrics import read_records
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.offline.dataset import DataWriter, read_episodes
 from rlplat.rl.offline.recording import Track, record
 from rlplat.rl.offline.ring import Epochs
@@ -127,6 +128,18 @@ def test_a_gradient_step_descends_the_likelihood_of_the_rows(kind: str) -> None:
         np.testing.assert_allclose((before[name] - array)[clear], 1e-3 * np.sign(gradient)[clear], rtol=0.02)
         assert not name.startswith("critic") or np.array_equal(before[name], array)
     assert norm == pytest.approx(np.sqrt(squares), rel=1e-3)
+
+
+def test_weights_that_were_trained_with_other_statistics_are_refused() -> None:
+    """A network sees other numbers where observations are normalised otherwise."""
+    mean, var, network = np.ones(2, np.float32), np.full(2, 4, np.float32), np.zeros(3, np.float32)
+    state = {"learner": {"weights": {"w": network}, "beside": {OBS_MEAN: mean, OBS_VAR: var}}}
+    given = {"w": network + 1, OBS_MEAN: mean, OBS_VAR: var}
+    assert BC.with_weights(state, given)["learner"]["weights"]["w"].tolist() == [1, 1, 1]
+    with pytest.raises(CheckpointError, match=r"its obs_norm.mean is not .*normalize_observations=false"):
+        BC.with_weights(state, given | {OBS_MEAN: mean - 100})
+    plain = {"learner": {"weights": {"w": network}, "beside": {}}}
+    assert BC.with_weights(plain, {"w": network})["learner"]["beside"] == {}
 
 
 def test_resumes_bit_by_bit(balanced: Path) -> None:

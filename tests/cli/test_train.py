@@ -356,11 +356,13 @@ def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
     assert iterations == [1, 2, 3, 4, 5, 6, 7, 8, 8]
     assert len((here / "demo/progress.csv").read_text().splitlines()) == 10
     assert "env_steps: 80" in (here / "demo/config.yaml").read_text()
+    files = {path: path.read_bytes() for path in (here / "demo").rglob("*") if path.is_file()}
     assert main(["train", "--resume", "demo"]) == 0
     assert (
         "has already reached its stop, env_steps 80; to train on: --stop.env-steps N"
         in capsys.readouterr().out
     )
+    assert files == {path: path.read_bytes() for path in (here / "demo").rglob("*") if path.is_file()}
     assert saved_steps(here / "demo")[-1] == "step_80"
 
 

@@ -16,6 +16,7 @@ from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.schedules import Schedule, schedule_value
@@ -37,6 +38,7 @@ class Learner(Generic[Config]):
     def __init__(self, config: Config, parameter_server: ActorHandle, rank: int = 0) -> None:
         """rank: the number of this learner in its group; learner 0 publishes. The subclass publishes the first weights
         when it has them (`publish`)."""
+        keep_freed_memory()
         self.config = config
         self._parameter_server = parameter_server
         self.rank, self.num_learners = rank, 1

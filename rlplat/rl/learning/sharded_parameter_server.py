@@ -5,20 +5,20 @@
     versions, weights = server.apply_gradients(gradients, versions, learning_rate=7e-4, report=report)
 
 All elements of all parameters, in order of name, are one long line that is cut into equal parts, one for each server,
-as in a ring all-reduce: whole tensors would not balance (of the Nature CNN's weights, 95 % are in one matrix). Servers
-work element by element, so that the cuts change no number; each has a version of its own.
+as in a ring all-reduce: whole tensors would not balance (95 % of the Nature CNN's weights are in one matrix), and one
+array travels faster than many. Servers work element by element, so that the cuts change no number; each has a version
+of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import rlplat
-from rlplat.errors import ActorDied, RlplatError
+from rlplat.errors import ActorDied, CheckpointError, RlplatError
 from rlplat.rl.interfaces import UpdateReport, Weights
 from rlplat.rl.learning.parameter_server import MIN_OBS, ObsMoments
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
@@ -30,62 +30,42 @@ Versions = tuple[int, ...]
 """One for each server."""
 Shapes = dict[str, tuple[int, ...]]
 """Of the parameters, by name."""
+PART = "part"
+"""The name under which a server has its part of the line."""
 
 
-class Piece(NamedTuple):
-    """Elements [start, stop) of a flattened parameter; its server knows it as `key`."""
+class Line:
+    """Where each parameter stands in the line, and where the line is cut; parts differ by one element at most."""
 
-    name: str
-    start: int
-    stop: int
-    key: str
+    def __init__(self, shapes: Shapes, num_parts: int) -> None:
+        self._shapes = [(name, shapes[name]) for name in sorted(shapes)]
+        self._sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape in self._shapes]
+        total = sum(self._sizes)
+        self._cuts = [(total * i // num_parts, total * (i + 1) // num_parts) for i in range(num_parts)]
 
-    @property
-    def is_whole(self) -> bool:
-        return self.key == self.name
+    def split(self, arrays: Weights) -> list[Weights]:
+        """float32 by name -> for each part {PART: float32[its size]}; copies. Raises CheckpointError where one does not
+        fit: the others would be shifted."""
+        for name, shape in self._shapes:
+            if name not in arrays or arrays[name].shape != shape:
+                found = f"have shape {arrays[name].shape}" if name in arrays else "are not there"
+                raise CheckpointError(f"weights {name!r} {found}, the network of the config has {shape}")
+        line = np.concatenate([arrays[name].reshape(-1) for name, _ in self._shapes])
+        return [{PART: line[start:stop]} for start, stop in self._cuts]
 
-
-def cut(shapes: Shapes, num_parts: int) -> list[list[Piece]]:
-    """For each part the pieces in it; parts differ by one element at most. What is not cut keeps its name."""
-    sizes = {name: int(np.prod(shapes[name], dtype=np.int64)) for name in sorted(shapes)}
-    total = sum(sizes.values())
-    bounds = [total * part // num_parts for part in range(num_parts + 1)]
-    parts: list[list[Piece]] = [[] for _ in range(num_parts)]
-    offset = 0
-    for name, size in sizes.items():
-        if not size:  # nothing to share out, and still a parameter
-            parts[0].append(Piece(name, 0, 0, name))
-        for pieces, (low, high) in zip(parts, pairwise(bounds), strict=True):
-            start, stop = max(low - offset, 0), min(high - offset, size)
-            if start < stop:
-                key = name if stop - start == size else f"{name}[{start}:{stop}]"
-                pieces.append(Piece(name, start, stop, key))
-        offset += size
-    return parts
-
-
-def split(arrays: Weights, parts: Sequence[Sequence[Piece]]) -> list[Weights]:
-    """The pieces of each part by key: flat views of the arrays, or the array itself where it is whole."""
-    return [
-        {p.key: arrays[p.name] if p.is_whole else arrays[p.name].reshape(-1)[p.start : p.stop] for p in part}
-        for part in parts
-    ]
-
-
-def join(arrays: Sequence[Weights], parts: Sequence[Sequence[Piece]], shapes: Shapes) -> Weights:
-    """Put together again what `split` cut; names that are no piece (normaliser statistics) come along as they are."""
-    whole: Weights = {}
-    for by_key, pieces in zip(arrays, parts, strict=True):
-        rest = dict(by_key)
-        for piece in pieces:
-            array = rest.pop(piece.key)
-            if piece.is_whole:
-                whole[piece.name] = array
-            else:
-                target = whole.setdefault(piece.name, np.empty(shapes[piece.name], np.float32))
-                target.reshape(-1)[piece.start : piece.stop] = array
-        whole |= rest
-    return whole
+    def join(self, parts: Sequence[Weights]) -> Weights:
+        """Put together again what `split` cut, as views of one array where there is one part; what else comes with the
+        parts (normaliser statistics) comes along."""
+        lines = [part[PART] for part in parts]
+        line = lines[0] if len(lines) == 1 else np.concatenate(lines)
+        whole: Weights = {}
+        start = 0
+        for (name, shape), size in zip(self._shapes, self._sizes, strict=True):
+            whole[name] = line[start : start + size].reshape(shape)
+            start += size
+        for part in parts:
+            whole |= {name: array for name, array in part.items() if name != PART}
+        return whole
 
 
 class ShardedParameterServer:
@@ -93,8 +73,7 @@ class ShardedParameterServer:
 
     def __init__(self, servers: Sequence[ActorHandle], shapes: Shapes) -> None:
         self.servers = list(servers)
-        self._shapes = shapes
-        self._parts = cut(shapes, len(servers))
+        self._line = Line(shapes, len(servers))
 
     def latest(self) -> tuple[Versions, Weights]:
         """The newest weights, whoever brought them about."""
@@ -107,13 +86,11 @@ class ShardedParameterServer:
     def latest_ref(self) -> ObjectRef:
         """A ref to (version of the first server, weights): pinned, and not passing through the caller."""
         answers = [server.latest.remote() for server in self.servers]
-        if len(answers) == 1:
-            return answers[0]
-        return rlplat.remote(_join_answers).remote(self._parts, self._shapes, *answers)
+        return rlplat.remote(_join_answers).options(num_cpus=0).remote(self._line, *answers)
 
     def set_weights(self, version: int, weights: Weights) -> None:
-        pieces = split(weights, self._parts)
-        rlplat.get([s.set_weights.remote(version, p) for s, p in zip(self.servers, pieces, strict=True)])
+        parts = self._line.split(weights)
+        rlplat.get([s.set_weights.remote(version, part) for s, part in zip(self.servers, parts, strict=True)])
 
     def apply_gradients(
         self,
@@ -129,12 +106,12 @@ class ShardedParameterServer:
         Each decides by its own version whether its part is too old, so a gradient may be dropped in part.
         """
         nothing: list[Weights | None] = [None] * len(self.servers)
-        pieces = nothing if gradients is None else split(gradients, self._parts)
+        parts = nothing if gradients is None else self._line.split(gradients)
         answers: list[ObjectRef] = []
-        for server, piece, version in zip(self.servers, pieces, versions, strict=True):
+        for server, part, version in zip(self.servers, parts, versions, strict=True):
             extras = {} if answers else {"report": report, "obs_moments": obs_moments}
             answers.append(
-                server.apply_gradients.remote(piece, version, learning_rate=learning_rate, **extras)
+                server.apply_gradients.remote(part, version, learning_rate=learning_rate, **extras)
             )
         return self._together(rlplat.get(answers))
 
@@ -161,25 +138,26 @@ class ShardedParameterServer:
     def get_state(self) -> dict[str, Any]:
         """All servers' states as one: another number of servers can go on with it."""
         states: list[dict[str, Any]] = rlplat.get([server.get_state.remote() for server in self.servers])
-        slots = {}
-        for slot in states[0]["optimizer"]["slots"]:
-            slots[slot] = self._join_slot([state["optimizer"]["slots"][slot] for state in states])
+        weights = [state["weights"] for state in states]
+        slots = {
+            slot: self._join_slot(weights, [state["optimizer"]["slots"][slot] for state in states])
+            for slot in states[0]["optimizer"]["slots"]
+        }
         return {
             "versions": [state["version"] for state in states],
-            "weights": join([state["weights"] for state in states], self._parts, self._shapes),
+            "weights": self._line.join(weights),
             "optimizer_steps": [state["optimizer"]["steps"] for state in states],
             "optimizer_slots": slots,
             "obs_statistics": states[0]["obs_statistics"],
             "ledger": states[0]["ledger"],
         }
 
-    def _join_slot(self, arrays: Sequence[Weights]) -> Weights:
-        """A server that has not stepped yet, or has no part, has no statistics: zeros, with which they begin."""
-        if not any(arrays):
+    def _join_slot(self, weights: Sequence[Weights], parts: Sequence[Weights]) -> Weights:
+        """A server that has not stepped yet has no statistics: zeros, with which they begin."""
+        if not any(parts):
             return {}
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
-        known = [whole | by_key for whole, by_key in zip(split(zeros, self._parts), arrays, strict=True)]
-        return join(known, self._parts, self._shapes)
+        known = [part or {PART: np.zeros_like(each[PART])} for each, part in zip(weights, parts, strict=True)]
+        return self._line.join(known)
 
     @staticmethod
     def acting_weights(state: dict[str, Any]) -> Weights:
@@ -198,10 +176,10 @@ class ShardedParameterServer:
         if len(versions) != num_servers:
             versions, steps = [max(versions)] * num_servers, [max(steps)] * num_servers
         slots: dict[str, list[Weights]] = {
-            slot: split(arrays, self._parts) if arrays else [{} for _ in self.servers]
+            slot: self._line.split(arrays) if arrays else [{} for _ in self.servers]
             for slot, arrays in state["optimizer_slots"].items()
         }
-        weights = split(state["weights"], self._parts)
+        weights = self._line.split(state["weights"])
         states = [
             {
                 "version": versions[i],
@@ -219,10 +197,8 @@ class ShardedParameterServer:
 
     def _together(self, answers: Sequence[tuple[int, Weights]]) -> tuple[Versions, Weights]:
         versions = tuple(version for version, _ in answers)
-        return versions, join([weights for _, weights in answers], self._parts, self._shapes)
+        return versions, self._line.join([weights for _, weights in answers])
 
 
-def _join_answers(
-    parts: list[list[Piece]], shapes: Shapes, *answers: tuple[int, Weights]
-) -> tuple[int, Weights]:
-    return answers[0][0], join([weights for _, weights in answers], parts, shapes)
+def _join_answers(line: Line, *answers: tuple[int, Weights]) -> tuple[int, Weights]:
+    return answers[0][0], line.join([weights for _, weights in answers])

@@ -69,10 +69,11 @@ class ModelReplay:
         return {"columns": columns, "written": self._written, "rng": self._rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Into a replay of the same capacity."""
-        self._written = int(state["written"])
-        for name, column in zip(_COLUMNS, self._columns, strict=True):
-            column[: len(self)] = state["columns"][name]
+        """Into an empty replay; of another capacity, the newest that it has room for."""
+        written, num_saved = int(state["written"]), len(state["columns"]["rewards"])
+        oldest_first = np.arange(written - num_saved, written) % max(1, num_saved)
+        self._written = written - num_saved if num_saved == self._capacity else 0
+        self.add(Imagined(*(state["columns"][name][oldest_first] for name in _COLUMNS)))
         self._rng.bit_generator.state = state["rng"]
 
 

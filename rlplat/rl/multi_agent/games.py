@@ -60,6 +60,10 @@ class Game(Protocol):
         """(observation space, action space)"""
         ...
 
+    def info(self, agent: str) -> dict[str, Any]:
+        """What the environment tells this agent now, also where it is not to act; empty where it is not there."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -70,9 +74,13 @@ class ParallelGame:
         self._env, self._name = env, name
         self._agents = _possible_agents(env, name)
         self.agents = tuple(self._agents)
+        self._infos: Mapping[Any, dict[str, Any]] = {}
 
     def spaces(self, agent: str) -> tuple[Any, Any]:
         return _spaces(self._env, self._name, self._agents[agent])
+
+    def info(self, agent: str) -> dict[str, Any]:
+        return self._infos.get(self._agents[agent], {})
 
     def reset(self, seed: int | None = None) -> Moment:
         returned = self._env.reset(seed=seed)
@@ -82,6 +90,7 @@ class ParallelGame:
                 "(observations, infos), both dicts by agent"
             )
         obs, infos = returned
+        self._infos = infos
         to_act = {
             str(agent): (self._of(obs, agent, "observations"), infos.get(agent, {}))
             for agent in self._env.agents
@@ -97,6 +106,7 @@ class ParallelGame:
                 "(observations, rewards, terminations, truncations, infos), all dicts by agent"
             )
         obs, rewards, terminations, truncations, infos = returned
+        self._infos = infos
         to_act: dict[str, tuple[Any, dict[str, Any]]] = {}
         collected: dict[str, float] = {}
         ended: dict[str, Ending] = {}
@@ -144,6 +154,10 @@ class TurnGame:
 
     def spaces(self, agent: str) -> tuple[Any, Any]:
         return _spaces(self._env, self._name, self._agents[agent])
+
+    def info(self, agent: str) -> dict[str, Any]:
+        info: dict[str, Any] = self._env.infos.get(self._agents[agent], {})
+        return info
 
     def reset(self, seed: int | None = None) -> Moment:
         self._env.reset(seed=seed)

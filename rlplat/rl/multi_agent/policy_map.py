@@ -24,7 +24,7 @@ from rlplat.rl.envs.check import EnvReport
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
-from rlplat.rl.multi_agent.games import Game, Moment, is_multi_agent, make_game
+from rlplat.rl.multi_agent.games import Game, is_multi_agent, make_game
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.schedules import scaled_horizons
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -179,18 +179,18 @@ def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
 
 
 def agent_spaces(game: Game, name: str) -> tuple[dict[str, SpaceSpec], frozenset[str]]:
-    """(spaces by agent, agents whose mask comes in `infos`); plays a moment to see what the infos hold.
+    """(spaces by agent, agents whose mask comes in `infos`); resets the game to see what the infos hold.
 
-    Only the agents that are there to act at first are looked at; others are taken to be like those of equal spaces.
+    An agent that has no mask there is taken to be like those of equal spaces.
     """
-    moment: Moment = game.reset(seed=0)
+    game.reset(seed=0)
     specs: dict[str, SpaceSpec] = {}
     for agent in game.agents:
         try:
             specs[agent] = space_spec(*game.spaces(agent))
         except Exception as error:
             raise ConfigError(f"{name}: agent '{agent}': {error}") from None
-    seen = {agent for agent, (_, info) in moment.to_act.items() if MASK in info}
+    seen = {agent for agent in game.agents if MASK in game.info(agent)}
     masked = frozenset(
         agent
         for agent in game.agents

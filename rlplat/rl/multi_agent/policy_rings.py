@@ -113,8 +113,10 @@ class PolicyRings:
     def weights(self) -> ObjectRef:
         """A ref of (version, weights) as they are now, as `<policy>/<name>`."""
         names = list(self.sources)
-        merged: ObjectRef = rlplat.remote(join_weights).remote(
-            names, self._plan.trained, *(self.sources[name].latest.remote() for name in names)
+        merged: ObjectRef = (
+            rlplat.remote(join_weights)
+            .options(num_cpus=0)
+            .remote(names, self._plan.trained, *(self.sources[name].latest.remote() for name in names))
         )
         return merged
 

@@ -214,8 +214,17 @@ class MultiAgentVectorEnv:
 
     def _read(self, agent: str, obs: Any, info: Any, *, must_act: bool = True) -> Any:
         """One agent's observation as its policy sees it; checked."""
+        reader = self._readers[agent]
+        mask = info.get(MASK) if isinstance(info, dict) else None
+        if mask is not None and not (isinstance(reader.spec.obs, dict) and MASK in reader.spec.obs):
+            raise EnvError(
+                f"{self._place()}: agent '{agent}' has an action mask in its info, but had none after reset(), so its "
+                f"policy takes none; set infos['{agent}']['{MASK}'] in reset() as well, also where another agent begins"
+            )
+        if mask is None and not must_act and agent in self._plan.masked_by_info:
+            mask = np.zeros(reader.spec.action.mask_size, np.bool_)  # it decides nothing more
         try:
-            row = self._readers[agent].read(obs, info.get(MASK) if isinstance(info, dict) else None)
+            row = reader.read(obs, mask)
         except ObsMismatch as error:
             raise EnvError(f"{self._place()}: agent '{agent}': {error}") from None
         for path, leaf in (row if isinstance(row, dict) else {"": row}).items():

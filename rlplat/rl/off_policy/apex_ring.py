@@ -169,7 +169,9 @@ class ApexRing:
         """state: the run's, with the same number of shards."""
         states = zip(self.shards, state["shards"], strict=True)
         self.shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
-        self._empty_at = int(state["env_steps"]) if None in state["shards"] else 0
+        self._empty_at = (
+            int(state["env_steps"]) if not self._config.save_replay or None in state["shards"] else 0
+        )
         self.updates = int(state["updates"])
 
     def close(self) -> None:

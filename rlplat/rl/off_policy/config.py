@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,9 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
 from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
+
+REPLAY = ("replay_capacity", "num_rollout_workers", "num_envs_per_worker", "n_step", "discount")
+"""Settings that shape any replay of transitions."""
 
 
 class ContinuousPolicyConfig(PolicyConfig):
@@ -27,6 +30,8 @@ class ContinuousPolicyConfig(PolicyConfig):
 
 class OffPolicyConfig(AlgorithmConfig):
     """Common to SAC and TD3."""
+
+    shapes_replay: ClassVar[tuple[str, ...]] = REPLAY
 
     unused = {
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),

@@ -78,8 +78,9 @@ class PositionReplay:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        for name, column in zip(COLUMNS, self._columns, strict=True):
-            saved = state["columns"][name]
-            column[: len(saved)] = saved
-        self._num_added = int(state["num_added"])
+        """Into an empty replay; of another capacity, the newest that it has room for."""
+        num_added, num_saved = int(state["num_added"]), len(state["columns"]["outcomes"])
+        oldest_first = np.arange(num_added - num_saved, num_added) % max(1, num_saved)
+        self._num_added = num_added - num_saved if num_saved == self._capacity else 0
+        self.add(Positions(*(state["columns"][name][oldest_first] for name in COLUMNS)))
         self._rng.bit_generator.state = state["rng"]

@@ -77,7 +77,7 @@ class SequenceMinibatch:
     obs: Obs
     """[L, M, ...]"""
     starts: Array
-    """bool[L, M]: an episode begins with this row."""
+    """bool[L, M]: the core's state is forgotten before this row, as where an episode begins."""
     core_states: Array
     """float32[M, S]: of the policy when it acted on row 0."""
     actions: Array

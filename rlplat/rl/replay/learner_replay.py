@@ -56,7 +56,8 @@ class LearnerReplay:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """state: may hold more. Without the contents the replay fills anew."""
-        if state["replay"] is not None:
+        """state: may hold more. Without the contents, or with save_replay false, the replay fills anew."""
+        self._credit = float(state["credit"])
+        if self._saves and state["replay"] is not None:
             self.buffer.set_state(state["replay"])
-        self.env_steps, self._credit = int(state["replay_steps"]), float(state["credit"])
+            self.env_steps = int(state["replay_steps"])

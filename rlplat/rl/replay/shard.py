@@ -42,6 +42,6 @@ class ReplayShard:
         return self._replay.get_state() if self._saves else None
 
     def set_state(self, state: dict[str, Any] | None) -> int:
-        if state is not None:
+        if self._saves and state is not None:
             self._replay.set_state(state)
         return len(self._replay)

@@ -39,6 +39,7 @@ class StepStore:
 
     returns[row]     float32: R = r_t + ... + discount^(m-1) r_(t+m-1), m = n_step or fewer where the episode ends
     discounts[row]   float32: discount^m, 0 where it terminated
+    is_start[row]    bool: an episode begins, or the core's state is zero, as at a beginning
     num_steps[row]   m: the bootstrap row is m ahead: the final observation where the episode was cut off
     """
 
@@ -133,7 +134,11 @@ class StepStore:
             put(self.q_taken, batch.q_taken)
             put(self.q_max, batch.q_max)
         self.kinds[rows], self.stamps[rows] = kinds, stamps
-        self.is_start[rows] = is_real & np.isin(previous, (TERMINATED, FINAL, GAP))
+        starts = np.isin(previous, (TERMINATED, FINAL, GAP))
+        if batch.core_states.shape[2]:
+            # The state was forgotten also after a row that is dropped because it is not valid (FIRE after a lost life).
+            starts |= ~batch.core_states.any(axis=2).reshape(-1)[source]
+        self.is_start[rows] = is_real & starts
         self.is_complete[rows] = False
         obs: Obs = map_obs(lambda leaf: leaf.reshape(T * B, *leaf.shape[2:]), batch.obs)
         obs = take_obs(obs, source[is_real])

@@ -322,7 +322,7 @@ def load(
     """
     run = Path(run)
     warnings: list[str] = []
-    if run.absolute().parent.name == "checkpoints":
+    if run.absolute().parent.name == "checkpoints" and not (run / "config.yaml").exists():
         if checkpoint is not None:
             raise ConfigError(f"{run} is a checkpoint already; omit --checkpoint {checkpoint}")
         directory = run.parent.parent if run.parent.name else run.absolute().parent.parent

@@ -24,6 +24,7 @@ import rlplat
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.callbacks import Callback, Callbacks
 from rlplat.rl.env_objects import is_same_env, what_it_takes
 from rlplat.rl.interfaces import Result
@@ -198,17 +199,27 @@ def train(
         plan.notes += [f"warning: {line}" for line in refused]
         if checkpoint is None:
             raise CheckpointError("\n".join([*refused, f"no checkpoint in {directory} to resume from"]))
+        if finished := _finished(plan, directory, checkpoint):
+            return finished
         plan.notes.append(f"resuming {directory} at {checkpoint.info.env_steps:,} env steps")
     else:
         plan = plan_training(algo, config, layers)
-        directory = Path(out) if out is not None else default_directory(plan)
-        refuse_existing(directory)
+        if out is not None:
+            refuse_existing(Path(out))
         if source := init_from or plan.init_from:
             initial = find_initial(source)
             plan.init_from = initial.path
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
     told = Callbacks(getattr(plan.config, "callbacks", ()), objects)
-    return _run(plan, directory, checkpoint, initial, told)
+    if resume is not None or out is not None:
+        return _run(plan, Path(resume or out or ""), checkpoint, initial, told)
+    directory = default_directory(plan)
+    try:
+        return _run(plan, directory, checkpoint, initial, told)
+    finally:
+        with contextlib.suppress(OSError):  # it holds a run
+            directory.rmdir()
+            directory.parent.rmdir()
 
 
 def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
@@ -226,11 +237,7 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
         raise ConfigError(not_a_run(directory))
     plan = plan_from_file(saved, layers, algo)
     before = plan_from_file(saved, []).config
-    for key in ("env", "env_kwargs", "policy"):
-        was = getattr(before, key, None)
-        now = getattr(plan.config, key, None)
-        if now != was and not (key == "env" and is_same_env(str(now), str(was))):
-            raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
+    _require_resumable(before, plan.config)
     first_env_steps = getattr(before.stop, "env_steps", None)
     if first_env_steps and first_env_steps != plan.config.stop.env_steps:
         pinned = with_horizon(plan.config, first_env_steps)
@@ -247,6 +254,35 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
             "exactly; the sampling of actions starts again"
         )
     return plan
+
+
+def _finished(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint) -> TrainedRun | None:
+    """The run, where nothing is left to do: its directory stays as it is, with the evaluation at its end."""
+    saved = checkpoint.state["training"]
+    last = Result(**saved["last"]) if saved["last"] else None
+    if last is None or not stop_reason(stop_rules(plan.config), last, saved["wall_s"]):
+        return None
+    return TrainedRun(directory, last, 0, saved["wall_s"], {}, plan.config, "")
+
+
+def _require_resumable(before: Any, now: Any) -> None:
+    """ConfigError names a setting that a checkpoint's state depends on, and that is not what it was."""
+    fixed: tuple[str, ...] = getattr(now, "fixed_on_resume", AlgorithmConfig.fixed_on_resume)
+    for key in fixed:
+        values = getattr(before, key, None), getattr(now, key, None)
+        if values[0] != values[1] and not (key == "env" and is_same_env(str(values[1]), str(values[0]))):
+            raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
+    if not (getattr(before, "save_replay", False) and getattr(now, "save_replay", False)):
+        return
+    for key in getattr(now, "shapes_replay", ()):
+        was, wanted = getattr(before, key), getattr(now, key)
+        if key == "num_rollout_workers":  # 0 fills the replay as one does
+            was, wanted = max(1, was), max(1, wanted)
+        if was != wanted:
+            raise ConfigError(
+                f"'{key}' cannot change from {was} to {wanted} when a run is resumed: the replay that it saved does "
+                "not fit. Omit it, or begin with an empty replay: --set save_replay=false"
+            )
 
 
 def _run(

@@ -149,15 +149,22 @@ def _named(algo: Any) -> str:
 
 
 def default_directory(plan: TrainingPlan) -> Path:
-    """runs/<algo>-<env>-<date>-<time>, with a number where that is taken."""
+    """runs/<algo>-<env>-<date>-<time>, with a number where that is taken; made, so that no other run takes it."""
     algo = re.sub(r"[^\w.-]+", "-", plan.algo.rpartition(":")[2]).lower()
     env = re.sub(r"[^\w.-]+", "-", Path(plan.config.env).name).strip("-.")
     stem = f"{algo}-{env}-{datetime.now():%Y%m%d-%H%M%S}"
     directory, number = Path("runs") / stem, 1
-    while directory.exists():
-        number += 1
-        directory = Path("runs") / f"{stem}-{number}"
-    return directory
+    while True:
+        try:
+            directory.mkdir(parents=True)
+            return directory
+        except FileExistsError:
+            number += 1
+            directory = Path("runs") / f"{stem}-{number}"
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the run directory {directory}: {error.strerror or error}"
+            ) from None
 
 
 def _algo_by_directory(path: Path) -> str | None:

@@ -13,6 +13,7 @@ from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.interfaces import Array, Obs, Policy, Weights
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import cpu_share
+from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.recorders import Record, has_core, make_recorder, values_in_columns
 from rlplat.rl.sampling.simulator_rollouts import SimulatorRollouts, act_by_themselves
 from rlplat.rl.seeding import seed_sequences
@@ -35,6 +36,7 @@ class RolloutWorker:
         record: Record = "samples",
     ) -> None:
         """make_policy(config, spaces, seed, num_threads=N): how it acts and explores; record: as what batches."""
+        keep_freed_memory()
         self.worker_index = worker_index
         self.incarnation = incarnation
         self._num_steps: int = config["rollout_length"]

@@ -21,7 +21,7 @@ class Adam:
         self._epsilon, self._betas = epsilon, betas
         self._means = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables.values()]
         self._squares = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables.values()]
-        self._step = tf.Variable(0.0, trainable=False)
+        self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def apply(
         self, gradients: Sequence[tf.Tensor], learning_rate: Any, max_norm: Any = math.inf
@@ -42,7 +42,7 @@ class Adam:
         return tf.concat([norms, norm[None]], axis=0)
 
     def _descend(self, gradients: Sequence[tf.Tensor], learning_rate: Any) -> tf.Tensor:
-        step = tf.cast(self._step.assign_add(1.0), tf.float64)
+        step = tf.cast(self._step.assign_add(1), tf.float64)
         powers = [tf.constant(beta, tf.float64) ** step for beta in self._betas]
         # The kernel adds epsilon to sqrt(v) before v's bias is corrected, the paper after: hence the factor.
         epsilon = tf.cast(self._epsilon * tf.sqrt(1.0 - powers[1]), tf.float32)
@@ -75,4 +75,4 @@ class Adam:
         for name, mean, square in zip(self._variables, self._means, self._squares, strict=True):
             mean.assign(state[name]["exp_avg"])
             square.assign(state[name]["exp_avg_sq"])
-            self._step.assign(np.float32(state[name]["step"]))  # the same for all: they step together
+            self._step.assign(int(state[name]["step"]))  # the same for all: they step together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.torch.device import Linear
+
+_IMAGES_AT_ONCE = 32
+"""That fit a core's cache."""
 
 TensorObs = Tensor | dict[str, Tensor]
 """[N, ...], or a dict of such by path, as `interfaces.Obs`."""
@@ -39,7 +44,7 @@ class MLPEncoder(nn.Module):
         super().__init__()
         sizes = (num_inputs, *spec.hidden_sizes)
         self.leaf = leaf
-        self.layers = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes)))
+        self.layers = nn.ModuleList(Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes)))
         self.activation = torch.tanh if spec.activation == "tanh" else torch.relu
         self.num_features = sizes[-1]
 
@@ -206,14 +211,35 @@ def _image_encoder(name: str, image: ObsSpec, compute_dtype: torch.dtype) -> Nat
 
 def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:
     """(whether channels are the last axis, (C, H, W))"""
-    channels_last = image.layout == "HWC"
-    order = (2, 0, 1) if channels_last else (0, 1, 2)
-    channels, height, width = (image.shape[i] for i in order)
-    return channels_last, (channels, height, width)
+    are_last = image.layout == "HWC"
+    channels, height, width = (image.shape[i] for i in ((2, 0, 1) if are_last else (0, 1, 2)))
+    return are_last, (channels, height, width)
 
 
 def _images(obs: Tensor, is_channels_last: bool, dtype: torch.dtype) -> Tensor:
     """[N, C, H, W] of `dtype`, channels last in memory."""
     images = obs.permute(0, 3, 1, 2) if is_channels_last else obs
-    # Bytes are put in order before they are cast: half the time of `to(dtype, memory_format=...)`.
-    return images.contiguous(memory_format=torch.channels_last).to(dtype)
+    # Put in order before they are cast: half the time of `to(dtype, memory_format=...)`.
+    return channels_last(images).to(dtype)
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """[N, C, H, W], the same numbers in the order [N, H, W, C] in memory.
+
+    Four bytes, a stack of frames, are put together as one number of 32 bits: three times as fast as byte by byte.
+    """
+    is_stack = images.dtype == torch.uint8 and images.shape[1] == 4 and images.device.type == "cpu"
+    if (
+        not is_stack
+        or sys.byteorder != "little"
+        or torch.compiler.is_compiling()
+        or images.is_contiguous(memory_format=torch.channels_last)
+    ):
+        return images.contiguous(memory_format=torch.channels_last)
+    N, _, H, W = images.shape
+    pixels = torch.empty((N, H, W), dtype=torch.int32)
+    for some, taken in zip(pixels.split(_IMAGES_AT_ONCE), images.split(_IMAGES_AT_ONCE), strict=True):
+        some.copy_(taken[:, 0])
+        for c in (1, 2, 3):
+            some.add_(taken[:, c].to(torch.int32), alpha=1 << 8 * c)
+    return pixels.view(torch.uint8).view(N, H, W, 4).permute(0, 3, 1, 2)

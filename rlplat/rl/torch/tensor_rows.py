@@ -11,7 +11,7 @@ from torch import Tensor
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
-from rlplat.rl.torch.encoders import TensorObs
+from rlplat.rl.torch.encoders import TensorObs, channels_last
 
 
 class TensorRows:
@@ -67,7 +67,7 @@ class _Leaf:
             obs = obs.astype(np.float32, copy=False)
         self._tensor = _tensor(obs).to(device)
         if self._channels_first:
-            self._tensor = self._tensor.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+            self._tensor = channels_last(self._tensor).permute(0, 2, 3, 1)
 
     def take(self, rows: Tensor) -> Tensor:
         taken = self._tensor.index_select(0, rows)
@@ -75,10 +75,11 @@ class _Leaf:
 
 
 def tensor_on(device: torch.device, array: Array) -> Tensor:
-    """A copy there; float64 becomes float32."""
+    """A copy there (on the CPU of floats only); float64 becomes float32."""
     tensor = _tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
     # The clone lies where torch puts things: rounding must not depend on where numpy's array happened to lie.
-    return tensor.clone() if device.type == "cpu" else tensor.to(device)
+    is_there = device.type == "cpu"
+    return tensor.clone() if is_there and tensor.is_floating_point() else tensor.to(device)
 
 
 def _tensor(array: Array) -> Tensor:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import rlplat
+from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
 from rlplat.rl.learning.numpy_optimizers import Adam, RMSProp
 from rlplat.rl.learning.parameter_server import MIN_OBS, ObsMoments, ParameterServer
-from rlplat.rl.learning.sharded_parameter_server import ShardedParameterServer, cut, join, split
+from rlplat.rl.learning.sharded_parameter_server import PART, Line, ShardedParameterServer
 from rlplat.rl.normalization import OBS_MEAN
 
 SHAPES: dict[str, tuple[int, ...]] = {"z.weight": (7, 30), "z.bias": (7,), "log_std": (), "a": (2, 3, 4)}
@@ -43,13 +44,12 @@ def assert_same(one: Weights, other: Weights) -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
 def test_the_cuts_are_even_and_what_is_cut_can_be_joined(num_parts: int) -> None:
-    parts = cut(SHAPES, num_parts)
-    sizes = [sum(piece.stop - piece.start for piece in pieces) for pieces in parts]
+    line = Line(SHAPES, num_parts)
+    parts = line.split(arrays(0))
+    sizes = [part[PART].size for part in parts]
     assert sum(sizes) == 7 * 30 + 7 + 1 + 24 and max(sizes) - min(sizes) <= 1
-    pieces = split(arrays(0), parts)
-    assert [sum(array.size for array in part.values()) for part in pieces] == sizes
-    pieces[0] = pieces[0] | {"extra": np.ones(2)}
-    assert_same(join(pieces, parts, SHAPES), arrays(0) | {"extra": np.ones(2)})
+    parts[0] |= {"extra": np.ones(2)}
+    assert_same(line.join(parts), arrays(0) | {"extra": np.ones(2)})
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -61,21 +61,22 @@ def test_parameters_of_every_size_come_back_from_every_number_of_parts(seed: int
     }
     weights = {name: np.array(rng.normal(size=shape), np.float32) for name, shape in shapes.items()}
     for num_parts in range(1, 9):
-        parts = cut(shapes, num_parts)
-        sizes = [sum(piece.stop - piece.start for piece in pieces) for pieces in parts]
-        assert max(sizes) - min(sizes) <= 1
-        assert_same(join(split(weights, parts), parts, shapes), weights)
+        line = Line(shapes, num_parts)
+        sizes = [part[PART].size for part in line.split(weights)]
+        assert len(sizes) == num_parts and max(sizes) - min(sizes) <= 1
+        assert_same(line.join(line.split(weights)), weights)
 
 
 def test_statistics_are_kept_where_only_some_servers_have_them() -> None:
     server = make(3)
     server.set_weights(0, arrays(0))
-    gradients = split(arrays(1), server._parts)
+    line = Line(SHAPES, 3)
+    gradients = line.split(arrays(1))
     rlplat.get(server.servers[1].apply_gradients.remote(gradients[1], 0, learning_rate=0.1))
     own = rlplat.get(server.servers[1].get_state.remote())["optimizer"]["slots"]["squares"]
     squares = server.get_state()["optimizer_slots"]["squares"]
-    assert_same(split(squares, server._parts)[1], own)
-    assert not any(array.any() for array in split(squares, server._parts)[0].values())
+    assert_same(line.split(squares)[1], own)
+    assert not any(array.any() for array in line.split(squares)[0].values())
     other = make(2)
     other.set_state(server.get_state())
     assert_same(other.get_state()["optimizer_slots"]["squares"], squares)
@@ -91,10 +92,21 @@ def test_who_acts_from_a_saved_state_has_what_the_servers_give_out(count: int) -
     assert_same(server.acting_weights(server.get_state()), given_out)
 
 
+@pytest.mark.parametrize(
+    "changed, said",
+    [({"a": np.zeros((2, 3), np.float32)}, r"'a' have shape \(2, 3\)"), ({"a": None}, "'a' are not there")],
+)
+def test_weights_of_another_network_are_refused(changed: Weights, said: str) -> None:
+    weights = {name: array for name, array in (arrays(0) | changed).items() if array is not None}
+    with pytest.raises(CheckpointError, match=said + r", the network of the config has \(2, 3, 4\)"):
+        Line(SHAPES, 2).split(weights)
+
+
 def test_more_servers_than_elements() -> None:
-    parts = cut({"w": (2,)}, 3)
-    assert [len(pieces) for pieces in parts] == [0, 1, 1]
-    assert_same(join(split({"w": np.ones(2)}, parts), parts, {"w": (2,)}), {"w": np.ones(2, np.float32)})
+    line = Line({"w": (2,)}, 3)
+    parts = line.split({"w": np.ones(2, np.float32)})
+    assert [part[PART].size for part in parts] == [0, 1, 1]
+    assert_same(line.join(parts), {"w": np.ones(2, np.float32)})
 
 
 @pytest.mark.parametrize("make_optimizer", [RMSProp, Adam])
@@ -127,7 +139,7 @@ def test_each_server_has_a_version_of_its_own() -> None:
     server = make(2, max_staleness=1)
     server.set_weights(0, arrays(0))
     # The second server alone has moved on by two: its part of a gradient of version (0, 0) is too old, the other not.
-    only = split(arrays(1), cut(SHAPES, 2))[1]
+    only = Line(SHAPES, 2).split(arrays(1))[1]
     for version in (0, 1):
         rlplat.get(server.servers[1].apply_gradients.remote(only, version, learning_rate=0.1))
     versions, before = server.latest()

@@ -92,6 +92,12 @@ def test_the_newest_rows_are_kept(counts: tuple[int, ...]) -> None:
     for each in (replay, other):
         each.add(rows(100, 2))
     np.testing.assert_array_equal(replay.sample(50).obs, other.sample(50).obs)
+    kept = sorted(set(replay.sample(400).returns.astype(int)))
+    for capacity in (1, 3, 8, 30):
+        resized = ModelReplay(capacity, 2, 1, 0.5, np.random.SeedSequence(3))
+        resized.set_state(replay.get_state())
+        found = set(resized.sample(400).returns.astype(int))
+        assert len(resized) == len(found) == min(capacity, len(kept)) and found <= set(kept)
 
 
 def test_every_minibatch_has_its_share_of_both() -> None:

@@ -128,16 +128,15 @@ class Different(Turns):
     """y sees more than x."""
 
     def observation_space(self, agent: str) -> Any:
-        size = 2 if agent == "x" else 4
-        return spaces.Dict(
-            {
-                "observation": spaces.Box(0, 100, (size,), np.float32),
-                "action_mask": spaces.Box(0, 1, (3,), np.int8),
-            }
-        )
+        box = spaces.Box(0, 100, (2 if agent == "x" else 4,), np.float32)
+        if self.mask_in_info:
+            return box
+        return spaces.Dict({"observation": box, "action_mask": spaces.Box(0, 1, (3,), np.int8)})
 
     def observe(self, agent: str) -> Any:
         seen = super().observe(agent)
+        if agent == "y" and self.mask_in_info:
+            return np.repeat(seen, 2)
         if agent == "y":
             seen["observation"] = np.repeat(seen["observation"], 2)
         return seen

@@ -177,6 +177,47 @@ def test_masks_reach_the_policy_and_the_batch(rolled: Any, mask_in_info: bool) -
     assert batch.actions[:, 0].tolist() == [1, 0, 0]
 
 
+def test_sides_that_differ_have_their_masks_in_their_infos(rolled: Any) -> None:
+    """Also the side that does not begin; the game itself fails where an action is illegal."""
+    worker = rolled(settings("Different", length=3, env_kwargs={"mask_in_info": True}))
+    for begins, batch in enumerate(worker.roll_out()):
+        rows = [[action != turn % 3 for action in range(3)] for turn in (begins, begins + 2)]
+        assert batch.obs["action_mask"][:2, 0].tolist() == rows
+
+
+def test_a_mask_that_comes_only_later_ends_the_run(rolled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.rl.multi_agent import fixture_games
+
+    def only_who_moves(self: Any) -> None:
+        self.infos = {agent: {} for agent in self.agents}
+        self.infos[self.agent_selection] = {"action_mask": self.mask()}
+
+    monkeypatch.setattr(fixture_games.Turns, "_set_infos", only_who_moves)
+    worker = rolled(settings("Different", length=3, env_kwargs={"mask_in_info": True}))
+    with pytest.raises(
+        EnvError, match=r"step 1 .*'y' has an action mask in its info.*infos\['y'\]\['action_mask'\]"
+    ):
+        worker.roll_out()
+
+
+def test_a_mask_may_be_missing_where_an_agent_is_cut_off(
+    rolled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.rl.multi_agent import fixture_games
+
+    right = fixture_games.Turns._set_infos
+
+    def none_at_the_end(self: Any) -> None:
+        right(self)
+        if self.turn == self.num_turns:
+            self.infos = {agent: {} for agent in self.agents}
+
+    monkeypatch.setattr(fixture_games.Turns, "_set_infos", none_at_the_end)
+    config = settings("Turns", length=3, env_kwargs={"mask_in_info": True, "is_cut": True})
+    [batch] = rolled(config, record="transitions").roll_out()
+    assert batch.final_obs["action_mask"].all() and len(batch.final_obs["action_mask"]) == 2
+
+
 def test_a_mask_without_a_legal_action_is_named(rolled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.rl.multi_agent import fixture_games
 

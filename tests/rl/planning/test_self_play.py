@@ -64,6 +64,12 @@ def test_the_replay_keeps_the_newest(sizes: list[int]) -> None:
     again.set_state(replay.get_state())
     for one, other in zip(replay.sample(50), again.sample(50), strict=True):
         assert (one == other).all()
+    for capacity in (1, 3, 7, 30):
+        resized = PositionReplay(CONNECT_FOUR, capacity, np.random.SeedSequence(3), use_symmetries=False)
+        resized.set_state(replay.get_state())
+        assert sorted(set(resized.sample(200).outcomes.tolist())) == newest[-capacity:]
+        resized.add(Positions(boards[:1], drawn.policies[:1], np.full(1, 99.0, np.float32)))
+        assert sorted(set(resized.sample(200).outcomes.tolist())) == [*newest, 99.0][-capacity:]
 
 
 def test_positions_are_drawn_mirrored_with_their_moves() -> None:

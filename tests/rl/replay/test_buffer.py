@@ -463,6 +463,36 @@ def check_draw(
     return checked, masked
 
 
+@pytest.mark.parametrize("fragment", [4, 5, 12])
+def test_a_sequence_forgets_where_the_acting_core_did(fragment: int) -> None:
+    """After row 4, which is not valid (FIRE after a lost life): within a fragment, or with the end of one."""
+    replay = make_replay(replace(SHAPE, capacity=40, num_lanes=1, unroll=8), NUMBER, ACTION, SEED)
+    seen = np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], np.float32)  # by the core since it forgot
+    for begin in range(0, 12, fragment):
+        rows = slice(begin, begin + fragment)
+        T = len(seen[rows])
+        replay.add(
+            TransitionBatch(
+                obs=np.arange(12, dtype=np.float32)[rows].reshape(T, 1, 1),
+                actions=np.zeros((T, 1), np.int64),
+                rewards=np.ones((T, 1), np.float32),
+                terminated=np.zeros((T, 1), np.bool_),
+                truncated=np.zeros((T, 1), np.bool_),
+                valid=(np.arange(12) != 4)[rows, None],
+                cut_rows=np.empty(0, np.int64),
+                final_obs=np.empty((0, 1), np.float32),
+                core_states=seen[rows].reshape(T, 1, 1),
+                continues=begin > 0,
+            ),
+            0,
+        )
+    assert isinstance(replay, SequenceReplay)
+    drawn = replay.sample(8)
+    first = int(np.flatnonzero(drawn.stamps == 0)[0])
+    assert drawn.obs[:, first, 0].tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]  # type: ignore[index, call-overload]
+    assert drawn.starts[:, first].tolist() == [True, False, False, False, True, *[False] * 4]
+
+
 def test_sequence_parts_are_columns() -> None:
     games = [Game(lane, np.random.default_rng(0), 9.0) for lane in range(3)]
     replay = make_replay(

@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from rlplat.checkpoints import latest_valid
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.rl.callbacks import Callback
 from rlplat.rl.interfaces import Episode, Result
@@ -47,6 +50,19 @@ class Listener(Callback):
 class Raises(Callback):
     def on_result(self, algorithm: Any, result: Result) -> None:
         raise KeyError("x")
+
+
+class Measures(Callback):
+    """Writes down a metric of each kind that somebody might have."""
+
+    def __init__(self, what: str = "") -> None:
+        self.what = what
+
+    def on_result(self, algorithm: Any, result: Result) -> None:
+        one: dict[str, Any] = {"array": np.ones((1, 1)), "int64": np.int64(3), "tensor": torch.tensor(1.5)}
+        others: dict[str, Any] = {"": "a text", "arrays": np.ones(2), "set": {1}, "tensors": torch.ones(2)}
+        result.metrics |= {f"mine/{key}": value for key, value in one.items()}
+        result.metrics["mine/other"] = others[self.what]
 
 
 class SaysYes(Callback):
@@ -148,3 +164,18 @@ def test_the_one_of_the_page_ends_a_run_that_gets_no_better(
     assert (
         "ended by Patience: no better than 5 in 2 evaluations" in (tmp_path / "run" / "log.txt").read_text()
     )
+
+
+def test_metrics_are_plain_numbers_in_files_and_checkpoints(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(ALGO, env="X", out=out, stop={"env_steps": 30}, callbacks=[HERE + "Measures"])
+    record = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert [record[f"mine/{key}"] for key in ("array", "int64", "tensor", "other")] == [1.0, 3, 1.5, "a text"]
+    assert latest_valid(out)[0] is not None
+
+
+@pytest.mark.parametrize(("what", "kind"), [("arrays", "ndarray"), ("set", "set"), ("tensors", "Tensor")])
+def test_what_is_no_number_is_named_with_its_callback(tmp_path: Path, what: str, kind: str) -> None:
+    said = rf"on_result\(\) of the callback Measures wrote a {kind} as the metric 'mine/other'"
+    with pytest.raises(ConfigError, match=said):
+        train(ALGO, env="X", out=tmp_path / "run", callbacks=[{HERE + "Measures": {"what": what}}])

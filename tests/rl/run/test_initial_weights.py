@@ -57,6 +57,8 @@ def test_an_algorithm_takes_weights_and_learns_on(algo: str, runs: dict[str, Pat
         assert same_trees(state[keeper][kept], fresh[keeper][kept])
         if algo == "dqn":
             assert same_trees(state["learner"]["target"], state["learner"]["weights"])
+        elif algo == "td3":
+            assert same_trees(state["learner"]["target_actor"], state["learner"]["weights"])
         else:
             assert state[keeper]["obs_statistics"]["count"] == CARRIED_OBSERVATIONS
         if algo == "a3c":  # of a run of so few observations that it has no statistics yet

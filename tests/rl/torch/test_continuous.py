@@ -104,10 +104,10 @@ def test_the_twin_critic_is_two_networks() -> None:
     features, actions = torch.randn(5, num_features(TREE), generator=rng), torch.rand(5, 2, generator=rng)
     both = critics(features, actions)
     assert both.shape == (2, 5)
-    for k in range(2):
+    for k, critic in enumerate([critics.first, critics.second]):
         x = torch.cat([features, actions], dim=1)
         for index in range(3):
-            x = x @ critics.weights[index][k] + critics.biases[index][k, 0]
+            x = x @ critic.weights[index] + critic.biases[index]
             x = torch.relu(x) if index < 2 else x
         torch.testing.assert_close(both[k], x[:, 0])
     assert (both[0] != both[1]).all()

@@ -16,7 +16,8 @@ from torch.nn import functional as F  # noqa: E402, N812
 from rlplat.errors import ConfigError  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ObsSpec  # noqa: E402
-from rlplat.rl.torch.encoders import make_encoder  # noqa: E402
+from rlplat.rl.torch import device  # noqa: E402
+from rlplat.rl.torch.encoders import channels_last, make_encoder  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
 from rlplat.rl.torch.weights import load_weights, weights_of  # noqa: E402
 from tests.rl.specimens import DISCRETE, TREE, VECTOR, make_spec, masked, random_obs  # noqa: E402
@@ -226,3 +227,34 @@ def test_an_encoder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert network.actor_head.in_features == 1
     with pytest.raises(ConfigError, match="has no 'Sum'; did you mean 'Sums'"):
         make_network(make_spec(encoder="./my_encoder.py:Sum"))
+
+
+@pytest.mark.parametrize("number", [0, 1, 31, 32, 33, 65])
+@pytest.mark.parametrize("shape", [(4, 1, 1), (4, 5, 3), (4, 84, 84), (3, 5, 4), (1, 5, 4), (5, 3, 3)])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_channels_last_changes_the_order_only(number: int, shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(number)
+    images = torch.from_numpy(rng.integers(0, 256, (number, *shape)).astype(dtype))
+    apart = torch.from_numpy(rng.integers(0, 256, (number, 2, *shape)).astype(dtype))[:, 1]
+    for given in (images, apart, images.to(memory_format=torch.channels_last)):
+        ordered = channels_last(given)
+        assert torch.equal(ordered, given) and ordered.dtype == given.dtype
+        assert ordered.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [make_spec(PONG, encoder="nature_cnn"), make_spec(VECTOR, hidden_sizes=[256, 256])],
+    ids=["cnn", "mlp"],
+)
+def test_an_exported_encoder_takes_any_number_of_rows(
+    spec: PolicySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "is_mkl_slow", lambda: True)
+    encoder = make_encoder(spec)
+    rows = {0: torch.export.Dim("rows")}
+    program = torch.export.export(encoder, (tensors(spec, 3),), dynamic_shapes=(rows,), strict=False)
+    for number in (2, 40):
+        obs = tensors(spec, number, seed=number)
+        torch.testing.assert_close(program.module()(obs), encoder(obs), rtol=1e-4, atol=1e-4)
+    assert "mkldnn" not in str(program.graph)

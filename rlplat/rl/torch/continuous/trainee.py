@@ -14,7 +14,7 @@ from torch import Tensor
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.bounded_actor import ActionScale, ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.torch.continuous.networks import Actor, Flat, TwinCritic, polyak
+from rlplat.rl.torch.continuous.networks import Actor, TwinCritic, polyak
 from rlplat.rl.torch.device import resolve_device, use_threads
 from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.tensor_rows import tensor_on
@@ -41,7 +41,7 @@ class ActorAndCritics:
 
     for batch in trainee.minibatches(features, actions, returns, discounts, next_features):
         norm = trainee.descend_critics(f(trainee.critics(...)), learning_rate)
-        trainee.descend_actor(g(trainee.actor(...)), learning_rate)
+        trainee.descend_actor(g(trainee.fixed_critics(..., trainee.actor(...))), learning_rate)
         trainee.update_targets()
     """
 
@@ -57,13 +57,16 @@ class ActorAndCritics:
             self.actor = Actor(spec, actor).to(self.device)
             self.critics = TwinCritic(spec).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.flat_actor, self.flat_critics = Flat(self.actor), Flat(self.critics)
-        self._flat_targets = Flat(self.target_critics)
+        self.fixed_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        """The critics' own numbers as constants: a loss of the actor goes through them. Autograd does not see them
+        change: no step of the critics between such a loss and its `backward`."""
+        for fixed, parameter in zip(self.fixed_critics.parameters(), self.critics.parameters(), strict=True):
+            fixed.data = parameter.data
         self._generator = torch.Generator().manual_seed(noise_seed)
         self._scale, self._batch_size, self._tau = ActionScale(spec), config.batch_size, config.target_tau
         self._max_norm = config.max_gradient_norm or math.inf
-        self._actor_adam = Adam(self.flat_actor, epsilon=config.adam_epsilon)
-        self._critic_adam = Adam(self.flat_critics, epsilon=config.adam_epsilon)
+        self._actor_adam = Adam(self.actor, epsilon=config.adam_epsilon)
+        self._critic_adam = Adam(self.critics, epsilon=config.adam_epsilon)
 
     def minibatches(
         self, features: Array, actions: Array, returns: Array, discounts: Array, next_features: Array
@@ -80,22 +83,20 @@ class ActorAndCritics:
 
     def descend_critics(self, loss: Tensor, learning_rate: float) -> float:
         """One gradient step -> the norm before clipping. One that is not finite changed nothing."""
-        self.flat_critics.gradient(loss)
-        return self._critic_adam.step(learning_rate, self._max_norm)
+        return self._critic_adam.descend(loss, learning_rate, self._max_norm)
 
     def descend_actor(self, loss: Tensor, learning_rate: float) -> float:
-        """The same for the actor, whose loss goes through the critics; they get no gradients."""
-        self.flat_actor.gradient(loss)
-        return self._actor_adam.step(learning_rate, self._max_norm)
+        """The same for the actor, whose loss goes through `fixed_critics`."""
+        return self._actor_adam.descend(loss, learning_rate, self._max_norm)
 
     def update_targets(self) -> None:
         """target = (1 - tau) * target + tau * online"""
-        polyak(self._flat_targets, self.flat_critics, self._tau)
+        polyak(self.target_critics, self.critics, self._tau)
 
     def non_finite_gradients(self) -> list[str]:
-        """Names of the networks whose gradients hold NaN or infinity."""
-        gradients = {"actor": self.flat_actor.all.grad, "critics": self.flat_critics.all.grad}
-        return [name for name, g in gradients.items() if g is not None and not bool(g.isfinite().all())]
+        """Names of the parameters whose gradients hold NaN or infinity."""
+        named = [*self.actor.named_parameters("actor"), *self.critics.named_parameters("critics")]
+        return [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
 
     def weights(self) -> Weights:
         """The actor's: what policies act with."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.interfaces import Array
-from rlplat.rl.torch.continuous.networks import Flat
 from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.weights import load_weights, weights_of
 
@@ -110,8 +109,7 @@ class DynamicsEnsemble:
             torch.manual_seed(network_seed)
             self.network = EnsembleNetwork(config.ensemble_size, num_in, config.hidden_sizes, num_out)
         self.network.to(device)
-        self._flat = Flat(self.network)
-        self._adam = Adam(self._flat, epsilon=1e-8)
+        self._adam = Adam(self.network, epsilon=1e-8)
         self._generator = torch.Generator().manual_seed(draw_seed)
         self.elites = torch.arange(config.num_elites)
         """int64[K]: the members that predict: those of the least validation loss."""
@@ -187,8 +185,8 @@ class DynamicsEnsemble:
             loss = loss + cross_entropy.mean(dim=1).sum()
         loss = loss + BOUNDS_COEF * (self.network.max_log_var - self.network.min_log_var).sum()
         squares = torch.stack([weight.square().sum() for weight in self.network.weights]).sum()
-        self._flat.gradient(loss + 0.5 * self._config.weight_decay * squares)
-        return math.isfinite(self._adam.step(self._config.learning_rate))
+        loss = loss + 0.5 * self._config.weight_decay * squares
+        return math.isfinite(self._adam.descend(loss, self._config.learning_rate))
 
     def _validation_losses(self, rows: Rows) -> Tensor:
         """float32[E]: mean squared error of the scaled targets, and the cross entropy of the termination."""
