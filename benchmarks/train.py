@@ -5,7 +5,8 @@
 
 Columns: rlplat (PPO on CartPole: one rollout worker; others: `rlplat_config` in train_peers.py), `--peer inproc`
 (rlplat with everything in one process), `--peer torch` (rlplat with learner.backend=torch: PPO and A3C on CartPole),
-`--peer overlap` (rlplat with overlap_sampling: PPO) and `--peer sb3` (Stable-Baselines3).
+`--peer overlap` (rlplat with overlap_sampling: PPO), `--peer sb3` (Stable-Baselines3) and `--peer sample-factory`
+(IMPALA on Pong; sample_factory.py says what it needs).
 Each figure comes from a fresh process; the peers take turns.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Report, Sample, add_output_options, hardware, number, summarize
+from benchmarks.sample_factory import PYTHON
 from benchmarks.train_peers import THRESHOLD, WINDOW
 
 PACKAGES = ("rlplat", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
@@ -31,10 +33,11 @@ RATES = {
     "pong": "PPO Pong, 8 x 128, minibatch 256, 4 epochs, Nature CNN, env steps/s",
     "dqn": "DQN CartPole-v1, one gradient step per 2 env steps, batch 64, 256x256, env steps/s",
     "dqn-pong": "DQN Pong, one gradient step per 4 env steps, batch 32, Nature CNN, env steps/s",
-    "a3c": "A3C (SB3: A2C) CartPole-v1, 16 environments x 5 steps, 64x64, env steps/s",
+    "a3c": "A3C (SB3: A2C) CartPole-v1, 16 environments in each process x 5 steps, 64x64, env steps/s",
     "es": "ES (sb3-contrib: ARS) CartPole-v1, tuned configs, env steps/s",
     "sac": "SAC Pendulum-v1, one gradient step per env step, batch 256, 256x256, env steps/s",
     "td3": "TD3 Pendulum-v1, one gradient step per env step, batch 256, 256x256, env steps/s",
+    "impala-pong": "IMPALA (Sample Factory: APPO) Pong, 2 workers x 16 x 20, 640 samples, Nature CNN, env steps/s",
 }
 WARM_UP = {
     "cartpole": 5_000,
@@ -45,6 +48,7 @@ WARM_UP = {
     "es": 20_000,
     "sac": 500,
     "td3": 500,
+    "impala-pong": 3_000,
 }
 TIMED = {
     "cartpole": 100_000,
@@ -55,6 +59,7 @@ TIMED = {
     "es": 400_000,
     "sac": 3_000,
     "td3": 3_000,
+    "impala-pong": 20_000,
 }
 """Env steps before the clock starts, and while it runs."""
 STOP = "CartPole-v1 >= 475: from Enter to the stop, s"
@@ -83,7 +88,12 @@ class Attempt:
 
 
 def main() -> None:
-    options = build_parser().parse_args()
+    parser = build_parser()
+    options = parser.parse_args()
+    if "sample-factory" in options.peer and PYTHON not in os.environ:
+        parser.error(
+            f"--peer sample-factory needs ${PYTHON}: benchmarks/sample_factory.py says how to make it"
+        )
     peers = ["rlplat", *dict.fromkeys(options.peer)]
     info = hardware(PACKAGES)
     samples: list[Sample] = []
@@ -92,9 +102,7 @@ def main() -> None:
         if task in options.rows:
             samples += _rates(task, peers, options)
     if "threshold" in options.rows:
-        found, missed = _thresholds(
-            [peer for peer in peers if peer not in ("inproc", "torch", "overlap")], options
-        )
+        found, missed = _thresholds([peer for peer in peers if peer in ("rlplat", "sb3")], options)
         samples += found
         notes += missed
     report = Report("Training", peers, summarize(samples), {*RATES.values(), REACHED}, info, [*notes, *NOTES])
@@ -107,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_output_options(parser, ["inproc", "torch", "overlap", "sb3"])
+    add_output_options(parser, ["inproc", "torch", "overlap", "sb3", "sample-factory"])
     rows = [*RATES, "threshold"]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N")
@@ -122,7 +130,9 @@ def _environment() -> dict[str, str]:
 def _rates(task: str, peers: list[str], options: argparse.Namespace) -> list[Sample]:
     warm_up, env_steps = (1_000, 2_000) if options.quick else (WARM_UP[task], TIMED[task])
     samples = []
-    only = {"torch": ("cartpole", "a3c"), "overlap": ("cartpole", "pong")}
+    only = {"torch": {"cartpole", "a3c"}, "overlap": {"cartpole", "pong"}, "sample-factory": {"impala-pong"}}
+    only["inproc"] = RATES.keys() - {"sac", "td3"}  # those are in one process anyway
+    only["sb3"] = RATES.keys() - {"impala-pong"}
     peers = [peer for peer in peers if task in only.get(peer, RATES)]
     for repeat in range(options.repeats):
         for peer in peers if repeat % 2 == 0 else peers[::-1]:

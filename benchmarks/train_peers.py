@@ -1,4 +1,4 @@
-"""Algorithms by rlplat and by Stable-Baselines3 with the same hyper-parameters: how fast each goes through env steps.
+"""Algorithms by rlplat and its peers with the same hyper-parameters: how fast each goes through env steps.
 
     python -m benchmarks.train_peers rate PEER TASK --warm-up 5000 --env-steps 100000         prints env steps/s
     python -m benchmarks.train_peers threshold --seed 1 --out DIR --env-steps 100000          SB3, to the threshold
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sample_factory import appo_rate
+
 NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
 A2C_ENVS, A2C_STEPS = 16, 5
@@ -27,8 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train_peers")
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
-    rate.add_argument("peer", choices=["rlplat", "torch", "overlap", "inproc", "sb3"])
-    rate.add_argument("task", choices=["cartpole", "pong", "dqn", "dqn-pong", "a3c", "es", "sac", "td3"])
+    rate.add_argument("peer", choices=["rlplat", "torch", "overlap", "inproc", "sb3", "sample-factory"])
+    tasks = ["cartpole", "pong", "dqn", "dqn-pong", "a3c", "es", "sac", "td3", "impala-pong"]
+    rate.add_argument("task", choices=tasks)
     rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
     threshold = commands.add_parser("threshold")
@@ -40,6 +43,8 @@ def main() -> None:
         sb3_to_threshold(options.seed, options.out, options.env_steps)
     elif options.peer == "sb3":
         print(sb3_rate(options.task, options.warm_up, options.env_steps))
+    elif options.peer == "sample-factory":
+        print(appo_rate(options.warm_up, options.env_steps))
     else:
         print(rlplat_rate(options.task, options.peer, options.warm_up, options.env_steps))
 
@@ -72,8 +77,8 @@ def rlplat_rate(task: str, peer: str, warm_up: int, env_steps: int) -> float:
 
 def rlplat_config(task: str, in_one_process: bool) -> Any:
     """Pong: the published configs, PPO's has these rounds, DQN's a smaller replay here; CartPole with PPO: one rollout
-    worker, 64x64 networks; DQN and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments,
-    8 in each of two workers; SAC, TD3: defaults (256x256, batch 256, a gradient step per env step), learning from the
+    worker, 64x64 networks; DQN and ES: their tuned CartPole configs; A3C: SB3's A2C (5 steps, 64x64), 16 environments
+    in each of two workers; SAC, TD3: defaults (256x256, batch 256, a gradient step per env step), learning from the
     100th env step on."""
     from rlplat.algorithms.ppo import PPOConfig
     from rlplat.config import layer_from_arguments
@@ -92,21 +97,20 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
     if task == "a3c":
         from rlplat.algorithms.a3c import A3CConfig
 
-        workers = {"num_rollout_workers": 0} if in_one_process else {"num_rollout_workers": 2}
-        num_envs = A2C_ENVS if in_one_process else A2C_ENVS // 2
         return A3CConfig(
             env="CartPole-v1",
-            num_envs_per_worker=num_envs,
+            num_rollout_workers=0 if in_one_process else 2,
+            num_envs_per_worker=A2C_ENVS,
             rollout_length=A2C_STEPS,
             learning_rate=7e-4,
-            **workers,
         )
     if task in ("sac", "td3"):
         from rlplat.rl.run.registry import load_algorithm
 
         return load_algorithm(task).config_class(env="Pendulum-v1", learning_starts=OFF_POLICY_STARTS)
-    if task in ("dqn", "dqn-pong", "es"):
-        name, env = ("dqn", "Pong") if task == "dqn-pong" else (task, "CartPole-v1")
+    if task in ("dqn", "dqn-pong", "es", "impala-pong"):
+        names = {"dqn-pong": ("dqn", "Pong-published"), "impala-pong": ("impala", "Pong-published")}
+        name, env = names.get(task, (task, "CartPole-v1"))
         path = tuned_config(name, env)
         assert path is not None, f"configs/{name}/{env}.yaml is part of rlplat"
         changes = {"num_rollout_workers": 0} if in_one_process else {}
