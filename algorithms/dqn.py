@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -281,18 +281,6 @@ def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
     return (weights * huber).mean(dim=2).sum(dim=1)
 
 
-class Trained(NamedTuple):
-    """What one gradient step brought."""
-
-    loss: float
-    q_mean: float
-    """Mean Q of the actions taken."""
-    gradient_norm: float
-    """Before clipping; where it is not finite, nothing was changed."""
-    priorities: Array
-    """float32[M]"""
-
-
 class TorchDQN:
     """Networks, optimizer and loss on torch; `TfDQN` is the same on TensorFlow."""
 
@@ -314,8 +302,9 @@ class TorchDQN:
 
     def train(
         self, batch: Minibatch | SequenceMinibatch, learning_rate: float, next_outputs: Tensor | None = None
-    ) -> Trained:
-        """One gradient step; next_outputs: what `target_outputs` gave for the batch's `next_obs`, if it was asked."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One gradient step -> what `read` takes; a GPU is not waited for. next_outputs: what `target_outputs` gave for
+        the batch's `next_obs`, if it was asked."""
         import torch
 
         if self.config.noisy:
@@ -351,10 +340,18 @@ class TorchDQN:
         else:
             loss = (losses * weights if self.config.prioritized else losses).mean()
             priorities = errors.abs()
-        norm = self.trainee.descend(loss, learning_rate)
         with torch.no_grad():
             q_taken = self.network.q_values(outputs).gather(1, actions.unsqueeze(1)).mean()
-        return Trained(float(loss.detach()), float(q_taken), norm, priorities.cpu().numpy())
+        figures = torch.stack([loss.detach(), q_taken])
+        return *self.trainee.start_descent(loss, learning_rate, figures), priorities
+
+    def read(self, trained: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Array, Array, Array]:
+        """Of K gradient steps, when they are made: float32[K, 2], loss and mean Q of the actions taken; float32[K], the
+        gradient norms before clipping (one that is not finite changed nothing); float32[K, M], the priorities."""
+        import torch
+
+        figures, norms, priorities = (torch.stack(c).numpy(force=True) for c in zip(*trained, strict=True))
+        return figures, self.trainee.norms_of(norms), priorities
 
     def target_outputs(self, next_obs: Any) -> Tensor:
         """The target network's outputs for many minibatches at once: half the work, as long as it stays the same."""
@@ -473,16 +470,15 @@ class DQNLearner(Learner[DQNConfig]):
         env_steps = self._replay.add(batches)
         self.env_steps += env_steps
         added = perf_counter()
-        trained: list[Trained] = []
+        trained: list[dict[str, float]] = []
         due, beta = self._replay.due(env_steps), self.value(config.importance_beta)
         while due:
             chunk = min(due, self._chunk)
             drawn = self._replay.buffer.sample(chunk * config.batch_size, beta)
-            results = self._train(drawn)
+            figures, priorities = self._train(drawn)
             if config.prioritized:
-                priorities = np.concatenate([result.priorities for result in results])
                 self._replay.buffer.update_priorities(drawn.rows, drawn.stamps, priorities)
-            trained += results
+            trained += figures
             due -= chunk
         learnt = perf_counter()
         for batch in batches:
@@ -507,44 +503,45 @@ class DQNLearner(Learner[DQNConfig]):
         """
         self.env_steps = env_steps
         started = perf_counter()
-        trained = self._train(drawn)
+        trained, priorities = self._train(drawn)
         self.publish_next()
-        priorities = np.concatenate([result.priorities for result in trained])
         metrics = self._metrics(trained) | {"time/train_s": perf_counter() - started}
         return metrics, (drawn.rows, drawn.stamps, priorities)
 
-    def _train(self, drawn: Minibatch | SequenceMinibatch) -> list[Trained]:
-        """One gradient step for every `batch_size` of what was drawn."""
+    def _train(self, drawn: Minibatch | SequenceMinibatch) -> tuple[list[dict[str, float]], Array]:
+        """One gradient step for every `batch_size` of what was drawn -> (figures of each, priorities of what was drawn:
+        float32)."""
         config, size = self.config, self.config.batch_size
         learning_rate = self.value(config.learning_rate)
         drawn = drawn.with_obs(self._obs_statistics.normalize)
-        trained: list[Trained] = []
+        trained: list[Any] = []
         ahead = None
         for start in range(0, len(drawn.rows), size):
             stop = start + size
-            batch = drawn.part(start, stop)
             if ahead is None and self._values_ahead and isinstance(drawn, Minibatch):
                 first, until_update = start, config.target_period - self._updates % config.target_period
                 ahead = self._net.target_outputs(drawn.part(start, start + until_update * size).next_obs)
             next_outputs = None if ahead is None else ahead[start - first : stop - first]
-            result = self._net.train(batch, learning_rate, next_outputs)
-            if not math.isfinite(result.gradient_norm):
-                if config.non_finite == "stop":
-                    columns = {"obs": batch.obs, "returns": batch.returns, "weights": batch.weights}
-                    raise self.non_finite({"loss": result.loss}, columns, "set clip_rewards")
-                result = result._replace(priorities=np.zeros_like(result.priorities))
-            trained.append(result)
+            trained.append(self._net.train(drawn.part(start, stop), learning_rate, next_outputs))
             self._updates += 1
             if self._updates % config.target_period == 0:
                 self._net.update_target(config.target_tau)
                 ahead = None
-        return trained
-
-    def _metrics(self, trained: list[Trained]) -> dict[str, float]:
+        figures, norms, priorities = self._net.read(trained)
+        is_bad = ~np.isfinite(norms)
+        if config.non_finite == "stop" and is_bad.any():
+            k = int(is_bad.argmax())
+            batch = drawn.part(k * size, k * size + size)
+            columns = {"obs": batch.obs, "returns": batch.returns, "weights": batch.weights}
+            raise self.non_finite({"loss": figures[k, 0]}, columns, "set clip_rewards")
+        priorities = np.where(is_bad[:, None], np.float32(0.0), priorities)
+        rows = zip(*figures.T.tolist(), norms.tolist(), strict=True)
         names = ("loss", "q_mean", "gradient_norm")
+        return [dict(zip(names, row, strict=True)) for row in rows], priorities.reshape(-1)
+
+    def _metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
         own = {"learner/updates": self._updates, "learner/epsilon": self.value(self.config.epsilon)}
-        figures = [{name: getattr(result, name) for name in names} for result in trained]
-        return own | self.step_metrics(figures)
+        return own | self.step_metrics(trained)
 
     def _beside(self) -> Weights:
         """What travels with the weights: the share of random actions, statistics of observations."""

@@ -17,7 +17,8 @@ a switch in `PPOConfig`:
 - a cut-off episode (time limit) bootstraps from its last observation; the paper's code took it for a termination;
 - rewards by sign (a6) or scaled by the deviation of the return (m: 8, 9), observations normalised (m: 6, 7);
 - an update may stop early when the policy has moved too far (`target_kl`); approx_kl is Schulman's k3 estimator;
-- `overlap_sampling` rolls out the next round during the update, with weights that are one version behind.
+- `overlap_sampling` rolls out the next round during the update, with weights that are one version behind (where the
+  learner has a GPU).
 
 Measured with `benchmarks/train.py`; `configs/ppo/` holds the tuned runs.
 """
@@ -25,10 +26,10 @@ Measured with `benchmarks/train.py`; `configs/ppo/` holds the tuned runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -39,7 +40,7 @@ from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weigh
 from rlplat.rl.learning import backend
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor, learner_gpus
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
@@ -104,9 +105,9 @@ class PPOConfig(AlgorithmConfig):
     """Divide rewards by the running deviation of the discounted return (m8), clip to +-10 (m9)."""
     normalize_observations: bool = False
     """Subtract the running mean, divide by the running deviation (m6), clip to +-10 (m7); of images each pixel's."""
-    overlap_sampling: bool = False
+    overlap_sampling: Literal["auto"] | bool = "auto"
     """Sample the next round while the learner updates: weights are one version behind. Worth it where the learner
-    leaves CPUs to the rollout workers: it is on a GPU, or the network is an MLP."""
+    leaves CPUs to the rollout workers: it is on a GPU (`auto`: there only), or the network is an MLP."""
 
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
@@ -186,40 +187,44 @@ class TorchPPO:
     ) -> None:
         """Take a round onto the device. obs, actions, columns: [N, ...], N = T*B; core_state: float32[B, S]; starts,
         valid: bool[N]."""
-        import torch
-
-        from rlplat.rl.torch.tensor_rows import TensorRows
+        from rlplat.rl.torch.tensor_rows import TensorRows, tensor_on
 
         self._rows = TensorRows(self._spec, obs, actions, columns, self.device)
-        self._core_state = torch.from_numpy(np.array(core_state)).to(self.device)
+        self._core_state = tensor_on(self.device, np.array(core_state))
         self._starts, self._valid = starts, valid
 
     def train_minibatch(
         self, indices: Array, share: float, learning_rate: float, loss_arguments: dict[str, Any]
-    ) -> tuple[list[float], float]:
-        """One gradient step: (the statistics of LOSS_STATS, gradient norm). A norm that is not finite changed nothing.
+    ) -> tuple[Tensor, Tensor]:
+        """One gradient step -> what `read` takes. A GPU is told what to do, and not waited for.
 
         indices: int64[M] rows, or int64[T, M] whole fragments (with a core); share: this learner's part of the
         minibatch, 1 where there is only one learner.
         """
-        import torch
+        from rlplat.rl.torch.tensor_rows import tensor_on
 
+        tensor = partial(tensor_on, self.device)
         obs, actions, columns = self._rows.take(indices.reshape(-1))
         state = starts = None
         if indices.ndim == 2:
-            state = self._core_state[
-                torch.from_numpy(indices[0]).to(self.device)
-            ]  # row of t = 0: the environment
-            starts = torch.from_numpy(self._starts[indices]).to(self.device)
+            state = self._core_state[tensor(indices[0])]  # row of t = 0: the environment
+            starts = tensor(self._starts[indices])
         distribution, values, _ = self.network(obs, state, starts)
         log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
         if indices.ndim == 2 and not self._valid[indices].all():
-            rows = torch.from_numpy(np.flatnonzero(self._valid[indices])).to(self.device)
+            rows = tensor(np.flatnonzero(self._valid[indices]))
             log_probs, entropies, values = log_probs[rows], entropies[rows], values[rows]
             columns = {name: column[rows] for name, column in columns.items()}
         loss, stats = ppo_loss(log_probs, entropies, values, columns, **loss_arguments)
-        stats, norm = self.trainee.descend_together(loss, learning_rate, stats, share)
-        return stats.tolist(), norm
+        return self.trainee.start_descent(loss, learning_rate, stats, share)
+
+    def read(self, trained: Sequence[tuple[Tensor, Tensor]]) -> tuple[Array, Array]:
+        """Of K gradient steps the statistics of LOSS_STATS, float32[K, 5], and the gradient norms, float32[K]. A step
+        whose norm is not finite changed nothing."""
+        import torch
+
+        stats, norms = (torch.stack(column).numpy(force=True) for column in zip(*trained, strict=True))
+        return stats, self.trainee.norms_of(norms)
 
 
 class PPOLearner(ActorCriticLearner[PPOConfig]):
@@ -301,35 +306,36 @@ class PPOLearner(ActorCriticLearner[PPOConfig]):
         loss_arguments: dict[str, Any],
     ) -> dict[str, float]:
         """`num_epochs` passes over the round; means of the statistics over all gradient steps."""
-        config = self.config
-        stats: list[list[float]] = []
-        norms: list[float] = []
-        epochs = skipped = 0
-        valid = batch.flat("valid")
+        config, valid = self.config, batch.flat("valid")
+        trained: list[tuple[Any, Any]] = []
+        epochs = 0
         for _ in range(config.num_epochs):
-            first = len(stats)
+            first = len(trained)
             epochs += 1
             for indices in self._minibatches(batch):
                 if config.normalize_advantages:
                     loss_arguments |= _advantage_moments(columns["advantages"], indices, valid)
                 part, share = self.share_of(indices, valid)
-                minibatch_stats, norm = self._net.train_minibatch(part, share, learning_rate, loss_arguments)
-                if not math.isfinite(norm):
-                    if config.non_finite == "stop":
-                        raise self.non_finite(dict(zip(LOSS_STATS, minibatch_stats, strict=True)), columns)
-                    skipped += 1
-                    continue
-                stats.append(minibatch_stats)
-                norms.append(norm)
-            if config.target_kl is not None and len(stats) > first:
-                epoch_means = np.mean(stats[first:], axis=0)
-                if epoch_means[LOSS_STATS.index("approx_kl")] > config.target_kl:
+                trained.append(self._net.train_minibatch(part, share, learning_rate, loss_arguments))
+            if config.target_kl is not None:
+                if self._means(trained[first:], columns)["learner/approx_kl"] > config.target_kl:
                     break
-        means = np.mean(stats, axis=0).tolist() if stats else [math.nan] * len(LOSS_STATS)
-        return {f"learner/{name}": mean for name, mean in zip(LOSS_STATS, means, strict=True)} | {
-            "learner/gradient_norm": float(np.mean(norms)) if norms else math.nan,
-            "learner/epochs": epochs,
-            "learner/skipped_minibatches": skipped,
+        return self._means(trained, columns) | {"learner/epochs": epochs}
+
+    def _means(self, trained: Sequence[tuple[Any, Any]], columns: Mapping[str, Array]) -> dict[str, float]:
+        """Of gradient steps whose norm was finite. Waits until they are made."""
+        names = (*LOSS_STATS, "gradient_norm")
+        if not trained:
+            return dict.fromkeys((f"learner/{name}" for name in names), math.nan)
+        stats, norms = self._net.read(trained)
+        is_finite = np.isfinite(norms)
+        if self.config.non_finite == "stop" and not is_finite.all():
+            first_bad = stats[np.argmin(is_finite)].tolist()
+            raise self.non_finite(dict(zip(LOSS_STATS, first_bad, strict=True)), columns)
+        finite = np.column_stack([stats, norms])[is_finite].astype(np.float64)
+        means = finite.mean(axis=0).tolist() if len(finite) else [math.nan] * len(names)
+        return {f"learner/{name}": mean for name, mean in zip(names, means, strict=True)} | {
+            "learner/skipped_minibatches": int(len(norms) - is_finite.sum())
         }
 
     def _minibatches(self, batch: SampleBatch) -> list[Array]:
@@ -392,7 +398,9 @@ class PPO(Algorithm[PPOConfig]):
         """Parameter server, learners, rollout workers; returns when the first weights are published."""
         settings = self.config.model_dump()
         spaces = self.spaces = self.looked_at
-        self.notes = (backend.note(self.config, policy_specs(settings, spaces)),)
+        specs = policy_specs(settings, spaces)
+        self._overlaps = settings["overlap_sampling"] = overlaps(self.config, specs)
+        self.notes = (backend.note(self.config, specs),)
         self.learners: LearnerGroup | PolicyRings
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
             rings = PolicyRings(spaces, settings, lambda _name, *its: start_learners(*its))
@@ -408,7 +416,7 @@ class PPO(Algorithm[PPOConfig]):
     def step(self) -> Result:
         """One round: sample, update, publish."""
         self.require_open()
-        batches = self.workers.sample(*self.learners.latest(), ahead=self.config.overlap_sampling)
+        batches = self.workers.sample(*self.learners.latest(), ahead=self._overlaps)
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
 
@@ -430,6 +438,15 @@ class PPO(Algorithm[PPOConfig]):
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own."""
         return state | {"learner": put_weights_in_state(state["learner"], weights, given_to)}
+
+
+def overlaps(config: PPOConfig, specs: Sequence[PolicySpec]) -> bool:
+    """What `overlap_sampling` comes to on this cluster; specs: of the policies."""
+    if config.overlap_sampling != "auto":
+        return config.overlap_sampling
+    learner = config.learner
+    has_gpu = any(learner_gpus(learner.num_gpus, learner.device, spec) for spec in specs)
+    return has_gpu and config.num_rollout_workers > 0 and not config.deterministic
 
 
 def start_learners(settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
@@ -456,7 +473,7 @@ def preflight(config: PPOConfig) -> SpaceSpec | MultiAgentPlan:
             f"learner.num_learners={config.learner.num_learners} learners cannot share {num_envs} environments: raise "
             "num_envs_per_worker, or lower it"
         )
-    if config.overlap_sampling and config.deterministic:
+    if config.overlap_sampling is True and config.deterministic:
         raise ConfigError(
             "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set one "
             "of them to false"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlplat.algorithms.dqn import DQNConfig, Trained
+from rlplat.algorithms.dqn import DQNConfig
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.q_spec import QSpec
@@ -109,20 +110,26 @@ class TfDQN:
 
     def train(
         self, batch: Minibatch | SequenceMinibatch, learning_rate: float, next_outputs: Array | None = None
-    ) -> Trained:
-        """One gradient step; next_outputs: what `target_outputs` gave for the batch's `next_obs`, if it was asked."""
+    ) -> tuple[tf.Tensor, ...]:
+        """One gradient step -> what `read` takes; next_outputs: what `target_outputs` gave for the batch's `next_obs`,
+        if it was asked."""
         if self.config.noisy:
             self.network.draw_noise(self._noise)
             self.target.draw_noise(self._noise)
         tensors = self._tensors(batch, next_outputs)
-        loss, q_mean, priorities, norms = self._step(tensors, np.float32(learning_rate))
-        return Trained(float(loss), float(q_mean), self.trainee.norm_of(norms), priorities.numpy())
+        trained: tuple[tf.Tensor, ...] = self._step(tensors, np.float32(learning_rate))
+        return trained
+
+    def read(self, trained: Sequence[tuple[tf.Tensor, ...]]) -> tuple[Array, Array, Array]:
+        columns = (np.stack([each.numpy() for each in column]) for column in zip(*trained, strict=True))
+        figures, norms, priorities = columns
+        return figures, self.trainee.norms_of(norms), priorities
 
     def _train_rows(self, batch: dict[str, Any], learning_rate: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """(loss, mean Q, priorities float32[M], the norms of `Adam.apply`)"""
+        """(loss and mean Q, the norms of `Adam.apply`, priorities float32[M])"""
         with tf.device(self.device):
             loss, q_mean, priorities, gradients = self.gradients(batch)
-            return loss, q_mean, priorities, self.trainee.descend(gradients, learning_rate)
+            return tf.stack([loss, q_mean]), self.trainee.descend(gradients, learning_rate), priorities
 
     def gradients(self, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """(loss, mean Q, priorities float32[M], gradients in the order of the variables)"""

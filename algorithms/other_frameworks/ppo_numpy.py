@@ -3,7 +3,7 @@ algorithms/ppo.py, with the gradient of the loss written out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,16 @@ class NumpyPPO:
     def train_minibatch(
         self, indices: Array, share: float, learning_rate: float, loss_arguments: dict[str, Any]
     ) -> tuple[list[float], float]:
-        """One gradient step: (the statistics of LOSS_STATS, gradient norm). A norm that is not finite changed nothing.
+        """One gradient step -> what `read` takes.
 
         indices: int64[M] rows; share: 1.0.
         """
         with np.errstate(all="ignore"):  # NaN and infinity show in the norm
             return self._train_minibatch(self.trainee.network, indices, learning_rate, loss_arguments)
+
+    def read(self, trained: Sequence[tuple[list[float], float]]) -> tuple[Array, Array]:
+        stats, norms = zip(*trained, strict=True)
+        return np.array(stats), np.array(norms)
 
     def _train_minibatch(
         self, network: NumpyNetwork, indices: Array, learning_rate: float, loss_arguments: dict[str, Any]

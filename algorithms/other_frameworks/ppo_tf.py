@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,21 +118,25 @@ class TfPPO:
 
     def train_minibatch(
         self, indices: Array, share: float, learning_rate: float, loss_arguments: dict[str, Any]
-    ) -> tuple[list[float], float]:
-        """One gradient step: (the statistics of LOSS_STATS, gradient norm). A norm that is not finite changed nothing.
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """One gradient step -> what `read` takes.
 
         indices: int64[M] rows, or int64[T, M] whole fragments (with a core); share: 1.0.
         """
         assert share == 1.0, "one learner trains on whole minibatches"
         assert loss_arguments["clip_value_loss"] == self._clip_value_loss, "this switch is part of the graph"
         scalars = {"advantage_mean": 0.0, "advantage_scale": 1.0} | loss_arguments
-        stats, norms = self._step(
+        trained: tuple[tf.Tensor, tf.Tensor] = self._step(
             self._round,
             indices,
             np.float32(learning_rate),
             {name: np.float32(scalars[name]) for name in LOSS_SCALARS},
         )
-        return stats.numpy().tolist(), self.trainee.norm_of(norms)
+        return trained
+
+    def read(self, trained: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> tuple[Array, Array]:
+        stats, norms = (np.stack([each.numpy() for each in column]) for column in zip(*trained, strict=True))
+        return stats, self.trainee.norms_of(norms)
 
     def _train_rows(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -211,6 +211,20 @@ def minibatch(seed: int = 0, **columns: Any) -> Minibatch:
     return Minibatch(**(defaults | columns))
 
 
+class Trained(NamedTuple):
+    """What one gradient step brought."""
+
+    loss: float
+    q_mean: float
+    gradient_norm: float
+    priorities: Array
+
+
+def trained_on(net: Any, batch: Any, *next_outputs: Any) -> Trained:
+    figures, norms, priorities = net.read([net.train(batch, 1e-3, *next_outputs)])
+    return Trained(*figures[0].tolist(), float(norms[0]), priorities[0])
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_who_chooses_and_who_values_the_next_action(double: bool) -> None:
     """y = R + discount * Q_target(s', argmax Q_online or target(s', .)) (van Hasselt et al. 2016, eq. 4)."""
@@ -230,7 +244,7 @@ def test_who_chooses_and_who_values_the_next_action(double: bool) -> None:
     chosen = (online if double else target).argmax(axis=1)
     assert (online.argmax(axis=1) != target.argmax(axis=1)).any()
     errors = batch.returns + 0.9 * target[rows, chosen] - q[rows, batch.actions]
-    trained = net.train(batch, 1e-3)
+    trained = trained_on(net, batch)
     np.testing.assert_allclose(trained.priorities, abs(errors), rtol=1e-4, atol=1e-5)
     assert trained.loss == pytest.approx((errors**2).mean() / 2, rel=1e-4)
     assert trained.q_mean == pytest.approx(q[rows, batch.actions].mean(), rel=1e-4)
@@ -266,7 +280,7 @@ def test_the_targets_argmax_is_over_legal_actions() -> None:
     assert (best[:7] != next_q[:7].max(axis=1)).any()
     best[7] = 0.0
     errors = batch.returns + discounts * best - q[np.arange(8), batch.actions]
-    np.testing.assert_allclose(net.train(batch, 1e-3).priorities, abs(errors), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(trained_on(net, batch).priorities, abs(errors), rtol=1e-4, atol=1e-5)
 
 
 def test_importance_weights_scale_the_gradients() -> None:
@@ -274,7 +288,7 @@ def test_importance_weights_scale_the_gradients() -> None:
     for weights in (np.ones(8, np.float32), np.full(8, 0.5, np.float32)):
         config = config_of(max_gradient_norm=None, prioritized=True)
         net = TorchDQN(config, spec_of(config), q_spec(config), np.random.SeedSequence(0))
-        nets.append(net.train(minibatch(weights=weights), 1e-3))
+        nets.append(trained_on(net, minibatch(weights=weights)))
     assert nets[1].gradient_norm == pytest.approx(nets[0].gradient_norm / 2, rel=1e-5)
     np.testing.assert_allclose(nets[1].priorities, nets[0].priorities)
 
@@ -319,7 +333,7 @@ def test_sequences_learn_what_single_steps_would() -> None:
         for u in range(U)
     ])  # fmt: skip
     sizes = abs(errors) * mask
-    trained = net.train(batch, 1e-3)
+    trained = trained_on(net, batch)
     np.testing.assert_allclose(
         trained.priorities, 0.9 * sizes.max(axis=0) + 0.1 * sizes.sum(axis=0) / mask.sum(axis=0), rtol=1e-4
     )

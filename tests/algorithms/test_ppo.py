@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
+from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner, overlaps
 from rlplat.errors import ConfigError, NotInitialized, RlplatError
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.sampling.worker_group import RolloutWorkers
+from tests.rl.specimens import IMAGE, make_spec
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +152,25 @@ def test_overlapped_sampling_is_one_version_behind(
     assert seen == versions
     assert [result.metrics["learner/weights_version"] for result in results] == [1, 2, 3, 4, 5]
     assert results[-1].env_steps > 5 * 8 * 32 - 5 * 60
+
+
+@pytest.mark.parametrize(
+    "settings, num_gpus, expected",
+    [
+        ({}, 1, True),
+        ({}, 0, False),
+        ({"learner": {"num_gpus": 0}}, 1, False),
+        ({"num_rollout_workers": 0}, 1, False),
+        ({"deterministic": True}, 1, False),
+        ({"overlap_sampling": False}, 1, False),
+        ({"overlap_sampling": True}, 0, True),
+    ],
+)
+def test_rounds_overlap_by_themselves_where_the_learner_has_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], num_gpus: int, expected: bool
+) -> None:
+    monkeypatch.setattr(rlplat, "cluster_resources", lambda: {"GPU": num_gpus})
+    assert overlaps(PPOConfig(**{"env": "Pong", **settings}), [make_spec(IMAGE)]) is expected
 
 
 @pytest.mark.parametrize(

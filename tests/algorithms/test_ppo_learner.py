@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import rlplat
 from rlplat.algorithms import ppo as ppo_module
 from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, ppo_loss
@@ -177,9 +179,10 @@ def test_target_kl_looks_at_whole_epochs(parameter_server: Any, monkeypatch: pyt
     learner = make_learner(parameter_server, minibatch_size=32, num_epochs=3, target_kl=0.025)
     taken: list[Any] = []
 
-    def train_minibatch(indices: Any, *_: Any) -> tuple[list[float], float]:
+    def train_minibatch(indices: Any, *_: Any) -> Any:
         taken.append(indices)
-        return [next(kls) if name == "approx_kl" else 0.0 for name in LOSS_STATS], 1.0
+        stats = [next(kls) if name == "approx_kl" else 0.0 for name in LOSS_STATS]
+        return torch.tensor(stats), torch.ones(1)
 
     monkeypatch.setattr(learner._net, "train_minibatch", train_minibatch)
     metrics = learner.update(make_batch(num_steps=16)).metrics

@@ -22,6 +22,7 @@ from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch  # noqa: E402
 from rlplat.rl.tf.q_network import NoisyLinear  # noqa: E402
 from rlplat.rl.torch.q_network import NoisyLinear as TorchNoisyLinear  # noqa: E402
 from rlplat.rl.torch.q_policy import TorchQPolicy  # noqa: E402
+from tests.algorithms.test_dqn_learner import trained_on  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -129,7 +130,7 @@ def test_gradient_steps_are_torchs(case: str) -> None:
         set_noise(getattr(theirs, network), getattr(ours, network), rng)
     for step, batch in enumerate(batches(case, ours, 3)):
         gradients = ours.gradients(ours._tensors(batch))[3] if step == 0 else []
-        expected, got = theirs.train(batch, 1e-3), ours.train(batch, 1e-3)
+        expected, got = trained_on(theirs, batch), trained_on(ours, batch)
         assert got.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-5)
         assert got.q_mean == pytest.approx(expected.q_mean, rel=1e-4, abs=1e-5)
         assert got.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
@@ -184,7 +185,7 @@ def test_values_of_next_observations_may_come_ahead_of_many_steps() -> None:
     ahead = other.target_outputs(drawn.next_obs)
     for part in (slice(0, 5), slice(5, 12)):
         batch = drawn.part(part.start, part.stop)
-        expected, got = one.train(batch, 1e-3), other.train(batch, 1e-3, ahead[part])
+        expected, got = trained_on(one, batch), trained_on(other, batch, ahead[part])
         assert got.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
@@ -194,7 +195,7 @@ def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
     first, second = batches(case, one, 2)
     one.train(first, 1e-3)
     other.set_state(one.get_state())
-    assert one.train(second, 1e-3).loss == other.train(second, 1e-3).loss
+    assert trained_on(one, second).loss == trained_on(other, second).loss
     kept = other.get_state()["weights"]
     assert all((kept[name] == w).all() for name, w in one.get_state()["weights"].items())
 
@@ -234,7 +235,7 @@ def test_golden_losses(case: str) -> None:
     net = make(TfDQN, case, 1)
     losses = []
     for batch in batches(case, net, 3):
-        trained = net.train(batch, 1e-3)
+        trained = trained_on(net, batch)
         losses.append(
             {"loss": trained.loss, "q_mean": trained.q_mean, "gradient_norm": trained.gradient_norm}
         )

@@ -121,8 +121,9 @@ def test_minibatch_steps_are_torchs(name: str) -> None:
                     strict=True,
                 )
             )
-        expected_stats, expected_norm = theirs.train_minibatch(indices, 1.0, 1e-3, dict(switches))
-        stats, norm = ours.train_minibatch(indices, 1.0, 1e-3, dict(switches))
+        (expected_stats, [expected_norm]), (stats, [norm]) = (
+            net.read([net.train_minibatch(indices, 1.0, 1e-3, dict(switches))]) for net in (theirs, ours)
+        )
         np.testing.assert_allclose(stats, expected_stats, rtol=1e-5, atol=1e-5)
         assert norm == pytest.approx(expected_norm, rel=1e-4)
         if step == 0:

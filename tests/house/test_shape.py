@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES, MOST_FILES = 500, 14
-LONGER = {"algorithms/dqn.py": 757}  # all of Rainbow and R2D2, and two rings
+LONGER = {"algorithms/dqn.py": 753}  # all of Rainbow and R2D2, and two rings
 """Files that are longer still, and with what. Their present length is their limit: it may only go down."""
 
 

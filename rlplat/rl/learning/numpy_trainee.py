@@ -33,6 +33,7 @@ class NumpyTrainee:
         self._max_norm = config.max_gradient_norm or math.inf
         epsilon = getattr(config, "adam_epsilon", None)
         self._adam = None if epsilon is None else Adam(epsilon=epsilon)
+        self._non_finite: list[str] = []
 
     def descend(self, learning_rate: float) -> float:
         """One step along the network's gradients -> their norm before clipping. One that is not finite changed
@@ -42,11 +43,14 @@ class NumpyTrainee:
         norm = clip_by_global_norm(gradients, self._max_norm)
         if math.isfinite(norm):
             self._adam.step({FLAT: self.network.flat}, gradients, learning_rate)
+        else:
+            named = self.network.gradients.items()
+            self._non_finite = [name for name, array in named if not np.isfinite(array).all()]
         return norm
 
     def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients hold NaN or infinity."""
-        return [name for name, array in self.network.gradients.items() if not np.isfinite(array).all()]
+        """Names of the parameters whose gradients held NaN or infinity in the last step with such."""
+        return self._non_finite
 
     def weights(self) -> Weights:
         """A copy."""

@@ -77,7 +77,7 @@ class RolloutWorker:
         """1 where what older weights did is learnt from as well: by off-policy algorithms, with V-trace, or where PPO's
         rounds overlap."""
         takes_older = (
-            record == "transitions" or "max_staleness" in config or config.get("overlap_sampling", False)
+            record == "transitions" or "max_staleness" in config or config.get("overlap_sampling") is True
         )
         return int(takes_older and not config["deterministic"])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.rl.interfaces import Weights
+from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.adam import Adam
@@ -21,7 +21,7 @@ class Trainee:
 
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision), check)
     norms = trainee.descend(trainee.gradients(tape, loss), learning_rate)       # in a tf.function
-    norm = trainee.norm_of(norms)
+    total_norms = trainee.norms_of(the norms of several such steps)
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trainee:
             epsilon = getattr(config, "adam_epsilon", None)
             self._adam = None if epsilon is None else Adam(self.variables, epsilon=epsilon)
         self._max_norm = config.max_gradient_norm or math.inf
-        self._norms = np.zeros(len(self.variables) + 1, np.float32)
+        self._non_finite: list[str] = []
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
         """In the order of the variables."""
@@ -65,15 +65,18 @@ class Trainee:
         assert self._adam is not None, "a config without adam_epsilon has no optimizer here"
         return self._adam.apply(gradients, learning_rate, self._max_norm)
 
-    def norm_of(self, norms: tf.Tensor) -> float:
-        """norms: what `descend` gave -> the norm of all gradients, before clipping."""
-        self._norms = norms.numpy()
-        return float(self._norms[-1])
+    def norms_of(self, norms: Array) -> Array:
+        """The norms of all gradients before clipping, float32[K], of K steps. norms: float32[K, P + 1] of `descend`."""
+        for parts in norms[~np.isfinite(norms[:, -1])][:1]:
+            named = zip(self.variables, parts, strict=False)  # the last norm is that of all together
+            self._non_finite = [name for name, norm in named if not math.isfinite(norm)]
+        total: Array = norms[:, -1]
+        return total
 
     def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients held NaN or infinity."""
-        names = zip(self.variables, self._norms, strict=False)  # the last norm is that of all together
-        return [name for name, norm in names if not math.isfinite(norm)]
+        """Names of the parameters whose gradients held NaN or infinity in the first step with such that `norms_of` was
+        last told of."""
+        return self._non_finite
 
     def weights(self) -> Weights:
         return weights_of(self.network)

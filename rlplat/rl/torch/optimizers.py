@@ -27,33 +27,38 @@ class Adam:
         self._names = [name for name, _ in module.named_parameters()]
         self._parameters: list[torch.Tensor] = list(module.parameters())
         self._epsilon, self._betas = epsilon, betas
-        # empty_like keeps a parameter's memory order (channels_last): the kernel reads both side by side.
+        # zeros_like keeps a parameter's memory order (channels_last): the kernel reads both side by side.
         self._means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self._parameters]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self._parameters]
-        self._steps = 0
+        self._calls = 0
+        self._skipped = torch.zeros((), device=self._parameters[0].device)
+        """Calls of `step` that changed nothing: a number on the device, which the host does not wait for."""
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
     def descend(self, loss: torch.Tensor, learning_rate: float, max_norm: float = math.inf) -> float:
-        """`step` along the gradient of this loss alone."""
+        """`step` along the gradient of this loss alone; waits for the norm of all gradients."""
         self.zero_grad()
         loss.backward()
-        return self.step(learning_rate, max_norm)
+        return float(self.step(learning_rate, max_norm)[-1])
 
-    def step(self, learning_rate: float, max_norm: float = math.inf) -> float:
-        """Clip the gradients to the global norm `max_norm` (Pascanu et al. 2013) and descend.
+    def step(self, learning_rate: float, max_norm: float = math.inf) -> torch.Tensor:
+        """Clip the gradients to the global norm `max_norm` (Pascanu et al. 2013) and descend. Reads nothing from the
+        device.
 
-        Returns the norm before clipping; when that is not finite nothing is changed.
+        Returns norms before clipping, float32[P + 1]: of every parameter's gradient, and of all together. When the last
+        is not finite nothing is changed.
         """
-        gradients, norm = _gradients(self._parameters)
-        if not bool(norm.isfinite()):
-            return float(norm)
-        # The kernel divides the gradients by `grad_scale` on the way.
+        gradients, norms = _gradients(self._parameters)
+        norm = norms[-1]
+        # The kernel divides the gradients by `grad_scale` on the way, and does nothing where `found_inf` is 1.
         scale = torch.clamp((norm + 1e-6) / max_norm, min=1.0) if math.isfinite(max_norm) else None
-        self._steps += 1
-        step = torch.full((), float(self._steps), device=norm.device)
+        is_skipped = (~norm.isfinite()).float()
+        self._calls += 1
+        self._skipped += is_skipped
+        step = self._calls - self._skipped
         torch._fused_adam_(
             self._parameters,
             gradients,
@@ -69,23 +74,26 @@ class Adam:
             amsgrad=False,
             maximize=False,
             grad_scale=scale,
+            found_inf=is_skipped,
         )
-        if self._steps % SILENCE_PERIOD == 0:
+        if self._calls % SILENCE_PERIOD == 0:
             _silence(self._means + self._squares)
-        return float(norm)
+        return norms
 
     def get_state(self) -> dict[str, dict[str, Any]]:
         """`step`, `exp_avg` (first moment), `exp_avg_sq` (second) by parameter name, as numpy."""
         parts = zip(self._names, self._means, self._squares, strict=True)
+        steps = self._calls - int(self._skipped)
         return {
-            name: {"step": np.array(self._steps), "exp_avg": _array(mean), "exp_avg_sq": _array(square)}
+            name: {"step": np.array(steps), "exp_avg": _array(mean), "exp_avg_sq": _array(square)}
             for name, mean, square in parts
         }
 
     def set_state(self, state: dict[str, dict[str, Any]]) -> None:
+        self._skipped.zero_()
         for name, mean, square in zip(self._names, self._means, self._squares, strict=True):
             kept = state[name]
-            self._steps = int(kept["step"])
+            self._calls = int(kept["step"])
             for tensor, key in ((mean, "exp_avg"), (square, "exp_avg_sq")):
                 tensor.copy_(torch.from_numpy(np.array(kept[key])))
 
@@ -104,11 +112,12 @@ class RMSProp:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def step(self, learning_rate: float, max_norm: float = math.inf) -> float:
-        """As `Adam.step`; gradients are scaled in place."""
-        gradients, norm = _gradients(self._parameters)
+    def step(self, learning_rate: float, max_norm: float = math.inf) -> torch.Tensor:
+        """As `Adam.step`, but it waits for the norm; gradients are scaled in place."""
+        gradients, norms = _gradients(self._parameters)
+        norm = norms[-1]
         if not bool(norm.isfinite()):
-            return float(norm)
+            return norms
         self._steps += 1
         with torch.no_grad():
             if math.isfinite(max_norm):
@@ -122,7 +131,7 @@ class RMSProp:
             torch._foreach_addcdiv_(self._parameters, gradients, roots, value=-learning_rate)
         if self._steps % SILENCE_PERIOD == 0:
             _silence(self._squares)
-        return float(norm)
+        return norms
 
     def get_state(self) -> dict[str, dict[str, Any]]:
         """`step` and `square_avg` by parameter name, as numpy."""
@@ -146,10 +155,11 @@ def _silence(moments: list[torch.Tensor]) -> None:
 
 
 def _gradients(parameters: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """(the gradients of all parameters, their global norm)"""
+    """(the gradients of all parameters, float32[P + 1]: the norm of each and of all together)"""
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert len(gradients) == len(parameters), "a parameter took no part in the loss"
-    return gradients, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norms = torch.stack(torch._foreach_norm(gradients))
+    return gradients, torch.cat([norms, torch.linalg.vector_norm(norms)[None]])
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -34,8 +34,8 @@ class TensorRows:
         beside = (
             np.stack(list(columns.values()), axis=1) if columns else np.empty((len(actions), 0), np.float32)
         )
-        self._columns = torch.from_numpy(beside).to(device)
-        self._actions = _tensor(actions).to(device)
+        self._columns = to_device(torch.from_numpy(beside), device)
+        self._actions = to_device(_tensor(actions), device)
         self._obs: _Leaf | dict[str, _Leaf]
         if isinstance(obs, dict):
             assert isinstance(spec.obs, dict)
@@ -47,7 +47,7 @@ class TensorRows:
 
     def take(self, indices: Array) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
         """indices: int64[M] -> obs [M, ...] (images [M, C, H, W] in channels-last memory order), actions, columns."""
-        rows = torch.from_numpy(indices).to(self._device)
+        rows = to_device(torch.from_numpy(indices), self._device)
         obs: TensorObs
         if isinstance(self._obs, dict):
             obs = {path: leaf.take(rows) for path, leaf in self._obs.items()}
@@ -65,7 +65,7 @@ class _Leaf:
         self._channels_first = leaf.layout == "CHW" and spec.encodes_as_image(leaf)
         if leaf.kind == "vector":
             obs = obs.astype(np.float32, copy=False)
-        self._tensor = _tensor(obs).to(device)
+        self._tensor = to_device(_tensor(obs), device)
         if self._channels_first:
             self._tensor = channels_last(self._tensor).permute(0, 2, 3, 1)
 
@@ -79,7 +79,15 @@ def tensor_on(device: torch.device, array: Array) -> Tensor:
     tensor = _tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
     # The clone lies where torch puts things: rounding must not depend on where numpy's array happened to lie.
     is_there = device.type == "cpu"
-    return tensor.clone() if is_there and tensor.is_floating_point() else tensor.to(device)
+    return tensor.clone() if is_there and tensor.is_floating_point() else to_device(tensor, device)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """There. A GPU copies out of page-locked memory while both go on; out of other memory only when all that it was
+    told before is done."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _tensor(array: Array) -> Tensor:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlplat.data_parallel.torch import process_group
-from rlplat.rl.interfaces import Weights
+from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
 from rlplat.rl.torch.network_check import check_network
@@ -28,6 +28,8 @@ class Trainee:
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
     check_network(trainee.network, spec, trainee.device)
     norm = trainee.descend(f(trainee.network(...)), learning_rate)
+
+    Many steps, none of which waits for the device: `start_descent` for each, then `norms_of` once.
     """
 
     def __init__(
@@ -58,19 +60,22 @@ class Trainee:
         self._optimizer = None if optimizer is None else optimizer(self.network)
         self._max_norm = config.max_gradient_norm or math.inf
         self._group: GradientGroup | None = None
+        self._non_finite: list[str] = []
 
     def join_group(self, address: tuple[str, int], rank: int, num_members: int) -> None:
-        """Sum gradients with the other learners from now on (`descend_together`)."""
+        """Sum gradients with the other learners from now on (`start_descent`)."""
         self._group = GradientGroup(address, rank, num_members, self.device)
 
     def descend(self, loss: Tensor, learning_rate: float) -> float:
         """One gradient step -> the norm before clipping. One that is not finite changed nothing."""
-        return self.descend_together(loss, learning_rate, loss[None], 1.0)[1]
+        norms = self.start_descent(loss, learning_rate, loss[None])[1]
+        return float(self.norms_of(norms.numpy(force=True)[None])[0])
 
-    def descend_together(
-        self, loss: Tensor, learning_rate: float, stats: Tensor, share: float
-    ) -> tuple[Tensor, float]:
-        """The same for a minibatch that a group of learners divides -> (stats of the whole minibatch, norm).
+    def start_descent(
+        self, loss: Tensor, learning_rate: float, stats: Tensor, share: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The same for a minibatch that a group of learners may divide -> (stats of the whole minibatch, what
+        `norms_of` takes), both on the device, which is not waited for.
 
         stats: float32[K], means over this learner's part; share: how large that part is, 1 without a group.
         """
@@ -90,13 +95,19 @@ class Trainee:
         # A convolution's gradient may lie in another order of memory than C's.
         return {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
 
+    def norms_of(self, norms: Array) -> Array:
+        """The norms of all gradients before clipping, float32[K], of K steps. A step whose norm is not finite changed
+        nothing. norms: float32[K, P + 1] of `start_descent`."""
+        for parts in norms[~np.isfinite(norms[:, -1])][:1]:
+            names = [name for name, _ in self.network.named_parameters()]
+            self._non_finite = [n for n, norm in zip(names, parts, strict=False) if not math.isfinite(norm)]
+        total: Array = norms[:, -1]
+        return total
+
     def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients hold NaN or infinity."""
-        return [
-            name
-            for name, parameter in self.network.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
+        """Names of the parameters whose gradients held NaN or infinity in the first step with such that `norms_of` was
+        last told of."""
+        return self._non_finite
 
     def weights(self) -> Weights:
         return weights_of(self.network)
