@@ -74,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if (
         is_mkl_slow()
         and not torch.compiler.is_compiling()  # an exported program is of public operators
-        and (x.device.type, x.dtype) == ("cpu", torch.float32)
+        and (x.device.type, x.dtype, x.dim()) == ("cpu", torch.float32, 2)
         and x.shape[0] * weight.numel() >= LEAST_ONEDNN_PRODUCT
     ):
         return _OneDNNLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]

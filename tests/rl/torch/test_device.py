@@ -54,6 +54,12 @@ def test_only_gradients_that_are_wanted(onednn: None) -> None:
     torch.testing.assert_close(gradient, x.sum(0).expand(2, 3))
 
 
+def test_rows_of_rows_are_torchs(onednn: None) -> None:
+    x, weight, bias = torch.randn(5, 4, 3), torch.randn(2, 3, requires_grad=True), torch.zeros(2)
+    device.linear(x, weight, bias).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum((0, 1)).expand(2, 3))
+
+
 def test_small_products_and_other_cpus_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = torch.randn(16, 256, requires_grad=True), torch.randn(256, 256), torch.zeros(256)
     monkeypatch.setattr(device, "is_mkl_slow", lambda: False)
