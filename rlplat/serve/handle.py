@@ -8,7 +8,8 @@
 
 A call goes straight to the replica with the fewest calls of this process that are running; one that names a model, to
 a replica that has it. A call whose replica died, or is ending, is sent to another one, as soon as there is one: a
-method may therefore run twice, unless it is called with `.options(retry=False)`.
+method may therefore run twice, unless it is called with `.options(retry=False)`. A stream is sent again only as long as
+it has given no value: values would repeat.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Response:
         for attempt in itertools.count(1):
             give_up = time.monotonic() + NO_REPLICA_S
             while self._ref is None:
-                self._require_patience(give_up)
+                _require_patience(self._handle, give_up)
                 await asyncio.sleep(0.01)
                 self._send()
             try:
@@ -138,7 +139,7 @@ class Response:
                     raise GetTimeout(
                         f"no replica of {self._handle.deployment} was ready within {timeout_s:g} s"
                     )
-                self._require_patience(give_up)
+                _require_patience(self._handle, give_up)
                 time.sleep(0.01)
                 self._send()
             try:
@@ -185,19 +186,23 @@ class Response:
         """Send it to another replica, or raise."""
         self._gone.add(self._replica or "")
         self._release()
-        if isinstance(error, Refused):
-            cause = getattr(error, "cause", None) or error
-            if cause.code != "draining" or attempt == MAX_SENDS:
-                raise cause from None
-        elif not self._handle.retry or attempt == MAX_SENDS or isinstance(error, TaskError):
-            raise error  # a TaskError: the method raised it, of another actor
+        _require_another(self._handle, error, attempt)
         self._send()
 
-    def _require_patience(self, give_up: float) -> None:
-        if time.monotonic() > give_up:
-            raise DeadlineExceeded(
-                f"no replica of {self._handle.deployment} was ready within {NO_REPLICA_S:g} s"
-            )
+
+def _require_another(handle: Handle, error: Exception, attempt: int) -> None:
+    """Raise it, unless it says that the replica is gone, and the call may be sent to another one."""
+    if isinstance(error, Refused):
+        cause = getattr(error, "cause", None) or error
+        if cause.code != "draining" or attempt == MAX_SENDS:
+            raise cause from None
+    elif not handle.retry or attempt == MAX_SENDS or isinstance(error, TaskError):
+        raise error  # a TaskError: the method raised it, of another actor
+
+
+def _require_patience(handle: Handle, give_up: float) -> None:
+    if time.monotonic() > give_up:
+        raise DeadlineExceeded(f"no replica of {handle.deployment} was ready within {NO_REPLICA_S:g} s")
 
 
 def _as_argument(value: Any) -> Any:
@@ -237,13 +242,28 @@ class Handle:
         return Response(self, args, kwargs)
 
     async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """The values of a method that yields (`def` or `async def`), as they are made."""
-        routes = routes_of(self.deployment)
-        give_up = time.monotonic() + NO_REPLICA_S
-        while (replica := routes.choose(self.model_id)) is None:
-            if time.monotonic() > give_up:
-                raise DeadlineExceeded(f"no replica of {self.deployment} was ready within {NO_REPLICA_S:g} s")
-            await asyncio.sleep(0.01)
-        refs = routes.replicas[replica].stream.remote(self.method, self.model_id, *args, **kwargs)
-        async for ref in refs:
-            yield await ref
+        """The values of a method that yields (`def` or `async def`), as they are made. ActorDied where its replica dies
+        after the first value."""
+        gone: set[str] = set()
+        for attempt in itertools.count(1):
+            give_up = time.monotonic() + NO_REPLICA_S
+            while (replica := routes_of(self.deployment).choose(self.model_id, gone)) is None:
+                _require_patience(self, give_up)
+                await asyncio.sleep(0.01)
+            actor = routes_of(self.deployment).replicas[replica]
+            refs = actor.stream.remote(self.method, self.model_id, *args, **kwargs)
+            for number in itertools.count():
+                try:
+                    value = await (await anext(refs))
+                except StopAsyncIteration:
+                    return
+                except (ActorDied, WorkerCrashed, Refused) as error:
+                    if number and not isinstance(error, TaskError | Refused):
+                        raise ActorDied(
+                            f"replica {replica} ended during {self!r}.stream(), after {number} of its values; it is "
+                            f"not sent to another one, which would repeat them: {error}"
+                        ) from error
+                    _require_another(self, error, MAX_SENDS if number else attempt)
+                    gone.add(replica)
+                    break
+                yield value

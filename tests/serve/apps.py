@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,15 @@ class Back:
 
     def pid(self) -> int:
         return os.getpid()
+
+    async def pids(self, mark: Path, pause_s: float) -> AsyncIterator[int]:
+        """Its process, twice; which ends before that where there is no such file yet."""
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield os.getpid()
+        await asyncio.sleep(pause_s)
+        yield os.getpid()
 
 
 @serve.deployment

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from rlplat import serve
-from rlplat.errors import GetTimeout
+from rlplat.errors import ActorDied, GetTimeout
 from rlplat.serve.handle import Routes, all_routes
 from rlplat.serve.refusals import Refused
 from tests.serve import apps
@@ -40,6 +42,33 @@ def test_a_call_whose_only_replica_dies_is_answered_by_the_next_one(name: str) -
         time.sleep(0.2)  # it runs
         os.kill(pid, signal.SIGKILL)
         assert answer.result(20) == "answered"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_stream_is_sent_again_until_its_first_value(tmp_path: Path) -> None:
+    async def taken(stream: AsyncIterator[int], pids: list[int]) -> None:
+        async for pid in stream:
+            pids.append(pid)
+
+    async def ended(stream: AsyncIterator[int], pids: list[int]) -> None:
+        async for pid in stream:
+            pids.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    with serve.run(apps.Back.bind(), port=None, say=lambda _: None):
+        handle = serve.Handle("Back")
+        with pytest.raises(ActorDied):
+            asyncio.run(taken(handle.options(retry=False).pids.stream(tmp_path / "first", 0.0), []))
+        pids: list[int] = []
+        asyncio.run(taken(handle.pids.stream(tmp_path / "second", 0.0), pids))
+        assert len(pids) == 2
+        pids.clear()
+        with pytest.raises(
+            ActorDied,
+            match=r"Back-2 ended during Handle\(Back.pids\).stream\(\), after 1 of its values; .*repeat",
+        ):
+            asyncio.run(ended(handle.pids.stream(tmp_path / "second", 3600.0), pids))
+        assert len(pids) == 1
 
 
 def test_a_call_is_not_sent_again_to_a_replica_that_has_ended() -> None:
