@@ -65,10 +65,10 @@ _HUGE = 2**63
 _NO_TEXT = "\udcff"
 WRONG = [
     {"name": 5}, {"name": _NO_TEXT}, {"namespace": b"here"}, {"namespace": _NO_TEXT},
-    {"memory": _HUGE}, {"memory": 1.5}, {"max_retries": _HUGE}, {"max_calls": _HUGE}, {"num_returns": _HUGE},
+    {"memory": _HUGE}, {"max_retries": _HUGE}, {"max_calls": _HUGE}, {"num_returns": _HUGE},
     {"generator_backpressure": _HUGE}, {"max_concurrency": _HUGE}, {"max_restarts": _HUGE}, {"max_task_retries": 1.5},
     {"get_if_exists": 1}, {"exactly_once": "yes"}, {"placement_group_capture_child_tasks": 1},
-    {"concurrency_groups": ["io"]}, {"resources": {_NO_TEXT: 1}}, {"resources": {5: 1}}, {"lifetime": 5},
+    {"concurrency_groups": ["io"]}, {"resources": {_NO_TEXT: 1}}, {"resources": {5: 1}},
 ]  # fmt: skip
 
 

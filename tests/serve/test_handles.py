@@ -35,9 +35,9 @@ def test_a_request_that_runs_can_still_call_others_when_the_application_is_stopp
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("name", ["Back", "Front"])
 def test_a_call_whose_only_replica_dies_is_answered_by_the_next_one(name: str) -> None:
-    """From the driver, and from another replica."""
+    """From the driver, and from another replica, which the driver asks once."""
     with serve.run(apps.Front.bind(apps.Back.bind()), port=None, say=lambda _: None):
-        answer = serve.Handle(name).remote(0.5)
+        answer = serve.Handle(name).options(retry=name == "Back").remote(0.5)
         pid = serve.Handle("Back").pid.remote().result(10)
         time.sleep(0.2)  # it runs
         os.kill(pid, signal.SIGKILL)
