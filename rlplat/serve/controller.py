@@ -49,6 +49,8 @@ class _Version:
 class _Change:
     """A user_config that the replicas of a deployment were given."""
 
+    config: Any
+    """A ref of it: it is pickled once for all of them."""
     before: dict[int, Any]
     """The last that all took, by version."""
     waiting: list[str] = field(default_factory=list)
@@ -114,12 +116,12 @@ class Controller:
         """
         self._require(deployment)
         try:
-            rlplat.put(user_config)  # before anything keeps it
+            ref = rlplat.put(user_config)  # before anything keeps it
         except SerializationError as error:
             raise ConfigError(
                 f"the user_config for {deployment} cannot be sent to its replicas: {error}"
             ) from error
-        change: _Change = self._ask(partial(self._reconfigure, deployment, user_config), wait=True)
+        change: _Change = self._ask(partial(self._reconfigure, deployment, user_config, ref), wait=True)
         is_over = self._wait_for(lambda: not change.waiting, timeout_s)
         if change.refused:
             raise RlplatError(change.refused)
@@ -281,21 +283,23 @@ class Controller:
             self._live[name].failure = ""
             self._handle(planning.Removed(name))
 
-    def _reconfigure(self, deployment: str, user_config: Any) -> _Change:
+    def _reconfigure(self, deployment: str, user_config: Any, ref: Any) -> _Change:
         live, before = self._live[deployment], {}
         taken = live.change.before if live.change is not None and live.change.waiting else {}
         for number, version in live.versions.items():
             before[number] = taken.get(number, version.user_config)
             version.user_config = user_config
-        live.change = _Change(before)
+        live.change = _Change(ref, before)
         self._give_config(deployment, live.change)
         return live.change
 
     def _give_config(self, deployment: str, change: _Change) -> None:
-        """What its version has, to each replica."""
+        """The new one, or where that was refused what its version had, to each replica."""
         for name in self._plan.starting(deployment) + self._plan.ready(deployment):
-            config = self._live[deployment].versions[self._plan.version_of(name)].user_config
-            if name in self._actors and not (change.refused and config is None):
+            config = change.config
+            if change.refused:
+                config = self._live[deployment].versions[self._plan.version_of(name)].user_config
+            if name in self._actors and config is not None:
                 change.waiting.append(name)
                 answer = self._actors[name].reconfigure.remote(config)
                 self._when_done(answer, partial(self._configured, deployment, change, name))

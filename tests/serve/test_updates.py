@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -198,6 +199,25 @@ def test_a_killed_replica_is_replaced_and_clients_that_repeat_notice_nothing() -
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert "died and is replaced" in said[0] and "SIGKILL" in said[0]
+
+
+class Counted:
+    """Arrives as 5, and counts how often it is pickled."""
+
+    num_pickled = 0
+
+    def __reduce__(self) -> Any:
+        self.num_pickled += 1
+        return int, (5,)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_user_config_is_pickled_once_for_all_replicas() -> None:
+    config = Counted()
+    with serve.run(apps.Version.bind(1), port=None) as running:
+        running.reconfigure("Version", config)
+        assert {running.handle.remote(None).result(5) for _ in range(12)} == {5}
+        assert config.num_pickled == 1
 
 
 @pytest.mark.usefixtures("cluster")
