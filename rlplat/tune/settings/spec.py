@@ -191,7 +191,8 @@ class ExperimentSpec(Section):
             from rlplat.tune.trials.rl_config import check_mutations
 
             scheduler.open(spec.seed, space)
-            check_mutations(kind.name, scheduler.mutations, f"{scheduler.name}{spec.where('scheduler')}")
+            where = f"{scheduler.name}{spec.where('scheduler')}"
+            check_mutations(kind.name, scheduler.mutations, where, spec.config)
         spec._is_checked = True
         return spec
 

@@ -67,18 +67,21 @@ def _base_layer(algo: str, config: Mapping[str, Any]) -> tuple[Layer, Path | Non
 def demand_of(algo: str, config: Mapping[str, Any]) -> dict[str, float]:
     """What a trial with this config takes of the cluster where `resources` does not say it: a CPU for each rollout
     worker (at least one), and the GPUs that `learner.num_gpus` names. config: may be a part; the rest is defaults."""
-    fields = load_algorithm(algo).config_class.model_fields
     tuned = _base_layer(algo, config)[0].values
-    workers: Any = next(
-        (source["num_rollout_workers"] for source in (config, tuned) if "num_rollout_workers" in source),
-        fields["num_rollout_workers"].default if "num_rollout_workers" in fields else 0,
-    )
+    workers: Any = _setting("num_rollout_workers", algo, config, tuned, 0)
     learner: Any = {**_section(tuned, "learner"), **_section(config, "learner")}
     gpus = learner.get("num_gpus", 0)
     demand = {"CPU": float(max(1, workers))}
     if isinstance(gpus, int | float) and gpus:
         demand["GPU"] = float(gpus) * float(learner.get("num_learners", 1))
     return demand
+
+
+def _setting(key: str, algo: str, config: Mapping[str, Any], tuned: Mapping[str, Any], missing: Any) -> Any:
+    """Its value, or its default; missing: where the algorithm has no such setting."""
+    fields = load_algorithm(algo).config_class.model_fields
+    default = fields[key].default if key in fields else missing
+    return config.get(key, tuned.get(key, default))
 
 
 def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -119,13 +122,25 @@ def check_seeds(algo: str, config: Mapping[str, Any], seeds_per_trial: int) -> N
         )
 
 
-def check_mutations(algo: str, names: Iterable[str], scheduler: str) -> None:
-    """A trial that goes on from another one's checkpoint with other settings can change how it learns, not what."""
-    fixed = {*_OF_THE_STATE, *getattr(load_algorithm(algo).config_class, "fixed_on_resume", ())}
+def check_mutations(algo: str, names: Iterable[str], scheduler: str, config: Mapping[str, Any]) -> None:
+    """A trial that goes on from another one's checkpoint with other settings can change how it learns, not what.
+
+    config: of the experiment; its domains stand for themselves.
+    """
+    config_class = load_algorithm(algo).config_class
+    fixed = {*_OF_THE_STATE, *getattr(config_class, "fixed_on_resume", ())}
+    of_replay: set[str] = set()
+    if _setting("save_replay", algo, config, _base_layer(algo, config)[0].values, False) is not False:
+        of_replay = {*getattr(config_class, "shapes_replay", ())} - fixed
     for name in names:
-        if re.split(r"[.\[]", name)[0] in fixed:
+        key = re.split(r"[.\[]", name)[0]
+        if key in fixed or key in of_replay:
+            what, more = "checkpoint", ""
+            if key in of_replay:
+                what = "replay in the checkpoint"
+                more = "; or set save_replay: false, and a copy begins with an empty replay"
             raise ConfigError(
                 f"scheduler {scheduler} would change '{name}' of a trial that goes on from a checkpoint, and the "
-                "checkpoint fits one value only: make it a constant, or name in `mutations` what may change, such as "
-                "mutations: [learning_rate]"
+                f"{what} fits one value only: make it a constant, or name in `mutations` what may change, such as "
+                f"mutations: [learning_rate]{more}"
             )

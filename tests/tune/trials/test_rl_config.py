@@ -114,4 +114,33 @@ def test_settings_that_the_algorithm_ignores_are_announced() -> None:
 )
 def test_a_mutation_is_refused_where_a_resumed_run_would_be(algo: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"would change '{name}' of a trial that goes on from a checkpoint"):
-        check_mutations(algo, ["learning_rate", name], "pbt")
+        check_mutations(algo, ["learning_rate", name], "pbt", {"env": "CartPole-v1"})
+
+
+@pytest.mark.parametrize(
+    ("algo", "name"),
+    [("dqn", "n_step"), ("dqn", "prioritized"), ("sac", "n_step"), ("td3", "replay_capacity")],
+)
+def test_a_mutation_that_a_saved_replay_does_not_fit_is_refused(algo: str, name: str) -> None:
+    for saves in ({}, {"save_replay": True}, {"save_replay": {"choice": [True, False]}}):
+        with pytest.raises(
+            ConfigError, match=f"would change '{name}' .* replay in the checkpoint fits .* save_replay: false"
+        ):
+            check_mutations(algo, ["learning_rate", name], "pbt", {"env": "Pendulum-v1", **saves})
+    check_mutations(algo, [name], "pbt", {"save_replay": False})
+    if algo == "dqn":
+        check_mutations(algo, [name], "pbt", {"env": "Pong"})  # its tuned config saves none
+    with pytest.raises(ConfigError, match="would change 'num_envs_per_worker'"):
+        check_mutations(algo, ["num_envs_per_worker"], "pbt", {"save_replay": False})
+
+
+def test_an_experiment_that_would_mutate_n_step_does_not_begin() -> None:
+    from rlplat import tune
+
+    space = {"env": "Pendulum-v1", "n_step": tune.choice([1, 3])}
+    scheduler = {"name": "pbt", "perturbation_period": 1000}
+    spec = ExperimentSpec(trainable="sac", config=space, stop={"env_steps": 4000}, scheduler=scheduler)
+    with pytest.raises(ConfigError, match="scheduler pbt would change 'n_step' of a trial"):
+        spec.checked()
+    spec.config["save_replay"] = False
+    spec.checked()
