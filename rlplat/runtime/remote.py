@@ -13,6 +13,7 @@ import msgspec
 from rlplat.errors import OptionError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.connect import connected
+from rlplat.runtime.core.resources import check_text
 from rlplat.runtime.options import Options, check_groups, check_retries, merge_options
 from rlplat.runtime.refs import ObjectRef, backend
 from rlplat.runtime.wire.codec import RemoteCode
@@ -75,6 +76,14 @@ def _signature(code: RemoteCode) -> Signature:
     return code.signature
 
 
+def _check_arguments(signature: Signature, what: str, args: tuple, kwargs: dict) -> None:
+    """TypeError unless they fit; OptionError for a ref whose keyword no message can carry beside it."""
+    signature.check(what, args, kwargs)
+    for keyword, arg in kwargs.items():
+        if type(arg) is ObjectRef and not keyword.isascii():
+            check_text(f"{what}: the keyword of an object ref", keyword)
+
+
 def _nowhere(args: tuple, kwargs: dict) -> Any:
     raise AssertionError("no backend is bound")
 
@@ -105,7 +114,7 @@ class RemoteFunction:
     def _check(self, args: tuple, kwargs: dict) -> None:
         signature = _signature(self._code)
         self._least, self._most = signature.least, signature.most
-        signature.check(self._code.name, args, kwargs)
+        _check_arguments(signature, self._code.name, args, kwargs)
 
     def __reduce__(self) -> Any:
         return RemoteFunction, (self._code, self._options)
@@ -132,7 +141,7 @@ class RemoteClass:
         self.__doc__, self.__module__ = code.target.__doc__, code.target.__module__
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
-        _signature(self._code).check(self._code.name, args, kwargs)
+        _check_arguments(_signature(self._code), self._code.name, args, kwargs)
         return connected().create_actor(self._code, args, kwargs, self._options)
 
     def __getattr__(self, name: str) -> Any:
@@ -207,7 +216,7 @@ class ActorMethod(msgspec.Struct, eq=False, gc=False):
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         signature = self._signature
         if kwargs or not signature.least <= len(args) <= signature.most:
-            signature.check(f"{self._handle._info.class_name}.{self._name}", args, kwargs)
+            _check_arguments(signature, f"{self._handle._info.class_name}.{self._name}", args, kwargs)
         return (connection._backend or backend()).submit_call(
             self._handle, self._name, args, kwargs, self._options
         )

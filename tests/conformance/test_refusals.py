@@ -98,6 +98,33 @@ def test_a_value_that_no_message_can_carry_is_refused_by_name(backend: str) -> N
     assert rlplat.get(task.remote(1), timeout=10) == 1
 
 
+def test_a_ref_whose_keyword_no_message_can_carry_is_refused(backend: str) -> None:
+    """The call would wait for its value without end."""
+
+    @rlplat.remote
+    def keywords(**arguments: int) -> dict[str, int]:
+        return arguments
+
+    @rlplat.remote
+    class Keywords:
+        def __init__(self, **arguments: int) -> None:
+            pass
+
+        def take(self, **arguments: int) -> dict[str, int]:
+            return arguments
+
+    actor, ref = Keywords.remote(), rlplat.put(1)
+    for call in (keywords.remote, Keywords.remote, actor.take.remote):
+        with pytest.raises(
+            OptionError, match=r"the keyword of an object ref must be text .* not 'caf\\udce9'"
+        ):
+            call(**{"caf\udce9": ref})
+    for call in (keywords.remote, actor.take.remote):
+        assert rlplat.get(call(café=ref), timeout=10) == {"café": 1}
+        if backend != "ray":
+            assert rlplat.get(call(**{"caf\udce9": 2}), timeout=10) == {"caf\udce9": 2}
+
+
 def test_none_is_the_default_of_every_option(backend: str) -> None:
     nothing = dict.fromkeys(field.name for field in dataclasses.fields(Options))
     refs = [task.options(**{name: None}).remote(1) for name in nothing]
