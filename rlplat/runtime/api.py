@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from rlplat.errors import OptionError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.connect import connected
-from rlplat.runtime.core.resources import check_text
+from rlplat.runtime.core.resources import check_text, check_texts
 from rlplat.runtime.generators import ObjectRefGenerator
 from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.refs import ObjectRef, backend
@@ -98,6 +98,7 @@ def init(
             address = os.environ.get("RLPLAT_ADDRESS") or None
     namespace = "" if namespace is None else namespace
     check_text("rlplat.init: namespace", namespace)
+    check_texts("rlplat.init: preload", preload)
     if address is not None and backend != "ray":
         raise OptionError(f"rlplat.init(address={address!r}): only backend='ray' connects to a cluster")
     if connection.is_connected():

@@ -80,6 +80,22 @@ def test_a_namespace_that_is_no_text_is_refused(name: str, namespace: Any) -> No
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    ("preload", "message"),
+    [
+        ("torch", "must be a list of texts, not 'torch'"),
+        (b"torch", "must be a list of texts, not b'torch'"),
+        (None, "must be a list of texts, not None"),
+        ([5], "each must be text, not 5"),
+    ],
+)
+def test_a_preload_that_is_no_list_of_names_is_refused(name: str, preload: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=rf"rlplat\.init: preload.* {message}"):
+        rlplat.init(backend=name, preload=preload)
+    assert not rlplat.is_initialized()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_what_belongs_to_an_ended_cluster_says_so(name: str) -> None:
     class Actor:
         def f(self) -> int:

@@ -6,6 +6,7 @@ n / 10,000. So ten tenths are one, and what was taken and given back a million t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -33,6 +34,14 @@ def check_text(what: str, value: Any) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise OptionError(f"{what} must be text that UTF-8 can encode, not {value!r}") from None
+
+
+def check_texts(what: str, value: Any) -> None:
+    """The same for several names: one text alone would be taken for its letters."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise OptionTypeError(f"{what} must be a list of texts, not {value!r}")
+    for each in value:
+        check_text(f"{what}: each", each)
 
 
 def check_resources(what: str, value: Any) -> None:
