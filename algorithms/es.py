@@ -88,7 +88,7 @@ class ESConfig(AlgorithmConfig):
         "policy.orthogonal_init": Unused("es has an initialisation of its own"),
         "policy.share_encoder": Unused("es has no value network"),
     }
-    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
+    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer", "linear_policy")
 
     population_size: Count = 64
     """n: noise vectors per update; each is tried with both signs."""

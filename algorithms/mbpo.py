@@ -89,6 +89,7 @@ class MBPOConfig(SACConfig):
         **SACConfig.unused,
         "n_step": Unused("transitions of the model are single steps", is_error=True),
     }
+    fixed_on_resume = (*SACConfig.fixed_on_resume, "model.hidden_sizes", "model.ensemble_size")
 
     rollout_length: Count = 10
     """T: steps of every environment per round; then come the gradient steps that are due."""

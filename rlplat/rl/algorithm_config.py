@@ -141,7 +141,8 @@ class AlgorithmConfig(Section):
     names_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES_ELSEWHERE
     unused: ClassVar[Mapping[str, Unused]] = {}
     fixed_on_resume: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "policy")
-    """Settings that the state of a checkpoint is shaped by: a resumed run has the same."""
+    """Settings ("policy", "model.ensemble_size") that the state of a checkpoint is shaped by: a resumed run has the
+    same."""
     shapes_replay: ClassVar[tuple[str, ...]] = ()
     """What the replay in a checkpoint is shaped by: the same, or save_replay=false, and it begins empty."""
 

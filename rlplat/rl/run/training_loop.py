@@ -265,11 +265,17 @@ def _finished(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint) -> Tr
     return TrainedRun(directory, last, 0, saved["wall_s"], {}, plan.config, "")
 
 
+def _setting(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
 def _require_resumable(before: Any, now: Any) -> None:
     """ConfigError names a setting that a checkpoint's state depends on, and that is not what it was."""
     fixed: tuple[str, ...] = getattr(now, "fixed_on_resume", AlgorithmConfig.fixed_on_resume)
     for key in fixed:
-        values = getattr(before, key, None), getattr(now, key, None)
+        values = _setting(before, key), _setting(now, key)
         if values[0] != values[1] and not (key == "env" and is_same_env(str(values[1]), str(values[0]))):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
     if not (getattr(before, "save_replay", False) and getattr(now, "save_replay", False)):

@@ -133,14 +133,15 @@ def check_mutations(algo: str, names: Iterable[str], scheduler: str, config: Map
     if _setting("save_replay", algo, config, _base_layer(algo, config)[0].values, False) is not False:
         of_replay = {*getattr(config_class, "shapes_replay", ())} - fixed
     for name in names:
-        key = re.split(r"[.\[]", name)[0]
-        if key in fixed or key in of_replay:
-            what, more = "checkpoint", ""
-            if key in of_replay:
-                what = "replay in the checkpoint"
-                more = "; or set save_replay: false, and a copy begins with an empty replay"
-            raise ConfigError(
-                f"scheduler {scheduler} would change '{name}' of a trial that goes on from a checkpoint, and the "
-                f"{what} fits one value only: make it a constant, or name in `mutations` what may change, such as "
-                f"mutations: [learning_rate]{more}"
-            )
+        key = next((key for key in (*fixed, *of_replay) if re.match(rf"{re.escape(key)}($|[.\[])", name)), "")
+        if not key:
+            continue
+        what, more = "checkpoint", ""
+        if key in of_replay:
+            what = "replay in the checkpoint"
+            more = "; or set save_replay: false, and a copy begins with an empty replay"
+        raise ConfigError(
+            f"scheduler {scheduler} would change '{name}' of a trial that goes on from a checkpoint, and the {what} "
+            "fits one value only: make it a constant, or name in `mutations` what may change, such as "
+            f"mutations: [learning_rate]{more}"
+        )

@@ -71,7 +71,7 @@ def test_workers_0_and_1_fill_the_same_replay(dqn: Path) -> None:
 @pytest.mark.parametrize(("algo", "settings", "change"), [
     ("dqn", {}, {"dueling": True}), ("dqn", {}, {"asynchronous": True}),
     ("impala", {}, {"optimizer": "rmsprop"}), ("a3c", {}, {"optimizer": "adam"}),
-    ("es", {"population_size": 4}, {"optimizer": "sgd"}),
+    ("es", {"population_size": 4}, {"optimizer": "sgd"}), ("es", {"population_size": 4}, {"linear_policy": True}),
 ])  # fmt: skip
 def test_what_the_learners_state_is_shaped_by_cannot_change(
     tmp_path: Path, algo: str, settings: dict[str, Any], change: dict[str, Any]
@@ -80,6 +80,14 @@ def test_what_the_learners_state_is_shaped_by_cannot_change(
     train(algo, env="CartPole-v1", out=tmp_path / "run", stop={"env_steps": 8}, **SMALL | settings)
     with pytest.raises(ConfigError, match=f"'{key}' cannot change when a run is resumed; start a new one"):
         train(resume=tmp_path / "run", stop={"env_steps": 100_000}, **change)
+
+
+def test_a_part_of_a_section_may_be_what_cannot_change(tmp_path: Path) -> None:
+    settings = {**DQN, "env": "Pendulum-v1", "learning_starts": 100}
+    train("mbpo", out=tmp_path / "run", **settings)
+    with pytest.raises(ConfigError, match=r"'model.ensemble_size' cannot change when a run is resumed"):
+        train(resume=tmp_path / "run", model={"ensemble_size": 6}, stop={"env_steps": 100})
+    train(resume=tmp_path / "run", model={"learning_rate": 1e-4}, stop={"env_steps": 80})
 
 
 def test_runs_begun_at_once_have_directories_of_their_own(

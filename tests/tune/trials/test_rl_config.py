@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -110,11 +111,21 @@ def test_settings_that_the_algorithm_ignores_are_announced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "name"), [("dqn", "asynchronous"), ("dqn", "dueling"), ("impala", "optimizer")]
-)
+    ("algo", "name"),
+    [
+        ("dqn", "asynchronous"), ("dqn", "dueling"), ("impala", "optimizer"), ("ppo", "policy.hidden_sizes[0]"),
+        ("es", "linear_policy"), ("mbpo", "model.ensemble_size"), ("mbpo", "model.hidden_sizes[0]"),
+    ],
+)  # fmt: skip
 def test_a_mutation_is_refused_where_a_resumed_run_would_be(algo: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"would change '{name}' of a trial that goes on from a checkpoint"):
+    with pytest.raises(
+        ConfigError, match=f"would change '{re.escape(name)}' of a trial that goes on from a checkpoint"
+    ):
         check_mutations(algo, ["learning_rate", name], "pbt", {"env": "CartPole-v1"})
+
+
+def test_other_settings_of_a_section_may_mutate() -> None:
+    check_mutations("mbpo", ["model.learning_rate"], "pbt", {"env": "Pendulum-v1"})
 
 
 @pytest.mark.parametrize(
