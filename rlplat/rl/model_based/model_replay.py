@@ -10,8 +10,7 @@ import numpy as np
 from rlplat.rl.interfaces import Array
 from rlplat.rl.model_based.rollouts import Imagined
 from rlplat.rl.replay.buffer import Minibatch
-
-_COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminated")  # of `Imagined`
+from rlplat.rl.ring import Ring
 
 
 class ModelReplay:
@@ -25,32 +24,29 @@ class ModelReplay:
         self, capacity: int, num_obs: int, num_actions: int, discount: float, seed: np.random.SeedSequence
     ) -> None:
         """num_obs, num_actions: D and A."""
-        self._columns = Imagined(
-            obs=np.zeros((capacity, num_obs), np.float32),
-            actions=np.zeros((capacity, num_actions), np.float32),
-            rewards=np.zeros(capacity, np.float32),
-            next_obs=np.zeros((capacity, num_obs), np.float32),
-            terminated=np.zeros(capacity, np.bool_),
+        self._ring = Ring(
+            {
+                "obs": np.zeros((capacity, num_obs), np.float32),
+                "actions": np.zeros((capacity, num_actions), np.float32),
+                "rewards": np.zeros(capacity, np.float32),
+                "next_obs": np.zeros((capacity, num_obs), np.float32),
+                "terminated": np.zeros(capacity, np.bool_),
+            }
         )
-        self._capacity, self._discount = capacity, np.float32(discount)
-        self._written = 0  # rows, ever
+        self._discount = np.float32(discount)
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def __len__(self) -> int:
-        return min(self._written, self._capacity)
+        return len(self._ring)
 
     def add(self, imagined: Imagined) -> None:
         """The newest rows replace the oldest."""
-        rows = np.arange(self._written, self._written + len(imagined.rewards))
-        self._written += len(rows)
-        newest = slice(-self._capacity, None)
-        for column, values in zip(self._columns, imagined, strict=True):
-            column[rows[newest] % self._capacity] = values[newest]
+        self._ring.add(imagined)
 
     def sample(self, size: int) -> Minibatch:
         """`size` independent draws, all rows equally likely."""
         rows = self._rng.integers(len(self), size=size)
-        obs, actions, rewards, next_obs, terminated = (column[rows] for column in self._columns)
+        obs, actions, rewards, next_obs, terminated = self._ring.rows(rows)
         return Minibatch(
             obs=obs,
             actions=actions,
@@ -64,16 +60,12 @@ class ModelReplay:
 
     def get_state(self) -> dict[str, Any]:
         """The filled part only."""
-        named = zip(_COLUMNS, self._columns, strict=True)
-        columns = {name: column[: len(self)].copy() for name, column in named}
-        return {"columns": columns, "written": self._written, "rng": self._rng.bit_generator.state}
+        columns, written = self._ring.get_columns(), self._ring.num_added
+        return {"columns": columns, "written": written, "rng": self._rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Into an empty replay; of another capacity, the newest that it has room for."""
-        written, num_saved = int(state["written"]), len(state["columns"]["rewards"])
-        oldest_first = np.arange(written - num_saved, written) % max(1, num_saved)
-        self._written = written - num_saved if num_saved == self._capacity else 0
-        self.add(Imagined(*(state["columns"][name][oldest_first] for name in _COLUMNS)))
+        self._ring.set_columns(state["columns"], int(state["written"]))
         self._rng.bit_generator.state = state["rng"]
 
 

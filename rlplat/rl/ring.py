@@ -1,0 +1,52 @@
+"""`Ring`: columns side by side that hold the newest of the rows which were added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from rlplat.rl.interfaces import Array
+
+
+class Ring:
+    """ring = Ring({"obs": np.zeros((1000, 4), np.float32), "rewards": np.zeros(1000, np.float32)})
+    ring.add([obs, rewards])
+    obs, rewards = ring.rows(rng.integers(len(ring), size=32))
+    """
+
+    def __init__(self, columns: Mapping[str, Array]) -> None:
+        """Arrays of as many rows as there is room for."""
+        self._columns = dict(columns)
+        self._capacity = min(map(len, columns.values()))
+        self.num_added = 0
+        """Ever."""
+
+    def __len__(self) -> int:
+        return min(self.num_added, self._capacity)
+
+    def add(self, new: Iterable[Array]) -> None:
+        """Any number of rows, an array for each column; the oldest give way."""
+        columns = list(zip(self._columns.values(), new, strict=True))
+        num_new = len(columns[0][1])
+        first = max(0, num_new - self._capacity)
+        places = (self.num_added + np.arange(first, num_new)) % self._capacity
+        for column, values in columns:
+            column[places] = values[first:]
+        self.num_added += num_new
+
+    def rows(self, numbers: Array) -> list[Array]:
+        """Copies."""
+        return [column[numbers] for column in self._columns.values()]
+
+    def get_columns(self) -> dict[str, Array]:
+        """The filled part, by name; to be saved beside `num_added`."""
+        return {name: column[: len(self)].copy() for name, column in self._columns.items()}
+
+    def set_columns(self, saved: Mapping[str, Array], num_added: int) -> None:
+        """Into an empty ring; of another capacity, the newest that it has room for."""
+        columns = [saved[name] for name in self._columns]
+        num_saved = len(columns[0])
+        oldest_first = np.arange(num_added - num_saved, num_added) % max(1, num_saved)
+        self.num_added = num_added - num_saved if num_saved == self._capacity else 0
+        self.add(column[oldest_first] for column in columns)
