@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as lr
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from rlplat.data_parallel.rank import RankSettings
@@ -97,7 +98,46 @@ def test_a_copy_keeps_its_place_in_the_schedule(make_scheduler: Any, scheduler_f
     assert copy.scheduler.get_last_lr() == [copy.lr]
 
 
-@pytest.mark.parametrize("make_scheduler", [None, halves, warms_up, both])
+def lr_of(optimizer: Any) -> float:
+    return float(optimizer.param_groups[0]["lr"])
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "multi-step": lambda o: lr.MultiStepLR(o, [2, 5, 7], 0.5),
+    "linear": lambda o: lr.LinearLR(o, 0.3, 1.0, 6),
+    "polynomial": lambda o: lr.PolynomialLR(o, 12, 2.0),
+    "cosine": lambda o: lr.CosineAnnealingLR(o, 8, eta_min=0.001),
+    "cosine to a share": lambda o: lr.CosineAnnealingLR(o, 8, eta_min=lr_of(o) / 10),
+    "warm restarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 3, 2, eta_min=0.001),
+    "one cycle": lambda o: lr.OneCycleLR(o, 10 * lr_of(o), total_steps=20),
+    "one cycle to a constant": lambda o: lr.OneCycleLR(o, 0.5, total_steps=20),
+    "cyclic": lambda o: lr.CyclicLR(o, lr_of(o), 10 * lr_of(o), 3, cycle_momentum=False),
+    "cyclic to a constant": lambda o: lr.CyclicLR(o, lr_of(o), 0.5, 3, cycle_momentum=False),
+    "sequence": lambda o: SequentialLR(
+        o, [lr.LinearLR(o, 0.1, 1.0, 3), lr.CosineAnnealingLR(o, 4, eta_min=0.001)], [3]
+    ),
+    "chain": lambda o: lr.ChainedScheduler([lr.ConstantLR(o, 0.1, 4), lr.ExponentialLR(o, 0.9)]),
+}
+
+
+@pytest.mark.parametrize("num_steps", [0, 2, 4, 9])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_copy_has_the_schedule_of_its_own_learning_rate(name: str, num_steps: int) -> None:
+    """As if it had been its own from the start; also beyond the end of a cosine, where it rises again."""
+    make_scheduler = SCHEDULES[name]
+    source, expected = (Rank(CONFIG | {"lr": lr}, make_scheduler, scheduler_first=True) for lr in (0.1, 0.02))
+    for _ in range(num_steps):
+        source.step()
+        expected.step()
+    copy = Rank(CONFIG | {"lr": 0.02}, make_scheduler, source.context.state({}), scheduler_first=True)
+    for _ in range(8):
+        assert copy.lr == pytest.approx(expected.lr)
+        assert copy.scheduler.get_last_lr() == pytest.approx([copy.lr])
+        expected.step()
+        copy.step()
+
+
+@pytest.mark.parametrize("make_scheduler", [None, halves, warms_up, both, *SCHEDULES.values()])
 def test_the_same_config_continues_as_if_nothing_had_been(make_scheduler: Any) -> None:
     source = Rank(CONFIG, make_scheduler, scheduler_first=True)
     for _ in range(3):

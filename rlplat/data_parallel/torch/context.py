@@ -29,7 +29,7 @@ from rlplat.data_parallel.shards import ShardedBatch
 from rlplat.data_parallel.torch.loader import ShardedLoader
 from rlplat.data_parallel.torch.models import PreparedModel
 from rlplat.data_parallel.torch.optimizer import PreparedOptimizer
-from rlplat.data_parallel.torch.optimizer_options import Options, options_of, scale_schedule, take_changed
+from rlplat.data_parallel.torch.optimizer_options import Options, options_of, restore_schedule, take_changed
 from rlplat.data_parallel.torch.options import TorchOptions
 from rlplat.data_parallel.torch.states import (
     decode,
@@ -212,8 +212,7 @@ class Context(LoopContext):
             return loader
         if hasattr(thing, "state_dict") and hasattr(thing, "step"):
             if (saved := self._saved("schedulers", len(self._schedulers))) is not None:
-                thing.load_state_dict(decode(saved))
-                scale_schedule(thing, self._factors_of(thing))
+                restore_schedule(thing, decode(saved), self._factors_of(thing))
             self._schedulers.append(thing)
             return thing
         raise ConfigError(
