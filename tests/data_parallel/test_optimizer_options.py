@@ -137,12 +137,13 @@ def test_a_copy_has_the_schedule_of_its_own_learning_rate(name: str, num_steps: 
         copy.step()
 
 
+@pytest.mark.parametrize("scheduler_first", [True, False])
 @pytest.mark.parametrize("make_scheduler", [None, halves, warms_up, both, *SCHEDULES.values()])
-def test_the_same_config_continues_as_if_nothing_had_been(make_scheduler: Any) -> None:
-    source = Rank(CONFIG, make_scheduler, scheduler_first=True)
+def test_the_same_config_continues_as_if_nothing_had_been(make_scheduler: Any, scheduler_first: bool) -> None:
+    source = Rank(CONFIG, make_scheduler, scheduler_first=scheduler_first)
     for _ in range(3):
         source.step()
-    restarted = Rank(CONFIG, make_scheduler, source.context.state({}), scheduler_first=True)
+    restarted = Rank(CONFIG, make_scheduler, source.context.state({}), scheduler_first=scheduler_first)
     for _ in range(3):
         assert restarted.lr == source.lr
         source.step()

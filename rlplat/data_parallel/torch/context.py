@@ -72,6 +72,8 @@ class Context(LoopContext):
         self._optimizers: list[tuple[PreparedModel, Optimizer]] = []
         self._options_made_with: list[Options] = []
         """Of each optimizer, as the function made it."""
+        self._options_restored: list[Options] = []
+        """Those that the optimizer then had of the checkpoint; none without one."""
         self._factors: list[list[float]] = []
         """Of each optimizer: by what its learning rates differ from the checkpoint's."""
         self._schedulers: list[Any] = []
@@ -186,14 +188,19 @@ class Context(LoopContext):
                     f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it"
                 )
             model, fresh = self._models[-1], options_of(thing)
-            factors = [1.0] * len(fresh)
+            factors, restored = [1.0] * len(fresh), []
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:
                 model.load_optimizer(thing, saved)
                 if self._from and "options_made_with" in self._from:  # older checkpoints have none
                     made_with = decode(self._from["options_made_with"][len(self._optimizers)])
                     factors = take_changed(thing, made_with, fresh)
+                restored = options_of(thing)
+                if any(factor != 1.0 for factor in factors):  # what a scheduler adds to them is the config's
+                    pairs = zip(restored, fresh, strict=True)
+                    restored = [{name: has[name] for name in made if name in has} for has, made in pairs]
             self._optimizers.append((model, thing))
             self._options_made_with.append(fresh)
+            self._options_restored.append(restored)
             self._factors.append(factors)
             return PreparedOptimizer(thing, self)
         if isinstance(thing, DataLoader):
@@ -212,7 +219,10 @@ class Context(LoopContext):
             return loader
         if hasattr(thing, "state_dict") and hasattr(thing, "step"):
             if (saved := self._saved("schedulers", len(self._schedulers))) is not None:
-                restore_schedule(thing, decode(saved), self._factors_of(thing))
+                groups, restored, factors = self._restored(thing)
+                for group, options in zip(groups, restored, strict=False):
+                    group.update(options)  # a scheduler begins with its first step when it is made
+                restore_schedule(thing, decode(saved), factors)
             self._schedulers.append(thing)
             return thing
         raise ConfigError(
@@ -220,12 +230,14 @@ class Context(LoopContext):
             f"{type(thing).__name__}"
         )
 
-    def _factors_of(self, scheduler: Any) -> list[float]:
-        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
-        for (_, optimizer), factors in zip(self._optimizers, self._factors, strict=True):
+    def _restored(self, scheduler: Any) -> tuple[list[Any], Options, list[float]]:
+        """Of its optimizer: the groups, their options when it was prepared, its factors."""
+        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
+        of_all = zip(self._optimizers, self._options_restored, self._factors, strict=True)
+        for (_, optimizer), restored, factors in of_all:
             if optimizer.param_groups is groups:
-                return factors
-        return [1.0] * len(groups or ())
+                return groups, restored, factors
+        return groups, [], [1.0] * len(groups)
 
     def _begin_batch(self, batch: ShardedBatch | None) -> None:
         self.begin_drawing()

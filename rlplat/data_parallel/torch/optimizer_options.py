@@ -51,8 +51,11 @@ def take_changed(optimizer: Optimizer, made_with: Options, fresh: Options) -> li
 
 
 def restore_schedule(scheduler: Any, state: dict[str, Any], factors: list[float]) -> None:
-    """Load its state. The learning rates that it starts from change by the factor of their group, and its limits are
-    those that it was made with; between the new ones the optimizer's learning rate is where it was between the old."""
+    """Load its state. If a factor is not 1, the learning rates that it starts from change by that of their group, and
+    its limits are those that it was made with; between these the optimizer's learning rate is where it was before."""
+    if all(factor == 1.0 for factor in factors):
+        scheduler.load_state_dict(state)
+        return
     parts = _parts(scheduler)
     limits = [{name: getattr(part, name) for name in _limits(part) if hasattr(part, name)} for part in parts]
     scheduler.load_state_dict(state)
@@ -65,7 +68,7 @@ def restore_schedule(scheduler: Any, state: dict[str, Any], factors: list[float]
         for name, limit in own.items():
             setattr(part, name, limit)
     now = list(zip(getattr(active, "base_lrs", ()), _ends(active), strict=False))
-    if now == was or not any(end for _, end in (*was, *now)):
+    if not any(end for _, end in (*was, *now)):
         return
     groups = active.optimizer.param_groups
     for group, factor, (old_base, old_end), (base, end) in zip(groups, factors, was, now, strict=False):
