@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -265,17 +266,12 @@ def _finished(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint) -> Tr
     return TrainedRun(directory, last, 0, saved["wall_s"], {}, plan.config, "")
 
 
-def _setting(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name, None)
-    return config
-
-
 def _require_resumable(before: Any, now: Any) -> None:
     """ConfigError names a setting that a checkpoint's state depends on, and that is not what it was."""
     fixed: tuple[str, ...] = getattr(now, "fixed_on_resume", AlgorithmConfig.fixed_on_resume)
     for key in fixed:
-        values = _setting(before, key), _setting(now, key)
+        path = key.split(".")
+        values = [reduce(lambda at, name: getattr(at, name, None), path, config) for config in (before, now)]
         if values[0] != values[1] and not (key == "env" and is_same_env(str(values[1]), str(values[0]))):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
     if not (getattr(before, "save_replay", False) and getattr(now, "save_replay", False)):
