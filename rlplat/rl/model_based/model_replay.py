@@ -10,7 +10,7 @@ import numpy as np
 from rlplat.rl.interfaces import Array
 from rlplat.rl.model_based.rollouts import Imagined
 from rlplat.rl.replay.buffer import Minibatch
-from rlplat.rl.ring import Ring
+from rlplat.rl.replay.ring import Ring
 
 
 class ModelReplay:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlplat.rl.envs.board_games.game import BoardGame
 from rlplat.rl.interfaces import Array
-from rlplat.rl.ring import Ring
+from rlplat.rl.replay.ring import Ring
 
 
 class Positions(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplat.rl.ring import Ring
+from rlplat.rl.replay.ring import Ring
 
 
 def empty(capacity: int) -> Ring:
