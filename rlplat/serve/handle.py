@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import rlplat
-from rlplat.errors import ActorDied, DeadlineExceeded, GetTimeout, TaskError, WorkerCrashed
+from rlplat.errors import ActorDied, DeadlineExceeded, GetTimeout, WorkerCrashed
 from rlplat.serve.multiplexing import checked_model_id, choose_replica
 from rlplat.serve.refusals import Refused
 
@@ -196,8 +196,13 @@ def _require_another(handle: Handle, error: Exception, attempt: int) -> None:
         cause = getattr(error, "cause", None) or error
         if cause.code != "draining" or attempt == MAX_SENDS:
             raise cause from None
-    elif not handle.retry or attempt == MAX_SENDS or isinstance(error, TaskError):
-        raise error  # a TaskError: the method raised it, of another actor
+    elif not handle.retry or attempt == MAX_SENDS or _is_of_method(error):
+        raise error
+
+
+def _is_of_method(error: Exception) -> bool:
+    """Whether the method raised it, of another actor: then a note says where."""
+    return bool(getattr(error, "__notes__", None))
 
 
 def _require_patience(handle: Handle, give_up: float) -> None:
@@ -258,7 +263,7 @@ class Handle:
                 except StopAsyncIteration:
                     return
                 except (ActorDied, WorkerCrashed, Refused) as error:
-                    if number and not isinstance(error, TaskError | Refused):
+                    if number and not (isinstance(error, Refused) or _is_of_method(error)):
                         raise ActorDied(
                             f"replica {replica} ended during {self!r}.stream(), after {number} of its values; it is "
                             f"not sent to another one, which would repeat them: {error}"

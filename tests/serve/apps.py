@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat import serve
+from rlplat.errors import ActorDied
 from rlplat.serve.handle import routes_of
 
 
@@ -201,3 +202,18 @@ class Front:
             self.file.touch()
         await asyncio.sleep(self.pause_s)
         return await self.back.remote(seconds)
+
+
+@serve.deployment
+class Heir:
+    """Raises what it heard of another actor; counts its calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def __call__(self) -> None:
+        self.num_calls += 1
+        raise ActorDied("not this one")
+
+    def count(self) -> int:
+        return self.num_calls
