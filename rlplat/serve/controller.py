@@ -50,7 +50,8 @@ class _Change:
     """A user_config that the replicas of a deployment were given."""
 
     config: Any
-    """A ref of it: it is pickled once for all of them."""
+    ref: Any
+    """Of it: it is pickled once for all of them."""
     before: dict[int, Any]
     """The last that all took, by version."""
     waiting: list[str] = field(default_factory=list)
@@ -171,7 +172,7 @@ class Controller:
             self._ask(partial(self._remove, lambda _: True))
             end = time.monotonic() + drain_s
             with self._changed:
-                while self._actors and time.monotonic() < end:
+                while self._actors and self._thread.is_alive() and time.monotonic() < end:
                     self._changed.wait(0.05)
             self._is_stopping = True
             self._ask(lambda: None)
@@ -289,14 +290,14 @@ class Controller:
         for number, version in live.versions.items():
             before[number] = taken.get(number, version.user_config)
             version.user_config = user_config
-        live.change = _Change(ref, before)
+        live.change = _Change(user_config, ref, before)
         self._give_config(deployment, live.change)
         return live.change
 
     def _give_config(self, deployment: str, change: _Change) -> None:
         """The new one, or where that was refused what its version had, to each replica."""
         for name in self._plan.starting(deployment) + self._plan.ready(deployment):
-            config = change.config
+            config = change.ref
             if change.refused:
                 config = self._live[deployment].versions[self._plan.version_of(name)].user_config
             if name in self._actors and config is not None:
@@ -307,10 +308,14 @@ class Controller:
     def _configured(self, deployment: str, change: _Change, name: str, answer: Future[Any]) -> None:
         change.waiting.remove(name)
         error = answer.exception()
-        if error is None or isinstance(error, ActorDied) or change.refused:
-            return  # what takes the place of one that died starts with it
-        change.refused = f"{name} does not take the user_config: {_reason(error)}"
         live = self._live[deployment]
+        if error is None or isinstance(error, ActorDied) or change.refused:
+            # (What takes the place of one that died starts with it.)
+            newer = live.change
+            if not change.waiting and not change.refused and newer is not None and newer is not change:
+                newer.before |= dict.fromkeys(change.before, change.config)
+            return
+        change.refused = f"{name} does not take the user_config: {_reason(error)}"
         if live.change is change:
             for number, version in live.versions.items():
                 version.user_config = change.before.get(number, version.user_config)
@@ -453,7 +458,7 @@ class Controller:
                 if wanted != self._num_replicas(name):
                     self._say(f"{name}: {wanted} replicas for {ongoing:g} requests")
                     with self._changed:
-                        self._handle(planning.Scaled(name, wanted))
+                        self._handle(planning.Scaled(name, wanted, self._plan.versions()[name]))
 
     def _scalers(self) -> dict[str, Autoscaler]:
         versions = {name: self._live[name].versions[number] for name, number in self._plan.versions().items()}

@@ -54,6 +54,8 @@ class Updated:
 class Scaled:
     deployment: str
     num_replicas: int
+    version: int = 0
+    """The only one that it is for; 0: the version before an update too, should that be given up."""
 
 
 @dataclass(frozen=True)
@@ -280,11 +282,13 @@ class Plan:
                 return self._update(Updated((event,)), now)
             case Updated():
                 return self._update(event, now)
-            case Scaled(name, num_replicas):
+            case Scaled(name, num_replicas, version):
                 scaled = self._deployments.get(name)
                 if scaled is None or scaled.is_leaving:
                     return []
-                scaled.num_replicas = scaled.kept_replicas = num_replicas
+                scaled.num_replicas = num_replicas
+                if not version:
+                    scaled.kept_replicas = num_replicas
                 return self._converge(name, now)
             case Removed(name):
                 self._updates = [update for update in self._updates if not update.has(name)]
@@ -387,7 +391,7 @@ class Plan:
 
     def _converge(self, name: str, now: float) -> list[Action]:
         there = self._deployments[name]
-        if there.is_leaving and not (there.is_proven and self._is_called(name)):
+        if there.is_leaving and not ((there.is_proven or there.kept) and self._is_called(name)):
             there.num_replicas = 0
         actions: list[Action] = []
         for one in there.of("starting"):

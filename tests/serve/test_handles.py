@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+import rlplat
 from rlplat import serve
 from rlplat.errors import ActorDied, GetTimeout
 from rlplat.serve.handle import Routes, all_routes
@@ -69,6 +71,39 @@ def test_a_stream_is_sent_again_until_its_first_value(tmp_path: Path) -> None:
         ):
             asyncio.run(ended(handle.pids.stream(tmp_path / "second", 3600.0), pids))
         assert len(pids) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_a_method_raises_of_another_actor_is_not_the_death_of_its_replica() -> None:
+    with serve.run(apps.Heir.bind(), port=None) as running:
+        with pytest.raises(ActorDied, match="not this one"):
+            running.handle.remote().result(5)
+        assert running.handle.count.remote().result(5) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_stream_waits_for_a_deployment_that_is_not_there_yet() -> None:
+    found: list[str] = []
+
+    async def read() -> None:
+        async for word in serve.Handle("Scale").words.stream(2):
+            found.append(word)
+
+    reading = threading.Thread(target=lambda: asyncio.run(read()))
+    reading.start()
+    time.sleep(0.1)  # it has looked, and there is none
+    with serve.run(apps.Scale.bind(1.0), port=None):
+        reading.join(10)
+        assert found == ["0 ", "1 "]
+
+
+def test_an_application_whose_cluster_is_gone_is_stopped_at_once() -> None:
+    rlplat.init(num_cpus=1)
+    running = serve.run(apps.Back.bind(), port=None, say=lambda _: None)
+    rlplat.shutdown()
+    before = time.monotonic()
+    running.stop(20.0)
+    assert time.monotonic() - before < 10
 
 
 def test_a_call_is_not_sent_again_to_a_replica_that_has_ended() -> None:

@@ -248,6 +248,31 @@ def test_an_update_in_place_of_one_that_runs_goes_back_to_what_was_before_both()
     assert plan.versions() == {"model": 1, "middle": 1, "door": 1}
 
 
+def test_callers_end_first_during_an_update_too() -> None:
+    plan = chain()
+    parts = (
+        Deployed("model", 2, 1),
+        Deployed("middle", 3, 1, ("model",)),
+        Deployed("door", 4, 1, ("middle",)),
+    )
+    plan.handle(Updated(parts), 2.0)
+    for name in ("model", "middle"):
+        plan.handle(Removed(name), 3.0)
+    assert DrainReplica("door-0") in plan.handle(Removed("door"), 3.0)
+    assert plan.ready("middle") == ["middle-0"] and plan.ready("model") == ["model-0"]
+    assert DrainReplica("middle-0") in plan.handle(ReplicaDrained("door-0"), 4.0)
+
+
+def test_what_the_autoscaler_of_an_update_wants_is_forgotten_when_that_is_given_up() -> None:
+    plan = up(2)
+    plan.handle(Deployed("m", 2, 2), 2.0)
+    plan.handle(Scaled("m", 6, version=2), 2.0)
+    for _ in range(MAX_START_FAILURES):
+        plan.handle(ReplicaDied(plan.starting("m")[0], "no GPU"), 3.0)
+        plan.handle(Tick(), 23.0)
+    assert plan.versions() == {"m": 1} and plan.describe()["m"]["num_replicas"] == 2
+
+
 def test_a_deployment_that_leaves_and_comes_again_is_new() -> None:
     plan = up(1)
     plan.handle(Removed("m"), 2.0)

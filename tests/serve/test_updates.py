@@ -118,6 +118,19 @@ def test_a_user_config_is_everywhere_when_reconfigure_returns_and_its_errors_are
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_user_config_that_all_took_stays_when_the_next_one_is_refused(tmp_path: Path) -> None:
+    """Also when that was given before all had answered."""
+    with serve.run(apps.Slow.bind(tmp_path / "starts"), port=None) as running:
+        slow = threading.Thread(target=running.reconfigure, args=("Slow", "slow"))
+        slow.start()
+        time.sleep(0.1)
+        with pytest.raises(RlplatError, match="not that one"):
+            running.reconfigure("Slow", "bad")
+        slow.join()
+        assert running.handle.remote(None).result(5) == "slow"
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_user_config_that_is_refused_is_taken_back() -> None:
     app = apps.Version.options(user_config=1).bind(0)
     with serve.run(app, port=None, say=lambda _: None) as running:
