@@ -140,7 +140,9 @@ class AlgorithmConfig(Section):
 
     names_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES_ELSEWHERE
     unused: ClassVar[Mapping[str, Unused]] = {}
-    fixed_on_resume: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "policy")
+    fixed_on_resume: ClassVar[tuple[str, ...]] = (
+        "env", "env_kwargs", "policy", "normalize_observations",
+    )  # fmt: skip
     """Settings ("policy", "model.ensemble_size") that the state of a checkpoint is shaped by: a resumed run has the
     same."""
     shapes_replay: ClassVar[tuple[str, ...]] = ()

@@ -70,6 +70,8 @@ def test_workers_0_and_1_fill_the_same_replay(dqn: Path) -> None:
 
 @pytest.mark.parametrize(("algo", "settings", "change"), [
     ("dqn", {}, {"dueling": True}), ("dqn", {}, {"asynchronous": True}),
+    ("ppo", {"normalize_observations": True}, {"normalize_observations": False}),
+    ("a3c", {}, {"normalize_observations": True}),
     ("impala", {}, {"optimizer": "rmsprop"}), ("a3c", {}, {"optimizer": "adam"}),
     ("es", {"population_size": 4}, {"optimizer": "sgd"}), ("es", {"population_size": 4}, {"linear_policy": True}),
 ])  # fmt: skip
