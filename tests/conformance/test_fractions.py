@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_what_cannot_be_an_amount_is_refused(backend: str) -> None:
         task.options(resources={"x": -1})
     with pytest.raises(OptionTypeError, match="must be a number"):
         task.options(resources={"x": "many"})
+    with pytest.raises(InfeasibleResources, match=r"needs 3\.5 CPU"):
+        task.options(num_cpus=Fraction(7, 2)).remote()
     for amount in (math.inf, math.nan, 10**400):
         for name in ("num_cpus", "num_gpus"):
             with pytest.raises(OptionError, match=f"{name} must be at least 0 and at most"):

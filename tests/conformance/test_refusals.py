@@ -185,3 +185,11 @@ def test_what_is_no_ref_and_no_handle_is_a_type_error(backend: str, call: Callab
 def test_wait_refuses_what_cannot_be(backend: str, more: Any) -> None:
     with pytest.raises(ValueError, match=r"rlplat\.wait"):
         rlplat.wait([rlplat.put(1)], **more)
+
+
+def test_a_function_whose_name_is_no_utf8_is_run(backend: str) -> None:
+    def g() -> int:
+        return 2
+
+    g.__name__ = g.__qualname__ = f"g{_NO_TEXT}"
+    assert rlplat.get(rlplat.remote(g).remote(), timeout=10) == 2

@@ -22,7 +22,7 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.messages import NODE
-from rlplat.runtime.wire.values import ErrorInfo, Value
+from rlplat.runtime.wire.values import ErrorInfo, Value, encodable
 
 _MAX_NAMES = 1000
 Deps = list[tuple[int | str, ObjectRef]]
@@ -116,7 +116,9 @@ class Calls:
             assert code.key is not None and code.blob is not None
             check_travels(code.refs)
             keys = [(ref.owner, ref.id) for ref in code.refs]
-            self.codes[code.key] = messages.Code(code.key, code.name, code.blob, keys, code.max_calls)
+            self.codes[code.key] = messages.Code(
+                code.key, encodable(code.name), code.blob, keys, code.max_calls
+            )
             self.code_refs[code.key] = code.refs
         return code.key
 

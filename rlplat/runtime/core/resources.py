@@ -74,7 +74,7 @@ def exact_demand(demand: Resources, who: str) -> tuple[tuple[str, float], ...]:
 def check_feasible(demand: Resources, total: Resources, who: str) -> None:
     """Raise `InfeasibleResources`, naming each lack, when no amount of waiting would help."""
     lacks = [
-        f"{amount:g} {name} (the cluster has {total.get(name, 0):g})"
+        f"{float(amount):g} {name} (the cluster has {total.get(name, 0):g})"
         for name, amount in demand.items()
         if exact(amount) > total.get(name, 0)
     ]
