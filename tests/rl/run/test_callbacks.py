@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ class Listener(Callback):
 class Raises(Callback):
     def on_result(self, algorithm: Any, result: Result) -> None:
         raise KeyError("x")
+
+
+class Exits(Callback):
+    def on_result(self, algorithm: Any, result: Result) -> None:
+        if result.iteration == 2:
+            sys.exit(0)
 
 
 class Measures(Callback):
@@ -128,6 +135,13 @@ def test_a_run_that_a_callback_breaks_is_saved_and_ended(tmp_path: Path) -> None
     ):
         train(ALGO, env="X", out=tmp_path / "run", callbacks=[Listener(), Raises()])
     assert heard == ["start in run", 10, ("end", 10)]
+
+
+def test_a_callback_that_exits_ends_the_run_with_a_checkpoint_and_a_message(tmp_path: Path) -> None:
+    with pytest.raises(RlplatError, match=r"on_result\(\) of the callback Exits raised SystemExit: 0"):
+        train(ALGO, env="X", out=tmp_path / "run", callbacks=[Exits()])
+    checkpoint, _ = latest_valid(tmp_path / "run")
+    assert checkpoint is not None
 
 
 @pytest.mark.parametrize(
