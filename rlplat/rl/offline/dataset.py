@@ -143,19 +143,17 @@ class DataWriter:
             source=self.source,
             files=self._files,
         )
-        write_file(
-            self._temporary / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        )
-        sync_directory(self._temporary)
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         try:
+            write_file(self._temporary / "manifest.json", text)
+            sync_directory(self._temporary)
             self._temporary.rename(self.path)
         except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
+            raise self._cannot_write(error) from None
         sync_directory(self.path.absolute().parent)
         return manifest
 
     def _write_file(self) -> None:
-        self._temporary.mkdir(parents=True, exist_ok=True)
         episodes, self._waiting, self._waiting_bytes = concat_episodes(self._waiting), [], 0
         observed = episodes.obs if isinstance(episodes.obs, dict) else {"": episodes.obs}
         columns: dict[str, Any] = {
@@ -166,17 +164,27 @@ class DataWriter:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **columns)
         data, name = buffer.getvalue(), f"episodes-{len(self._files):05d}.npz"
-        write_file(self._temporary / name, data)
+        try:
+            write_file(self._temporary / name, data)
+        except OSError as error:
+            raise self._cannot_write(error) from None
         digest = hashlib.sha256(data).hexdigest()
         self._files.append(DataFile(name, episodes.num_episodes, episodes.num_steps, len(data), digest))
         self._returns.append(episodes.returns())
         self._num_terminated += int(episodes.terminated.sum())
         self._memory_bytes += episodes.num_bytes
 
+    def _cannot_write(self, error: OSError) -> UsageError:
+        return UsageError(f"{self.path} cannot be written: {error.strerror or error}")
+
     def __enter__(self) -> DataWriter:
         for left in self.path.parent.glob(f".writing-{self.path.name}-*"):  # by writers that were killed
             if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
                 shutil.rmtree(left, ignore_errors=True)
+        try:  # before episodes are played for it
+            self._temporary.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._cannot_write(error) from None
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlplat.errors import UsageError
+from rlplat.rl.offline import dataset
 from rlplat.rl.offline.dataset import DataWriter, read_episodes, read_manifest
 from rlplat.rl.offline.episodes import Episodes, concat_episodes
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
@@ -202,6 +204,27 @@ def test_what_does_not_fit_is_not_written(tmp_path: Path, changes: dict[str, np.
         writer.add(plain([3]))
         writer.add(Episodes(**columns))
     assert list(tmp_path.iterdir()) == [], "whole or absent"
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file/data cannot be written: Not a directory"):
+        with DataWriter(tmp_path / "file/data", env="E", spaces=PLAIN):
+            pytest.fail("the episodes would be played for nothing")
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_file(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dataset, "write_file", write_file)
+    with pytest.raises(UsageError, match="data cannot be written: No space left on device"):
+        with DataWriter(tmp_path / "data", env="E", spaces=PLAIN) as writer:
+            writer.add(plain([3]))
+            writer.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten_and_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
