@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -171,7 +172,8 @@ def run(arguments: list[str]) -> int:
             f"{trained.evaluation['eval/episodes']} episodes"
         )
     print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
-    print(f"the run is in {trained.directory}; look at it again: rlplat evaluate {trained.directory}")
+    again = f"rlplat evaluate {shlex.quote(str(trained.directory))}"
+    print(f"the run is in {trained.directory}; look at it again: {again}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -232,6 +233,33 @@ def test_a_failing_environment_is_named_with_exit_code_1_and_what_was_learnt_is_
     assert checkpoint is not None and any(
         "the step that failed" in text for text in checkpoint.info.not_saved
     )
+
+
+def test_commands_in_messages_can_be_pasted_where_the_directory_has_a_blank(here: Path, capsys: Any) -> None:
+    assert train("--fail-at", "8", "--checkpoint-period", "50", "--out", "my demo") == 1
+    assert "to resume: rlplat train --resume 'my demo'" in capsys.readouterr().err
+    assert train("--stop.env-steps", "20", "--out", "my demo") == 2
+    assert "to resume it: --resume 'my demo'" in capsys.readouterr().err
+    assert train("--stop.env-steps", "20", "--out", "other demo") == 0
+    assert "look at it again: rlplat evaluate 'other demo'" in capsys.readouterr().out
+
+
+def test_a_directory_that_cannot_be_made_is_one_message(here: Path, capsys: Any) -> None:
+    assert train("--stop.env-steps", "20", "--out", "x" * 300) == 2
+    assert "File name too long" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_directory(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_whole(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_directory, "_write_whole", write_whole)
+    assert train("--stop.env-steps", "20", "--out", "demo") == 2
+    assert "cannot write to the run directory demo: No space left on device" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
 
 
 def test_weights_that_hold_nan_are_not_saved_after_a_failure(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,11 +37,15 @@ if TYPE_CHECKING:
 
 def refuse_existing(path: Path) -> None:
     """A new run needs a directory of its own: one that is not there yet, or an empty one."""
-    if path.is_dir() and not any(path.iterdir()):
-        return
+    try:
+        if path.is_dir() and not any(path.iterdir()):
+            return
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise ConfigError(f"cannot write to the run directory {path}: {error.strerror or error}") from None
     if path.is_dir() and (path / "config.yaml").exists():
         raise ConfigError(
-            f"a run is already in {path}; to resume it: --resume {path}; or choose another place: --out DIRECTORY"
+            f"a run is already in {path}; to resume it: --resume {shlex.quote(str(path))}; or choose another place: "
+            "--out DIRECTORY"
         )
     if path.exists():
         what = "is a file" if path.is_file() else "already exists and holds something else than a run"
@@ -128,6 +133,8 @@ class RunDirectory:
             ) from None
         except OSError as error:
             self._log.close()
+            if not resumed:
+                self.discard()
             raise ConfigError(
                 f"cannot write to the run directory {path}: {error.strerror or error}"
             ) from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import threading
 import time
 import traceback
@@ -229,10 +230,11 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
         raise ConfigError("--resume takes the run's own config.yaml; omit the config file")
     saved = directory / "config.yaml"
     if directory.name == BEST and directory.parent.name == "checkpoints":
+        run = shlex.quote(str(directory.parent.parent))
         raise ConfigError(
             f"{directory} holds weights only, to act with (rlplat evaluate, rlplat play), nothing to train on with; "
-            f"resume the run from its newest checkpoint: --resume {directory.parent.parent}, or begin another one with "
-            f"these weights: --init-from {directory}"
+            f"resume the run from its newest checkpoint: --resume {run}, or begin another one with "
+            f"these weights: --init-from {shlex.quote(str(directory))}"
         )
     if not saved.exists():
         raise ConfigError(not_a_run(directory))
@@ -478,7 +480,7 @@ def what_is_saved(run: RunDirectory) -> str:
     if run.saved_env_steps is None:
         lost = f": {env_steps:,} env steps are lost" if env_steps else ""
         return f"no checkpoint was saved{lost}; what was measured is in {run.path}"
-    resume = f"to resume: rlplat train --resume {run.path}"
+    resume = f"to resume: rlplat train --resume {shlex.quote(str(run.path))}"
     if env_steps > run.saved_env_steps:
         lost = (
             f"{env_steps - run.saved_env_steps:,} env steps since the checkpoint at {run.saved_env_steps:,}"
