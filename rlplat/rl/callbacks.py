@@ -85,10 +85,8 @@ class Callbacks:
             name = type(callback).__name__
             try:
                 answer = getattr(callback, event)(*arguments)
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # sys.exit() would lose what was learnt, with exit code 0
+            # sys.exit() too: it would lose what was learnt, with exit code 0.
+            except (Exception, SystemExit) as error:
                 frames = traceback.extract_tb(error.__traceback__)[1:2]  # its own: the first is this one
                 place = f" (at {frames[0].filename}:{frames[0].lineno})" if frames else ""
                 text = f"{event}() of the callback {name} raised {type(error).__name__}: {error}{place}"
