@@ -325,8 +325,9 @@ class PPOLearner(ActorCriticLearner[PPOConfig]):
     def _means(self, trained: Sequence[tuple[Any, Any]], columns: Mapping[str, Array]) -> dict[str, float]:
         """Of gradient steps whose norm was finite. Waits until they are made."""
         names = (*LOSS_STATS, "gradient_norm")
-        if not trained:
-            return dict.fromkeys((f"learner/{name}" for name in names), math.nan)
+        if not trained:  # of an agent that had no turn
+            nothing = dict.fromkeys((f"learner/{name}" for name in names), math.nan)
+            return nothing | {"learner/skipped_minibatches": 0}
         stats, norms = self._net.read(trained)
         is_finite = np.isfinite(norms)
         if self.config.non_finite == "stop" and not is_finite.all():

@@ -172,6 +172,17 @@ def test_target_kl_ends_the_epochs(parameter_server: Any) -> None:
     assert far.metrics["learner/epochs"] < free.metrics["learner/epochs"] == 10
 
 
+@pytest.mark.parametrize("target_kl", [None, 0.1])
+def test_a_round_without_a_turn_has_all_metrics(parameter_server: Any, target_kl: float | None) -> None:
+    learner, batch = make_learner(parameter_server, target_kl=target_kl), make_batch()
+    names = {name for name in learner.update(batch).metrics if name.startswith("learner/")}
+    batch.valid[:] = False
+    found = learner._train(batch, {"advantages": np.zeros(64, np.float32)}, 1e-3, {})
+    beside = ("explained_variance", "learning_rate", "clip_range", "entropy_coef", "weights_version")
+    assert found.keys() == names - {f"learner/{name}" for name in beside}
+    assert found["learner/skipped_minibatches"] == 0 and np.isnan(found["learner/policy_loss"])
+
+
 def test_target_kl_looks_at_whole_epochs(parameter_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean KL of the three epochs: 0.01, 0.03, 0.02; a limit of 0.025 ends the update after the second, although single
     minibatches of the first were beyond it."""
