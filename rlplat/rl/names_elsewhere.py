@@ -97,8 +97,16 @@ _RAINBOW = {
     "epsilon": 0.0,
     "prioritized": True,
 }
+_R2D2 = {
+    "policy.core": "lstm",
+    "double": True,
+    "dueling": True,
+    "prioritized": True,
+    "batch_size": 32,  # sequences: a config for transitions would replay each step some hundred times
+    "env_steps_per_update": 40,
+}
 ALGORITHMS_ELSEWHERE = {
-    "a2c": Switches("a3c", {"num_rollout_workers": 1}),
+    "a2c": Switches("a3c", {"num_rollout_workers": 0}),
     "doubledqn": Switches("dqn", {"double": True}),
     "c51": Switches("dqn", {"distributional": "c51"}),
     "qrdqn": Switches("dqn", {"distributional": "qr"}),
@@ -106,7 +114,7 @@ ALGORITHMS_ELSEWHERE = {
     "apex": Switches(
         "dqn", {"asynchronous": True, "double": True, "dueling": True, "n_step": 3, "prioritized": True}
     ),
-    "r2d2": Switches("dqn", {"policy.core": "lstm", "double": True, "dueling": True, "prioritized": True}),
+    "r2d2": Switches("dqn", _R2D2),
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),
     "appo": Switches("impala", {"clip_range": 0.2}),
