@@ -26,7 +26,7 @@ import numpy as np
 from rlplat.checkpoints import Checkpoint, CheckpointInfo, load_best, save, save_best
 from rlplat.config import parse_yaml
 from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
-from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after
+from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after, read_records
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.run.view.progress import Progress
 from rlplat.tensorboard_events import TensorboardWriter
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 
 def refuse_existing(path: Path) -> None:
-    """A new run needs a directory of its own: one that is not there yet, or an empty one."""
+    """A new run needs a directory of its own: one that is not there yet, an empty one, or that of a run that ended
+    before its first record and checkpoint."""
     try:
-        if path.is_dir() and not any(path.iterdir()):
+        if path.is_dir() and (not any(path.iterdir()) or _came_to_nothing(path)):
             return
     except OSError as error:  # a name that is too long, a folder that may not be read
         raise ConfigError(f"cannot write to the run directory {path}: {error.strerror or error}") from None
@@ -50,6 +51,14 @@ def refuse_existing(path: Path) -> None:
     if path.exists():
         what = "is a file" if path.is_file() else "already exists and holds something else than a run"
         raise ConfigError(f"{path} {what}; choose another place: --out DIRECTORY")
+
+
+def _came_to_nothing(path: Path) -> bool:
+    """Whether a run ended in this directory with nothing but its log.txt to lose."""
+    if not (path / "config.yaml").exists() or is_running(path):
+        return False
+    kept = [*path.glob("checkpoints/[!.]*"), *path.glob("videos/[!.]*")]
+    return not kept and not read_records(path / "metrics.jsonl")
 
 
 def not_a_run(path: Path) -> str:

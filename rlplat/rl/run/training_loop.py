@@ -478,8 +478,9 @@ def what_is_saved(run: RunDirectory) -> str:
     """Where a run that has ended early stands: what is saved, what is lost, how to resume."""
     env_steps = run.last.env_steps if run.last else 0
     if run.saved_env_steps is None:
-        lost = f": {env_steps:,} env steps are lost" if env_steps else ""
-        return f"no checkpoint was saved{lost}; what was measured is in {run.path}"
+        if not env_steps:
+            return f"nothing was learnt yet; the log is {run.path / 'log.txt'}, and the directory may be used again"
+        return f"no checkpoint was saved: {env_steps:,} env steps are lost; what was measured is in {run.path}"
     resume = f"to resume: rlplat train --resume {shlex.quote(str(run.path))}"
     if env_steps > run.saved_env_steps:
         lost = (

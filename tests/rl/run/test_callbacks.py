@@ -135,6 +135,12 @@ def test_a_run_that_a_callback_breaks_is_saved_and_ended(tmp_path: Path) -> None
     ):
         train(ALGO, env="X", out=tmp_path / "run", callbacks=[Listener(), Raises()])
     assert heard == ["start in run", 10, ("end", 10)]
+    # In its first step, nothing was learnt: the mended callback may have the same directory, and the log stays.
+    assert train(ALGO, env="X", out=tmp_path / "run", stop={"env_steps": 10}).num_iterations == 1
+    assert "KeyError: 'x'" in (tmp_path / "run" / "log.txt").read_text()
+    assert latest_valid(tmp_path / "run")[0] is not None
+    with pytest.raises(ConfigError, match="a run is already in"):
+        train(ALGO, env="X", out=tmp_path / "run")
 
 
 def test_a_callback_that_exits_ends_the_run_with_a_checkpoint_and_a_message(tmp_path: Path) -> None:
