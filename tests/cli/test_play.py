@@ -97,6 +97,14 @@ def test_play_writes_a_video_and_prints_the_returns(here: Path, capsys: Any) -> 
     assert frames(here / "demo/videos/play_best.mp4") == 6
 
 
+def test_a_disk_that_cannot_be_written_is_not_the_environments_fault(here: Path, capsys: Any) -> None:
+    assert train() == 0
+    (here / "demo/videos").touch()
+    assert main(["play", "demo"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "rlplat: demo/videos/play_step_80.mp4 cannot be written: File exists"
+
+
 def test_every_second_evaluation_is_filmed(here: Path) -> None:
     assert train("--evaluation.video-period", "2") == 0
     videos = sorted(path.name for path in (here / "demo/videos").iterdir())

@@ -14,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -71,12 +72,17 @@ class VideoWriter:
 
     def write(self, frame: Array) -> None:
         if self._container is None:
-            self._begin(frame.shape)
+            with self._writing():
+                self._begin(frame.shape)
         if frame.shape != self._shape:
             raise UsageError(
                 f"the environment rendered a frame of {frame.shape} after frames of {self._shape}; a video has "
                 "one size: let render() always return the same"
             )
+        with self._writing():
+            self._encode(frame)
+
+    def _encode(self, frame: Array) -> None:
         height, width, _ = frame.shape
         # 4:2:0 halves both axes; odd ones are made even by repeating the last row or column.
         even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -108,14 +114,25 @@ class VideoWriter:
         if self._container is None:
             return
         try:
-            if kind is None:
-                self._container.mux(self._stream.encode(None))  # what the encoder still holds
+            with self._writing() if kind is None else suppress(OSError):
+                try:
+                    if kind is None:
+                        self._container.mux(self._stream.encode(None))  # what the encoder still holds
+                finally:
+                    self._container.close()
+                if isinstance(self._target, Path) and kind is None:
+                    os.replace(self._temporary, self._target)
         finally:
-            self._container.close()
-            if isinstance(self._target, Path) and kind is None:
-                os.replace(self._temporary, self._target)
-            elif self._temporary is not None:
+            if self._temporary is not None:
                 self._temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full or read-only disk is no fault of the environment, in whose step the frame was drawn."""
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"{self._target} cannot be written: {error.strerror or error}") from None
 
 
 class Window:
@@ -200,8 +217,10 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
     try:
         single = make_single_env(source, {**env_kwargs, "render_mode": "rgb_array"})
     except RlplatError as error:
+        refused = "unexpected keyword argument 'render_mode'" in str(error)
+        fix = "; give it an argument render_mode=None, and a render() that returns the frame" if refused else ""
         raise UsageError(
-            f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}"
+            f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}{fix}"
         ) from error
     env_filmed = Filmed(single, source.name, film)
     env_filmed.try_to_render()
