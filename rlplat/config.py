@@ -14,7 +14,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplat.config_sources import (
@@ -50,13 +50,17 @@ __all__ = [
 ]
 
 
-def resolve(model: type[Model], layers: Sequence[Layer]) -> Model:
-    """Merge the layers over the model's defaults and validate; all complaints come in one ConfigError."""
+def resolve(
+    model: type[Model], layers: Sequence[Layer], owners: Callable[[str], str] = lambda key: ""
+) -> Model:
+    """Merge the layers over the model's defaults and validate; all complaints come in one ConfigError.
+
+    owners: what to say about a key that is unknown here and known to another model, or the empty string."""
     from pydantic import ValidationError
 
     merged = merge([_with_field_names(model, layer) for layer in layers])
     complaints: list[tuple[KeyPath, str]] = []
-    _check_keys(model, merged, merged.values, (), complaints)
+    _check_keys(model, merged, merged.values, (), complaints, owners)
     try:
         config = model.model_validate(merged.values)
     except ValidationError as error:
@@ -174,6 +178,7 @@ def _check_keys(
     values: dict[str, Any],
     path: KeyPath,
     complaints: list[tuple[KeyPath, str]],
+    owners: Callable[[str], str],
     root: type[BaseModel] | None = None,
 ) -> None:
     """Take out unknown keys and flags that lack their value, with a complaint each; a switch alone means true."""
@@ -183,13 +188,13 @@ def _check_keys(
         here = (*path, key)
         if key not in fields:
             del values[key]
-            hint = _hint(here, fields, root)
+            hint = _hint(here, fields, owners, root)
             complaints.append((here, f"unknown key '{'.'.join(here)}'{_where(here, merged)}{hint}"))
         elif values[key] is BARE and not accepts_bool(fields[key].annotation):
             del values[key]
             complaints.append((here, f"{merged.origins[here]} needs a value: {takes(fields[key])}"))
         elif (inner := nested_model(fields[key].annotation)) and isinstance(values[key], dict):
-            _check_keys(inner, merged, values[key], here, complaints, root)
+            _check_keys(inner, merged, values[key], here, complaints, owners, root)
         else:
             values[key] = _switched_on(values[key])
 
@@ -200,9 +205,9 @@ def _switched_on(value: Any) -> Any:
     return True if value is BARE else value
 
 
-def _hint(path: KeyPath, siblings: Iterable[str], root: type[BaseModel]) -> str:
+def _hint(path: KeyPath, siblings: Iterable[str], owners: Callable[[str], str], root: type[BaseModel]) -> str:
     """The same last name elsewhere (`encoder` -> `policy.encoder`), else what another library's name is called here,
-    else the nearest name among the siblings, else anywhere."""
+    else whose it is, else the nearest name among the siblings, else anywhere."""
     word, parent = path[-1], ".".join(path[:-1])
     everywhere = key_names(root)
     elsewhere: Mapping[str, tuple[str, ...]] = getattr(root, "names_elsewhere", {})
@@ -215,6 +220,8 @@ def _hint(path: KeyPath, siblings: Iterable[str], root: type[BaseModel]) -> str:
     ]
     if same:
         return f"; did you mean '{same[0]}'?"
+    if whose := owners(".".join(path)):
+        return whose
     return closest(".".join(path), [f"{parent}.{name}" if parent else name for name in siblings]) or closest(
         ".".join(path), everywhere
     )

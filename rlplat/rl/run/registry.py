@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlplat.config import closest
+from rlplat.config import closest, key_names
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import atari_rom, env_family
@@ -73,6 +73,13 @@ def load_algorithm(name: str) -> type[Any]:
             f"algorithm '{name}': {home} is not a subclass of rlplat.rl.run.algorithm.Algorithm"
         )
     return found
+
+
+def owners_of(key: str) -> str:
+    """`; it is a setting of ppo`, where that and others of ours, which all can be imported quickly, have this key."""
+    ours = sorted(name for name, home in algorithm_homes().items() if home.startswith("rlplat.algorithms."))
+    owners = [name for name in ours if key in key_names(load_algorithm(name).config_class)]
+    return f"; it is a setting of {', '.join(owners)}" if owners else ""
 
 
 def is_algorithm(found: Any) -> bool:

@@ -23,6 +23,7 @@ from rlplat.rl.run.registry import (
     is_algorithm,
     is_announced,
     load_algorithm,
+    owners_of,
     require_config,
     shown,
 )
@@ -100,7 +101,7 @@ def _plan(
         plan = TrainingPlan(
             algo,
             algorithm_class,
-            resolve(algorithm_class.config_class, layers),
+            resolve(algorithm_class.config_class, layers, owners_of),
             origins=merge(layers).origins,
         )
     else:
@@ -127,7 +128,7 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     if name is None:
         raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
     algorithm_class = load_algorithm(name)
-    config = resolve(algorithm_class.config_class, [layer, *layers])
+    config = resolve(algorithm_class.config_class, [layer, *layers], owners_of)
     origins = merge([layer, *layers]).origins
     return TrainingPlan(name, algorithm_class, config, base=_base(path), origins=origins, init_from=init_from)
 

@@ -218,7 +218,9 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
         single = make_single_env(source, {**env_kwargs, "render_mode": "rgb_array"})
     except RlplatError as error:
         refused = "unexpected keyword argument 'render_mode'" in str(error)
-        fix = "; give it an argument render_mode=None, and a render() that returns the frame" if refused else ""
+        fix = (
+            "; give it an argument render_mode=None, and a render() that returns the frame" if refused else ""
+        )
         raise UsageError(
             f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}{fix}"
         ) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl.run.registry import base_config, load_algorithm, shown
+from rlplat.rl.run.registry import base_config, load_algorithm, owners_of, shown
 from rlplat.rl.run.training_plan import TrainingPlan
 from rlplat.rl.unused_settings import announcement
 
@@ -43,7 +43,7 @@ def plan_trial(
         default = config_class.model_fields["num_rollout_workers"].default
         if tuned.values.get("num_rollout_workers", default) == 1:
             tuned.values["num_rollout_workers"] = 0
-    settled = resolve(config_class, [tuned, Layer(values, dict(origins or {}))])
+    settled = resolve(config_class, [tuned, Layer(values, dict(origins or {}))], owners_of)
     if text := announcement(settled, algo):
         notes.append(text)
     return TrainingPlan(algo, algorithm_class, settled, notes, base=shown(path) if path else "")

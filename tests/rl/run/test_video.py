@@ -115,7 +115,9 @@ def test_a_film_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["file/play.mp4", "taken.mp4"], ids=["before the first frame", "at its end"])
+@pytest.mark.parametrize(
+    "place", ["file/play.mp4", "taken.mp4"], ids=["before the first frame", "at its end"]
+)
 def test_a_place_that_cannot_be_written_is_named(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "taken.mp4").mkdir()
@@ -141,7 +143,10 @@ def test_frames_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("BlindEnv", r"unexpected keyword argument 'render_mode'; give it an argument render_mode=None, and a render"),
+        (
+            "BlindEnv",
+            r"unexpected keyword argument 'render_mode'; give it an argument render_mode=None, and a render",
+        ),
         ("FadedEnv", r"render\(\) returned float32\[8, 8\], expected uint8\[height, width, 3\]"),
         ("BrokenEnv", r"render\(\) raised RuntimeError: no OpenGL context"),
     ],
