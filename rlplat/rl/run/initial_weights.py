@@ -16,7 +16,7 @@ from rlplat.rl.interfaces import Weights
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.trained_agent import load
 
-_CHECKPOINT = re.compile(r"(.+):(latest|best|step_\d+)")
+_CHECKPOINT = re.compile(r"(.+):([^:/]+)")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class InitialWeights:
 
 def find_initial(source: str | os.PathLike[str]) -> InitialWeights:
     """source: RUN (its newest checkpoint), RUN:best, RUN:step_4096, or a checkpoint's directory."""
-    match = _CHECKPOINT.fullmatch(os.fspath(source))
+    match = None if os.path.exists(source) else _CHECKPOINT.fullmatch(os.fspath(source))
     agent = load(match[1], match[2]) if match else load(source)
     saved = agent.checkpoint
     info = saved.info

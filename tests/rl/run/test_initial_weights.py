@@ -136,6 +136,8 @@ def test_other_spaces_with_the_same_network_are_told_of(runs: dict[str, Path], t
         Algorithm.with_weights({}, initial.weights)
     with pytest.raises(CheckpointError, match="'step_9'; there are: latest, best, step_"):
         find_initial(f"{runs['dqn']}:step_9")
+    with pytest.raises(CheckpointError, match="'nope'; there are: latest, best, step_"):
+        find_initial(f"{runs['dqn']}:nope")
 
 
 def test_weights_that_are_not_numbers_are_refused(runs: dict[str, Path]) -> None:
