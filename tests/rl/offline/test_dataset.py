@@ -180,8 +180,10 @@ def test_damage_is_named_with_the_way_out(
 
 
 def test_a_place_without_a_data_set(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there is no data set in .*: rlplat record RUN --out"):
-        read_episodes(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no data set in .*: rlplat record RUN --out .*none"):
+        read_episodes(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"rlplat record RUN --out data/NAME makes one"):
+        read_episodes(tmp_path)  # it is there, and would be refused as --out
 
 
 @pytest.mark.parametrize(
