@@ -22,6 +22,7 @@ Different from the paper:
 
 from __future__ import annotations
 
+import shlex
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -307,7 +308,7 @@ class MBPO(ReplayRing[MBPOConfig]):
         if not isinstance(obs, ObsSpec) or obs.kind != "vector":
             raise UsageError(
                 f"MBPO predicts observations that are one vector (Box), but {env} has {_listed(obs)}; use SAC: rlplat "
-                f"train --algo sac --env {env}"
+                f"train --algo sac --env {shlex.quote(env)}"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def _export(options: argparse.Namespace, policy: str, out: Path) -> None:
 
     path = to_onnx(options.run, out, checkpoint=options.checkpoint, policy=policy)
     print(
-        f"{path}: {path.stat().st_size:,} bytes, compared to {options.run}; look at it: rlplat export --check {path}"
+        f"{path}: {path.stat().st_size:,} bytes, compared to {options.run}; look at it: rlplat export --check "
+        f"{shlex.quote(str(path))}"
     )
 
 

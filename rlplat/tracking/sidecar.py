@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import shlex
 import subprocess
 import sys
 import time
@@ -98,7 +99,7 @@ class Sidecar:
         """For what is still to be copied; says what to do where it takes longer, or has failed."""
         if self._process is None:
             return
-        again = f"rlplat track {self._directory} --to {self._name}"
+        again = f"rlplat track {shlex.quote(str(self._directory))} --to {self._name}"
         try:
             if self._process.wait(seconds):
                 print(f"the copy to {self._name} failed ({self._log}); again: {again}", file=sys.stderr)

@@ -23,9 +23,11 @@ CARTPOLE = ("train", "--algo", "ppo", "--env", "CartPole-v1")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With an environment in a folder whose name has a blank, a folder of something else, and an experiment."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("my envs", "foreign", "runs/asha/trials/00000"):
+    for folder in ("my envs", "foreign", "runs/asha/trials/00000", "no trials"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "my envs" / "e.py").write_text(ENVS)
+    (tmp_path / "no trials/experiment.yaml").write_text("trainable: ppo\n")
+    (tmp_path / "my envs/run.yaml").write_text("algo: ppo\nenv: CartPole-v1\n")
     for file in (
         "foreign/a.txt",
         "empty.py",
@@ -90,6 +92,9 @@ def said(capsys: Any, *arguments: str) -> str:
         ((*CARTPOLE, "--out", "foreign/a.txt"), "foreign/a.txt is a file; choose another place: --out DIRECTORY"),
         (("train", "--resume", "foreign"), "no run in foreign: it has no config.yaml; `rlplat runs` lists the runs"),
         (("evaluate", "runs/asha"), "runs/asha is an experiment, whose trials are runs: runs/asha/trials/00000, ..."),
+        (("evaluate", "no trials"), "none of its trials is a run; rlplat tune show 'no trials'\n"),
+        (("train", "no trials/experiment.yaml"), "which is many runs: rlplat tune 'no trials/experiment.yaml'\n"),
+        (("tune", "my envs/run.yaml"), "not an experiment: rlplat train 'my envs/run.yaml'\n"),
         (("play", "runs/asha"), "runs/asha is an experiment, whose trials are runs: runs/asha/trials/00000, ..."),
         (("train", "--resume", "runs/asha"), "runs/asha is an experiment, whose trials are runs"),
         (("runs", "NOWHERE"), "there is no directory NOWHERE"),

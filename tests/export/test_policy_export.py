@@ -161,10 +161,11 @@ def test_every_policy_of_a_run_has_a_file(tmp_path: Path, capsys: Any) -> None:
         policy={"hidden_sizes": [8]},
         multi_agent=agents,
     )
-    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "nim.onnx")]) == 0
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "my nim.onnx")]) == 0
+    assert f"rlplat export --check '{tmp_path}/my nim.one.onnx'\n" in capsys.readouterr().out
     for name in ("one", "other"):
         agent = rlplat.load(tmp_path / "run", policy=name)
-        file = rlplat.export.load(tmp_path / f"nim.{name}.onnx")
+        file = rlplat.export.load(tmp_path / f"my nim.{name}.onnx")
         obs = agent.spaces.observation_space.sample()
         obs["action_mask"][:] = 1
         assert file.act(obs) == agent.act(obs)

@@ -18,7 +18,7 @@ from rlplat.cli import main
 from rlplat.errors import ConfigError, UsageError
 from rlplat.metrics import forget_after
 from rlplat.tracking.copying import Copier, flat, state_of
-from rlplat.tracking.sidecar import TrackingFailed, follow, only_one
+from rlplat.tracking.sidecar import Sidecar, TrackingFailed, follow, only_one
 from rlplat.tracking.tracker import load_tracker
 from tests.dashboard.made_runs import learning, make_run
 from tests.tracking.fake_tracker import FakeTracker, env_steps_of, told
@@ -219,6 +219,16 @@ def test_train_starts_the_copy_and_a_resume_continues_it(tmp_path: Path, home: P
         "wall_s": None,
     }
     assert columns.startswith("iteration,env_steps")  # what rllab's VisKit reads of a directory
+
+
+@pytest.mark.process
+def test_how_to_copy_again_works_as_it_is(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my run").mkdir()
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    Sidecar(tmp_path / "my run", FAKE).wait()
+    assert capsys.readouterr().err.endswith(f"again: rlplat track '{tmp_path}/my run' --to {FAKE}\n")
 
 
 def test_an_unknown_tracker_ends_train_before_it_begins(

@@ -147,7 +147,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
             raise ConfigError(f"there is no experiment in {path}: it has no {SAVED_AS}")
         if not options.resume:
             raise ConfigError(
-                f"{path} is an experiment's directory: --resume continues it, rlplat tune show {path}"
+                f"{path} is an experiment's directory: --resume continues it, rlplat tune show {shlex.quote(str(path))}"
             )
         if options.out:
             raise ConfigError(f"an experiment resumes in its own directory, {path}: omit --out")

@@ -204,7 +204,9 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
                 f"{directory} is copied once into a data set that rlplat learns from: rlplat record {directory} --out "
                 "data/NAME, then --data data/NAME"
             ) from None
-        place = "data/NAME" if os.path.lexists(path) else shlex.quote(str(path))  # `DataWriter` makes a new one
+        place = (
+            "data/NAME" if os.path.lexists(path) else shlex.quote(str(path))
+        )  # `DataWriter` makes a new one
         raise UsageError(
             f"there is no data set in {path} (no manifest.json): rlplat record RUN --out {place} makes one"
         ) from None

@@ -7,6 +7,7 @@ tests/rl/torch/test_continuous.py holds them against the networks of rl/torch/co
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,17 +136,17 @@ def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
         use = "dqn" if action.kind == "discrete" else "ppo"
         raise UsageError(
             f"{name} decides continuous actions (Box), but {env} has actions {action}; use {use.upper()}: rlplat train "
-            f"--algo {use} --env {env}"
+            f"--algo {use} --env {shlex.quote(env)}"
         )
     if not np.isfinite([*action.low, *action.high]).all():
         raise UsageError(
             f"{name} scales its actions to their bounds, but {env} has actions {action}; give its Box finite bounds, "
-            f"or use PPO: rlplat train --algo ppo --env {env}"
+            f"or use PPO: rlplat train --algo ppo --env {shlex.quote(env)}"
         )
     for path, leaf in obs_leaves(spaces.obs).items():
         if leaf.kind == "image":
             where = f" '{path}'" if path else ""
             raise UsageError(
                 f"{name} takes vectors, but {env} has image observations{where} {leaf}; use PPO: rlplat train "
-                f"--algo ppo --env {env}"
+                f"--algo ppo --env {shlex.quote(env)}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -51,5 +52,5 @@ def require_discrete(spaces: SpaceSpec, env: str) -> None:
         use = "sac" if is_bounded_box else "ppo"
         raise UsageError(
             f"DQN chooses among a fixed number of actions (Discrete), but {env} has actions {spaces.action}; use "
-            f"{use.upper()}: rlplat train --algo {use} --env {env}"
+            f"{use.upper()}: rlplat train --algo {use} --env {shlex.quote(env)}"
         )

@@ -66,8 +66,9 @@ def not_a_run(path: Path) -> str:
     if (path / "experiment.yaml").exists():
         trials = sorted(trial for trial in (path / "trials").glob("*") if (trial / "config.yaml").exists())
         if trials:
-            return f"{path} is an experiment, whose trials are runs: {trials[0]}, ... (rlplat runs {path} lists them)"
-        return f"{path} is an experiment, and none of its trials is a run; rlplat tune show {path}"
+            listing = f"rlplat runs {shlex.quote(str(path))} lists them"
+            return f"{path} is an experiment, whose trials are runs: {trials[0]}, ... ({listing})"
+        return f"{path} is an experiment, and none of its trials is a run; rlplat tune show {shlex.quote(str(path))}"
     return f"no run in {path}: it has no config.yaml; `rlplat runs` lists the runs"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -115,7 +116,9 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     """A config file says its algorithm (`algo: ppo`); in `configs/ppo/` the directory does."""
     layer = load_yaml(path)
     if "trainable" in layer.values or isinstance(layer.values.get("runs"), dict):
-        raise ConfigError(f"{path} is an experiment, which is many runs: rlplat tune {path}")
+        raise ConfigError(
+            f"{path} is an experiment, which is many runs: rlplat tune {shlex.quote(str(path))}"
+        )
     written = layer.values.pop("algo", None)
     if written is not None and not isinstance(written, str):
         raise ConfigError(f"{path}: 'algo' is the name of an algorithm, not {written!r}")

@@ -16,6 +16,7 @@ is still going. All but the study is derived from it: a full disk drops lines an
 from __future__ import annotations
 
 import fcntl
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -92,7 +93,7 @@ class ExperimentDirectory:
             log_file.close()
             raise ConfigError(
                 f"the experiment in {path} is still running in another process; "
-                f"to look at it: rlplat tune show {path}"
+                f"to look at it: rlplat tune show {shlex.quote(str(path))}"
             ) from None
         except OSError as error:
             log_file.close()

@@ -17,6 +17,7 @@ With `runs`, one file holds several experiments: the other keys are what they sh
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,9 @@ def _refuse_other_forms(layer: Layer, path: str) -> None:
     if "trainable" in values or "runs" in values:
         return
     if "algo" in values or "env" in values:
-        raise ConfigError(f"{path} is the config of one training run, not an experiment: rlplat train {path}")
+        raise ConfigError(
+            f"{path} is the config of one training run, not an experiment: rlplat train {shlex.quote(str(path))}"
+        )
     sections = [value for value in values.values() if isinstance(value, dict)]
     if sections and len(sections) == len(values) and all("run" in section for section in sections):
         name = next(iter(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.policies.bounded_actor import require_bounded
+from rlplat.rl.policies.q_spec import require_discrete
 from rlplat.rl.policies.spec import Head, action_heads, bounds_advice, unsuited_bounds
-from rlplat.rl.spaces import ActionSpec, ObsSpec
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from tests.rl.specimens import (
     BOX,
     COMPOSITE,
@@ -28,6 +31,7 @@ from tests.rl.specimens import (
     masked,
 )
 
+ENV = "./my envs/e.py:Env"
 PONG = ObsSpec("image", (4, 84, 84), "uint8", "CHW")
 TINY = ObsSpec("image", (3, 16, 16), "uint8", "CHW")
 
@@ -161,3 +165,24 @@ def test_it_needs_no_framework() -> None:
         "import sys, rlplat.rl.policies.spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("refuse", "obs", "action", "algo"),
+    [
+        (lambda spaces: require_discrete(spaces, ENV), VECTOR, BOX, "sac"),
+        (lambda spaces: require_bounded(spaces, ENV, "sac"), VECTOR, DISCRETE, "dqn"),
+        (
+            lambda spaces: require_bounded(spaces, ENV, "sac"),
+            VECTOR,
+            replace(BOX, low=(-math.inf, 0.0)),
+            "ppo",
+        ),
+        (lambda spaces: require_bounded(spaces, ENV, "sac"), IMAGE, BOX, "ppo"),
+    ],
+)
+def test_the_command_that_is_advised_works_as_it_is(refuse: Any, obs: Any, action: Any, algo: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse(SpaceSpec(obs, action))
+    command = str(caught.value).partition("rlplat train ")[2]
+    assert shlex.split(command) == ["--algo", algo, "--env", ENV]
