@@ -36,13 +36,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main_of(module: str) -> str:
-    """Code for `python -c` that calls the module's `main`, of this very package, and leaves sys.path as it was.
+    """Code for `python -c` that calls the module's `main`, of this very package, and takes the current folder (the
+    empty text that stands first with `-c`) out of sys.path: a `queue.py` in it is not Python's.
 
     (PYTHONPATH would outlast that: with the site-packages in it that hold a wheel, no venv's packages would count.)
     """
-    return (
-        f"import sys; sys.path.insert(0, {IMPORT_ROOT!r}); from {module} import main; del sys.path[0]; main()"
-    )
+    return f"import sys; sys.path[:1] = [{IMPORT_ROOT!r}]; from {module} import main; del sys.path[0]; main()"
 
 
 def make_session() -> str:

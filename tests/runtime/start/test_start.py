@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,31 @@ def test_a_node_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(start, "main_of", lambda module: "import time; time.sleep(600)")
     with pytest.raises(NodeLost, match=r"did not start within 0\.2 s"):
         rlplat.init(num_cpus=1, num_gpus=0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("env_vars", [{}, {"OMP_NUM_THREADS": "1"}], ids=["forked", "executed"])
+def test_workers_find_what_the_driver_finds_and_not_the_current_folder(
+    env_vars: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("queue", "random", "signal")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('a file of the user, not Python's')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    rlplat.init(num_cpus=1, num_gpus=0)
+
+    @rlplat.remote(runtime_env={"env_vars": env_vars})
+    def search_path() -> list[str]:
+        for name in names:
+            importlib.import_module(name)
+        return sys.path
+
+    try:
+        assert set(rlplat.get(search_path.remote())) == {*sys.path}
+        assert rlplat.get(search_path.remote())[0] == str(tmp_path / "mine")
+    finally:
+        rlplat.shutdown()
 
 
 def test_a_node_whose_driver_was_killed_during_the_start_ends_quietly(
