@@ -237,6 +237,7 @@ class Controller:
             try:
                 with self._changed:
                     do()
+                    self._forget_dropped()
                     self._changed.notify_all()
                 self._autoscale()
             except Exception as error:
@@ -284,6 +285,12 @@ class Controller:
             self._live[name].failure = ""
             self._handle(planning.Removed(name))
 
+    def _forget_dropped(self) -> None:
+        """The names are free then, for another application too."""
+        for name in [each for each in self._live if not self._plan.has(each)]:
+            del self._live[name]
+            forget_routes([name])
+
     def _reconfigure(self, deployment: str, user_config: Any, ref: Any) -> _Change:
         live, before = self._live[deployment], {}
         taken = live.change.before if live.change is not None and live.change.waiting else {}
@@ -308,7 +315,9 @@ class Controller:
     def _configured(self, deployment: str, change: _Change, name: str, answer: Future[Any]) -> None:
         change.waiting.remove(name)
         error = answer.exception()
-        live = self._live[deployment]
+        live = self._live.get(deployment)
+        if live is None:
+            return
         if error is None or isinstance(error, ActorDied) or change.refused:
             # (What takes the place of one that died starts with it.)
             newer = live.change

@@ -188,6 +188,10 @@ class Plan:
         self._home: dict[str, str] = {}
         """The deployment of each replica."""
 
+    def has(self, deployment: str) -> bool:
+        """Until it was removed and its last replica has ended."""
+        return deployment in self._deployments
+
     def starting(self, deployment: str) -> list[str]:
         there = self._deployments.get(deployment)
         return [replica.name for replica in there.of("starting")] if there else []

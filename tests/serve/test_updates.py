@@ -256,6 +256,8 @@ def test_a_deployment_that_was_dropped_is_unknown_and_an_application_is_stopped_
     running.update(apps.Back.options(name="Front").bind())
     with pytest.raises(ConfigError, match="there is no deployment 'Back'; there are Front"):
         running.scale("Back", 2)
+    with serve.run(apps.Back.bind(), port=None) as other:  # its name is free
+        assert other.handle.remote(0.0).result(5) == "answered"
     running.stop()
     with serve.run(apps.Front.bind(apps.Back.bind()), port=None) as other:
         running.stop()
