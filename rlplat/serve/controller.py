@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
+from rlplat.serve.live import Change, Live, Version
 from rlplat.serve.multiplexing import loaders_of
 from rlplat.serve.replica import Replica, ReplicaSpec
 
@@ -36,41 +36,6 @@ _CONCURRENCY = 100_000
 STOPPED = "the application has been stopped: start it again (serve.run)"
 
 
-@dataclass
-class _Version:
-    part: Part
-    is_ingress: bool
-    user_config: Any
-    """The newest one: of its options, or given to `reconfigure` since."""
-    scaler: Autoscaler | None
-
-
-@dataclass
-class _Change:
-    """A user_config that the replicas of a deployment were given."""
-
-    config: Any
-    ref: Any
-    """Of it: it is pickled once for all of them."""
-    before: dict[int, Any]
-    """The last that all took, by version."""
-    waiting: list[str] = field(default_factory=list)
-    """Replicas that have not answered."""
-    refused: str = ""
-    """By which replica, and why."""
-
-
-@dataclass
-class _Live:
-    """What the controller keeps of a deployment."""
-
-    versions: dict[int, _Version] = field(default_factory=dict)
-    failure: str = ""
-    """Why the last version did not start."""
-    change: _Change | None = None
-    """The newest."""
-
-
 class Controller:
     """`serve.run` makes it. Its methods may be called from any thread."""
 
@@ -79,7 +44,7 @@ class Controller:
         self._token, self._say = token, say
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._plan = planning.Plan()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
         self._numbers = 0
@@ -122,8 +87,11 @@ class Controller:
             raise ConfigError(
                 f"the user_config for {deployment} cannot be sent to its replicas: {error}"
             ) from error
-        change: _Change = self._ask(partial(self._reconfigure, deployment, user_config, ref), wait=True)
-        is_over = self._wait_for(lambda: not change.waiting, timeout_s)
+        change: Change = self._ask(partial(self._reconfigure, deployment, user_config, ref), wait=True)
+        is_over = self._wait_for(
+            lambda: not change.waiting and (not change.has_lost or self._plan.is_settled(deployment)),
+            timeout_s,
+        )
         if change.refused:
             raise RlplatError(change.refused)
         if not is_over:
@@ -260,14 +228,14 @@ class Controller:
         deployed = []
         for part in parts:
             self._numbers += 1
-            live = self._live.setdefault(part.name, _Live())
+            live = self._live.setdefault(part.name, Live())
             options = part.deployment.options_
             live.failure = ""
             for old in self._plan.unused(part.name, live.versions):
                 del live.versions[old]
             is_ingress = part is parts[-1] and self.listening is not None
             scaler = Autoscaler(options.autoscale) if options.autoscale else None
-            live.versions[self._numbers] = _Version(part, is_ingress, options.user_config, scaler)
+            live.versions[self._numbers] = Version(part, is_ingress, options.user_config, scaler)
             num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
             deployed.append(planning.Deployed(part.name, self._numbers, num_replicas, part.calls))
         names = {part.name for part in parts}
@@ -291,17 +259,18 @@ class Controller:
             del self._live[name]
             forget_routes([name])
 
-    def _reconfigure(self, deployment: str, user_config: Any, ref: Any) -> _Change:
+    def _reconfigure(self, deployment: str, user_config: Any, ref: Any) -> Change:
         live, before = self._live[deployment], {}
-        taken = live.change.before if live.change is not None and live.change.waiting else {}
+        is_open = live.change is not None and (live.change.waiting or live.change.has_lost)
+        taken = live.change.before if live.change is not None and is_open else {}
         for number, version in live.versions.items():
             before[number] = taken.get(number, version.user_config)
             version.user_config = user_config
-        live.change = _Change(user_config, ref, before)
+        live.change = Change(user_config, ref, before)
         self._give_config(deployment, live.change)
         return live.change
 
-    def _give_config(self, deployment: str, change: _Change) -> None:
+    def _give_config(self, deployment: str, change: Change) -> None:
         """The new one, or where that was refused what its version had, to each replica."""
         for name in self._plan.starting(deployment) + self._plan.ready(deployment):
             config = change.ref
@@ -312,19 +281,28 @@ class Controller:
                 answer = self._actors[name].reconfigure.remote(config)
                 self._when_done(answer, partial(self._configured, deployment, change, name))
 
-    def _configured(self, deployment: str, change: _Change, name: str, answer: Future[Any]) -> None:
-        change.waiting.remove(name)
+    def _configured(self, deployment: str, change: Change, name: str, answer: Future[Any]) -> None:
         error = answer.exception()
+        if isinstance(error, ActorDied) and name in self._actors:
+            self._ended(name, answer)
+        change.waiting.remove(name)
         live = self._live.get(deployment)
         if live is None:
             return
         if error is None or isinstance(error, ActorDied) or change.refused:
-            # (What takes the place of one that died starts with it.)
             newer = live.change
-            if not change.waiting and not change.refused and newer is not None and newer is not change:
+            if (
+                not (change.waiting or change.refused or change.has_lost)
+                and newer is not None
+                and newer is not change
+            ):
                 newer.before |= dict.fromkeys(change.before, change.config)
             return
-        change.refused = f"{name} does not take the user_config: {_reason(error)}"
+        self._refuse(deployment, change, f"{name} does not take the user_config: {_reason(error)}")
+
+    def _refuse(self, deployment: str, change: Change, why: str) -> None:
+        change.refused, change.has_lost = why, False
+        live = self._live[deployment]
         if live.change is change:
             for number, version in live.versions.items():
                 version.user_config = change.before.get(number, version.user_config)
@@ -411,6 +389,12 @@ class Controller:
 
     def _started(self, deployment: str, replica: str, has_models: bool, start: Future[Any]) -> None:
         error = start.exception()
+        live = self._live.get(deployment)
+        if live is not None and live.change is not None and live.change.has_lost:
+            live.change.has_lost = False
+            if error is not None:  # what takes the place of one that died starts with it
+                why = f"a replica died of the user_config, or {replica} does not start with it: {_reason(error)}"
+                self._refuse(deployment, live.change, why)
         if error is not None:
             self._handle(planning.ReplicaDied(replica, _reason(error)))
         elif replica in self._actors:
@@ -425,6 +409,9 @@ class Controller:
         if error is None:
             self._handle(planning.ReplicaDrained(replica))
         else:
+            for live in self._live.values():
+                if live.change is not None and replica in live.change.waiting:
+                    live.change.has_lost = not live.change.refused
             if replica in self._actors:
                 self._say(f"warning: replica {replica} died and is replaced: {_reason(error)}")
             self._handle(planning.ReplicaDied(replica, _reason(error)))

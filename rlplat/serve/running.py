@@ -63,7 +63,8 @@ class Running:
     def reconfigure(self, deployment: str, user_config: Any, *, timeout_s: float | None = 120.0) -> None:
         """Give `reconfigure(user_config)` of every replica something new, and wait for it; nothing restarts.
 
-        RlplatError where it raises in a replica: then all get the one before again, where there was one. TimeoutError.
+        RlplatError where it raises in a replica, or kills it: then all get the one before again, where there was
+        one. TimeoutError.
         """
         self._controller.reconfigure(deployment, user_config, timeout_s)
 

@@ -144,6 +144,18 @@ def test_a_user_config_that_is_refused_is_taken_back() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_user_config_that_kills_is_refused_and_taken_back() -> None:
+    app = apps.Version.options(user_config=1, num_replicas=2).bind(0)
+    with serve.run(app, port=None, say=lambda _: None) as running:
+        for _ in range(2):  # the second time after a row of deaths
+            with pytest.raises(RlplatError, match="a replica died of the user_config, or Version-"):
+                running.reconfigure("Version", 9)
+            assert running.handle.remote(None).result(10) == 1
+        running.reconfigure("Version", 3)
+        assert {running.handle.remote(None).result(5) for _ in range(12)} == {3}
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_replica_that_drains_is_known_to_the_others_as_long_as_it_has_sessions(tmp_path: Path) -> None:
     handed_over = tmp_path / "handed-over"
     with serve.run(apps.Leaving.bind(handed_over), port=0) as running:
