@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
-from rlplat.errors import ConfigError, UsageError
+from rlplat.errors import CheckpointError, ConfigError, UsageError
 from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -86,6 +86,21 @@ def test_without_its_replay_a_resumed_run_warms_up_again(runtime: None) -> None:
     with SAC(config) as other:
         other.set_state(state)
         assert other.step().metrics["learner/updates"] == state["learner"]["updates"] == 16
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_a_checkpoint_of_an_earlier_version_says_what_it_is(runtime: None, algorithm: Any) -> None:
+    with algorithm(algorithm.config_class(**QUICK)) as one:
+        state = one.get_state()
+        moments = {"step": 0, "exp_avg": np.zeros(9, np.float32), "exp_avg_sq": np.zeros(9, np.float32)}
+        critics = {
+            "weights.0": np.zeros((2, 4, 16), np.float32),
+            "biases.0": np.zeros((2, 1, 16), np.float32),
+        }
+        state["learner"] |= {"actor_optimizer": {"all": moments}, "critic_optimizer": {"all": moments}}
+        state["learner"] |= {"critics": critics, "target_critics": critics}
+        with pytest.raises(CheckpointError, match=r"is of an earlier rlplat.*: --init-from RUN"):
+            one.set_state(state)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ class RMSProp:
     def set_state(self, state: dict[str, dict[str, Any]]) -> None:
         for name, square in zip(self._names, self._squares, strict=True):
             square.copy_(torch.from_numpy(np.array(state[name]["square_avg"])))
-            self._steps = int(state[name]["step"])
+            self._steps = int(state[name].get("step", 0))  # earlier versions kept none
 
 
 def _silence(moments: list[torch.Tensor]) -> None:

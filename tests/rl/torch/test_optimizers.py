@@ -58,7 +58,10 @@ def test_rmsprop_equals_the_numpy_one_and_outside_the_root_torchs(inside_root: b
         torchs.step()
         if step == 2:  # as after a resume
             restored = RMSProp(ours, decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
-            restored.set_state(rmsprop.get_state())
+            state: dict[str, Any] = rmsprop.get_state()
+            if inside_root:  # of a version that did not count the steps
+                state = {name: {"square_avg": each["square_avg"]} for name, each in state.items()}
+            restored.set_state(state)
             rmsprop = restored
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         np.testing.assert_allclose(a.detach().numpy(), weights[name], rtol=1e-4, atol=1e-6)

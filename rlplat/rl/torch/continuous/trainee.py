@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.bounded_actor import ActionScale, ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
@@ -113,6 +114,11 @@ class ActorAndCritics:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
+        if "all" in state["actor_optimizer"]:
+            raise CheckpointError(
+                "the checkpoint is of an earlier rlplat, which kept both critics as one network: it cannot be resumed; "
+                "begin a new run with its actor: --init-from RUN"
+            )
         load_weights(self.actor, state["weights"])
         load_weights(self.critics, state["critics"])
         load_weights(self.target_critics, state["target_critics"])
