@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def two(sshd: Sshd, write: Write, home: Path, python: Path) -> Path:
 @pytest.fixture
 def one(sshd: Sshd, write: Write, home: Path, python: Path) -> Path:
     return write(f"provider: ssh\nengine: rlplat\n{sshd.section(1)}\nfolder: {home}\npython: {python}\n")
+
+
+@pytest.fixture
+def scratch() -> Iterator[dict[str, str]]:
+    """For commands that are killed: a folder of their own in place of /tmp, short as the paths of sockets must be."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield {"TMPDIR": folder}
 
 
 def test_up_starts_a_node_on_every_host_and_down_ends_them(two: Path, home: Path, sshd: Sshd) -> None:
@@ -147,7 +155,7 @@ def test_programs_run_there_with_their_exit_code_and_arguments_as_given(
 
 
 def test_a_job_goes_on_when_the_connection_is_cut(
-    one: Path, home: Path, capfd: pytest.CaptureFixture[str]
+    one: Path, home: Path, scratch: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = "import time\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('ended')"
     command = [
@@ -162,7 +170,9 @@ def test_a_job_goes_on_when_the_connection_is_cut(
         "-c",
         program,
     ]
-    terminal = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    terminal = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | scratch
+    )
     assert terminal.stdout is not None
     while "begun" not in terminal.stdout.readline():
         pass
@@ -187,14 +197,16 @@ def test_files_travel_both_ways(
     assert "ran\n" in capfd.readouterr().out
 
 
-def test_a_port_there_is_reached_from_here(one: Path, home: Path) -> None:
+def test_a_port_there_is_reached_from_here(one: Path, home: Path, scratch: dict[str, str]) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as probe:
         port, local_port = there.getsockname()[1], probe.getsockname()[1]
         probe.close()
         command = [sys.executable, "-m", "rlplat.cli", "port-forward", str(one), f"{local_port}:{port}"]
-        forward = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        forward = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | scratch
+        )
         try:
             assert forward.stdout is not None and f"127.0.0.1:{local_port}" in forward.stdout.readline()
             while True:
@@ -209,8 +221,11 @@ def test_a_port_there_is_reached_from_here(one: Path, home: Path) -> None:
                 with far:
                     assert far.recv(5) == b"hello"
         finally:
-            os.killpg(forward.pid, signal.SIGTERM)
+            forward.terminate()  # it alone: its ssh and the folder for sockets have to end with it
             forward.communicate()
+    assert forward.returncode == 143 and os.listdir(scratch["TMPDIR"]) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", local_port))
 
 
 def test_the_key_of_the_cluster_travels_by_standard_input(

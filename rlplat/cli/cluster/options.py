@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rlplat.errors import UsageError
+from rlplat.rl.run.interruption import Interrupted
 
 if TYPE_CHECKING:
     from rlplat.cluster.launcher import Launcher
@@ -48,7 +52,26 @@ def with_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return arguments[:place], arguments[place + 1 :]
 
 
-def launcher_of(path: str) -> Launcher:
+@contextmanager
+def launcher_of(path: str) -> Iterator[Launcher]:
+    """SIGTERM and a closed terminal are as Ctrl-C: the connections end, and their sockets go."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupt)
+    try:
+        with _launcher_of(path) as launcher:
+            yield launcher
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)
+
+
+def _launcher_of(path: str) -> Launcher:
     from rlplat.cluster.launcher import Launcher
     from rlplat.cluster.settings import read_cluster
 
