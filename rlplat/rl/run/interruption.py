@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in a training run: once ends it in order, twice ends it at once.
+"""Ctrl-C, SIGTERM and a closed terminal (SIGHUP) in a training run: once ends it in order, twice ends it at once.
 
     with Interruption(say) as interruption:
         with interruption.deferred():            # here the first signal only sets `signal_number`
@@ -25,7 +25,7 @@ GRACE_S = 1.5
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user (SIGINT) or the system (SIGTERM) ended the run; `exit_code` is 130 or 143."""
+    """The user (SIGINT, SIGHUP) or the system (SIGTERM) ended the run; `exit_code` is 130, 129 or 143."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -44,8 +44,9 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -17,6 +17,24 @@ def test_outside_deferred_the_first_signal_raises() -> None:
     assert caught.value.exit_code == 143 and interruption.signal_number == signal.SIGTERM
 
 
+def test_a_closed_terminal_is_as_ctrl_c() -> None:
+    with Interruption(pytest.fail) as interruption, pytest.raises(Interrupted) as caught:
+        assert signal.getsignal(signal.SIGHUP) not in (signal.SIG_DFL, signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert caught.value.exit_code == 129 and interruption.signal_number == signal.SIGHUP
+
+
+def test_under_nohup_a_closed_terminal_is_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption(pytest.fail) as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interruption.signal_number is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_inside_deferred_the_first_one_waits_and_the_second_raises() -> None:
     said: list[str] = []
     exits: list[int] = []
