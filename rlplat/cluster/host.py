@@ -130,7 +130,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     if request["jobs"]:
         jobs = Jobs(folder)
         for job in jobs.all():
-            if job["state"] == "running":
+            if job["state"] in ("running", "lost"):
                 jobs.stop(job["id"])
     names = request["nodes"]
 

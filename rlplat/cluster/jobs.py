@@ -98,7 +98,11 @@ class Jobs:
             deadline = time.monotonic() + STOP_GRACE_S + 5
             while self.look(job_id)["state"] == "running" and time.monotonic() < deadline:
                 time.sleep(0.05)
-        marks.end_all(marks.JOB, str(self._folder / job_id), None, 0.0)
+        mark, grace_s = str(self._folder / job_id), 0.0
+        if job["state"] == "lost":  # its program may run on, and nobody has told it to save
+            marks.signal_all(marks.JOB, mark, signal.SIGTERM)
+            grace_s = STOP_GRACE_S
+        marks.end_all(marks.JOB, mark, None, grace_s)
         return self.look(job_id)
 
     def logs(self, job_id: str, follow: bool, write: Callable[[bytes], None]) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def end_all(name: str, folder: str, first: int | None, grace_s: float) -> bool:
     return bool(found)
 
 
+def signal_all(name: str, folder: str, number: int) -> None:
+    for pid in marked(name, folder):
+        _signal(pid, number)
+
+
 def _signal_group(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,20 @@ def test_stop_lets_a_program_save_and_ends_what_it_started(
 def test_a_job_whose_supervisor_was_killed_is_lost_not_running(
     one: Path, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["submit", str(one), "--", "sleep", "1000"]) == 0
+    program = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: exit(print('saved', flush=True)))\n"
+        "print('begun', flush=True)\ntime.sleep(1000)"
+    )
+    assert main(["submit", str(one), "--", "python", "-c", program]) == 0
+    log = home / "jobs" / "1" / "log"
+    while "begun" not in log.read_text():
+        time.sleep(0.02)
     os.kill(json.loads((home / "jobs" / "1" / "job.json").read_text())["pid"], signal.SIGKILL)
     assert main(["jobs", str(one), "logs", "1", "-f"]) == 1
     assert "lost" in capfd.readouterr().out
-    assert main(["down", str(one)]) == 0  # ends what the job left
+    assert main(["down", str(one)]) == 0  # ends what the job left, and lets it save
+    assert log.read_text() == "begun\nsaved\n" and marks.marked(marks.JOB, str(home / "jobs" / "1")) == []
 
 
 def test_what_is_not_there_is_named(one: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
