@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while a command is imported: nothing has begun
+        return 130
     except BrokenPipeError:  # `rlplat runs | head`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

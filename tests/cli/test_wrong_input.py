@@ -184,3 +184,11 @@ def test_the_hint_of_the_pre_flight_is_the_command_that_fails(here: Path, capsys
     error = said(capsys, "train", "--algo", "ppo", *env[:2], "--env-kwargs.sise", "3")
     assert "got an unexpected keyword argument 'sise'\n" in error  # no line of ours, nor of gymnasium's
     assert "registration.py" not in said(capsys, *CARTPOLE, "--env-kwargs.sise", "3")
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(command: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlplat.cli.home_of", interrupted)
+    assert main(["train"]) == 130
