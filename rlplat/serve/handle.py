@@ -262,6 +262,9 @@ class Handle:
                     value = await (await anext(refs))
                 except StopAsyncIteration:
                     return
+                except asyncio.CancelledError:  # the traceback holds `refs`: dropping them comes too late
+                    rlplat.cancel(refs)
+                    raise
                 except (ActorDied, WorkerCrashed, Refused) as error:
                     if number and not (isinstance(error, Refused) or _is_of_method(error)):
                         raise ActorDied(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -190,6 +191,15 @@ class Back:
         yield os.getpid()
         await asyncio.sleep(pause_s)
         yield os.getpid()
+
+    async def ticks(self, mark: Path) -> AsyncIterator[int]:
+        """Without end; the file says that it was closed."""
+        try:
+            for number in itertools.count():
+                yield number
+                await asyncio.sleep(0.01)
+        finally:
+            mark.touch()
 
 
 @serve.deployment

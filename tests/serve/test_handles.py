@@ -74,6 +74,28 @@ def test_a_stream_is_sent_again_until_its_first_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_stream_whose_reader_is_cancelled_is_closed_at_once(tmp_path: Path) -> None:
+    async def read(has_begun: asyncio.Event) -> None:
+        async for _ in serve.Handle("Back").ticks.stream(tmp_path / "closed"):
+            has_begun.set()
+
+    async def leave() -> None:
+        has_begun = asyncio.Event()
+        reading = asyncio.ensure_future(read(has_begun))
+        await has_begun.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError) as left:  # as a server does, which keeps the traceback
+            await reading
+        async with asyncio.timeout(5):
+            while not (tmp_path / "closed").exists():
+                await asyncio.sleep(0.01)
+        del left
+
+    with serve.run(apps.Back.bind(), port=None, say=lambda _: None):
+        asyncio.run(leave())
+
+
+@pytest.mark.usefixtures("cluster")
 def test_what_a_method_raises_of_another_actor_is_not_the_death_of_its_replica() -> None:
     with serve.run(apps.Heir.bind(), port=None) as running:
         with pytest.raises(ActorDied, match="not this one"):
