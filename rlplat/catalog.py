@@ -39,7 +39,7 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
     table = directory / "results.csv"
     num_ended, values = 0, []
     if table.exists():
-        with open(table, newline="", encoding="utf-8") as file:
+        with open(table, newline="", encoding="utf-8", errors="replace") as file:
             for row in csv.DictReader(file):
                 num_ended += 1
                 value = _finite(row.get(metric_column(metric))) if isinstance(metric, str) else None
@@ -71,7 +71,7 @@ def _num_trials(settings: dict[str, Any]) -> int | None:
         return (
             int(settings["num_samples"]) * Space.parse(without_code(settings.get("config") or {})).grid_size
         )
-    except (ConfigError, KeyError, TypeError, ValueError):
+    except (ConfigError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
 

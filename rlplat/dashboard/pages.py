@@ -75,7 +75,8 @@ class Pages:
             row = {**describe_run(path, settings), "group": group_of(settings)}
         else:
             row = {**describe_experiment(path), "group": None}
-        row["run"] = str(path.relative_to(self.root))
+        name = str(path.relative_to(self.root))
+        row["run"] = name.encode(errors="replace").decode()  # the bytes of a name may be no text
         self._described[path] = (state, row)
         return row
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -39,7 +40,8 @@ def make_app(
     def query(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                return JSONResponse(await run_in_threadpool(call, request))
+                found = await run_in_threadpool(call, request)
+                return Response(msgspec.json.encode(found), media_type="application/json")  # NaN as null
             except NoSuchRun as error:
                 return JSONResponse({"error": str(error)}, status_code=404)
             except (ValueError, RlplatError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -177,6 +178,23 @@ def test_an_exported_page_holds_its_data_and_no_markup_of_a_name(root: Path) -> 
     assert "alert(1)" in page and "</script><script>alert(1)" not in page and MARKUP not in page
     assert "/static/" not in page.replace("static/uPlot", "")
     assert '"env_steps": 10240' in page
+
+
+@pytest.mark.parametrize("damaged", ["nan", "name", "table", "count"])
+def test_one_damaged_run_does_not_hide_the_others(root: Path, client: TestClient, damaged: str) -> None:
+    if damaged == "nan":
+        run = make_run(root / "other", learning(3))
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write('{"env_steps": 9, "episode_return_mean": NaN}\n')
+        assert client.get("/api/run?run=other").json()["episode_return_mean"] is None
+    elif damaged == "name":
+        make_run(root / os.fsdecode(b"caf\xe9"), learning(3))
+    else:
+        (root / "other").mkdir()
+        (root / "other" / "experiment.yaml").write_text(f"num_samples: {'.inf' if damaged == 'count' else 3}\n")
+        (root / "other" / "results.csv").write_bytes(b"\xff\xfe\n" if damaged == "table" else b"")
+    answer = client.get("/api/runs")
+    assert answer.status_code == 200 and len(answer.json()["runs"]) == 5
 
 
 def test_numbers_that_json_cannot_hold_do_not_break_a_page(root: Path, client: TestClient) -> None:
