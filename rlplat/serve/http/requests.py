@@ -64,7 +64,7 @@ def application(served: Any, executor: Executor) -> Any:
         task = asyncio.ensure_future(invoke(request))
         listening = asyncio.ensure_future(listener.listen(task))
         try:
-            answer = await task
+            answer = response_of(await task, executor)
         except asyncio.CancelledError:
             if not listener.is_alone:
                 raise
@@ -82,7 +82,7 @@ def application(served: Any, executor: Executor) -> Any:
             ) from None
         finally:
             listening.cancel()
-        await response_of(answer, executor)(scope, receive, send)
+        await answer(scope, receive, send)
 
     return app
 
