@@ -191,7 +191,9 @@ def test_one_damaged_run_does_not_hide_the_others(root: Path, client: TestClient
         make_run(root / os.fsdecode(b"caf\xe9"), learning(3))
     else:
         (root / "other").mkdir()
-        (root / "other" / "experiment.yaml").write_text(f"num_samples: {'.inf' if damaged == 'count' else 3}\n")
+        (root / "other" / "experiment.yaml").write_text(
+            f"num_samples: {'.inf' if damaged == 'count' else 3}\n"
+        )
         (root / "other" / "results.csv").write_bytes(b"\xff\xfe\n" if damaged == "table" else b"")
     answer = client.get("/api/runs")
     assert answer.status_code == 200 and len(answer.json()["runs"]) == 5
