@@ -480,9 +480,7 @@ def what_is_saved(run: RunDirectory) -> str:
     if run.saved_env_steps is None:
         if not env_steps:
             return f"nothing was learnt yet; the log is {run.path / 'log.txt'}, and the directory may be used again"
-        return (
-            f"no checkpoint was saved: {env_steps:,} env steps are lost; what was measured is in {run.path}"
-        )
+        return f"no checkpoint was saved: {env_steps:,} env steps are lost; metrics are in {run.path}"
     resume = f"to resume: rlplat train --resume {shlex.quote(str(run.path))}"
     if env_steps > run.saved_env_steps:
         lost = (
