@@ -115,6 +115,7 @@ ALGORITHMS_ELSEWHERE = {
         "dqn", {"asynchronous": True, "double": True, "dueling": True, "n_step": 3, "prioritized": True}
     ),
     "r2d2": Switches("dqn", _R2D2),
+    "ddpg": Switches("td3", {"policy_delay": 1, "target_noise": 0.0}),
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),
     "appo": Switches("impala", {"clip_range": 0.2}),
