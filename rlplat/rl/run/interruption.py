@@ -7,7 +7,8 @@
         if interruption.signal_number: save(); raise Interrupted(interruption.signal_number)
 
 Outside `deferred()` the first signal raises `Interrupted` on the spot. The second one raises it too, and a timer
-ends the process should the way out hang.
+ends the process should the way out hang. SIGHUP is never the second one: the shell and the kernel both send it when a
+terminal is closed.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Interruption:
                     "(once more: leave at once)"
                 )
                 return
+        elif number == signal.SIGHUP:
+            return
         elif self._timer is None:
             self._timer = threading.Timer(GRACE_S, self._hard_exit, (128 + number,))
             self._timer.daemon = True

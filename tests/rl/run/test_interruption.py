@@ -24,6 +24,14 @@ def test_a_closed_terminal_is_as_ctrl_c() -> None:
     assert caught.value.exit_code == 129 and interruption.signal_number == signal.SIGHUP
 
 
+def test_the_signal_of_a_closed_terminal_comes_twice_and_counts_once() -> None:
+    said: list[str] = []
+    with Interruption(said.append, pytest.fail) as interruption, interruption.deferred():
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert interruption.signal_number == signal.SIGHUP and len(said) == 1
+
+
 def test_under_nohup_a_closed_terminal_is_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
