@@ -68,6 +68,7 @@ def launcher_of(path: str) -> Iterator[Launcher]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the shell and the kernel both send it: once is enough
     raise Interrupted(number)
 
 
