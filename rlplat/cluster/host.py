@@ -74,7 +74,10 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
     count = 0
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for member in archive:
-            archive.extract(member, target, filter="data")
+            try:
+                archive.extract(member, target, filter="data")
+            except tarfile.FilterError as error:
+                raise HostError(f"{error}: put a copy in its place, or its name into exclude:") from None
             count += member.isfile()
     return {"files": count, "folder": str(target)}
 
@@ -88,9 +91,12 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     if not source.exists():
         raise HostError(f"{source} does not exist")
     print(RESULT + json.dumps({"name": source.name}), flush=True)
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-        archive.add(source, arcname=source.name)
-    sys.stdout.buffer.flush()
+    try:
+        with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+            archive.add(source, arcname=source.name)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the other side takes no more, and says why
+        os._exit(1)
     os._exit(0)
 
 

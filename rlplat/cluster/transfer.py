@@ -44,7 +44,10 @@ def send_up(
 
 def bring_down(machine: Machine, folder: str, source: str, target: Path) -> int:
     """Copy a file or folder from there into the folder `target`; the number of files."""
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"'{target}' cannot be a folder here: {error.strerror}") from None
     request = json.dumps({"folder": folder, "source": source}) + "\n"
     process = subprocess.Popen(
         machine.argv([machine.python, "-m", "rlplat.cluster.host", "send"]),
@@ -63,6 +66,8 @@ def bring_down(machine: Machine, folder: str, source: str, target: Path) -> int:
             for member in archive:
                 archive.extract(member, target, filter="data")
                 count += member.isfile()
+    except tarfile.FilterError as error:
+        raise HostError(f"{error}: copy what is wanted by its own name; {count} files were copied") from None
     except tarfile.ReadError as error:
         raise HostError(f"{machine.name}: the connection ended in the middle of {source}: {error}") from error
     finally:

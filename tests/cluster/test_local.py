@@ -146,6 +146,23 @@ def test_files_come_back(one: Path, tmp_path: Path, capfd: pytest.CaptureFixture
     assert (tmp_path / "back" / "more" / "of it" / "program.py").read_text().startswith("import os")
 
 
+def test_a_link_that_leads_outside_is_named_with_the_fix(
+    one: Path, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work" / "data").symlink_to("/somewhere")
+    assert main(["rsync-up", str(one)]) == 2
+    assert "'data' is a link to an absolute path: put a copy in its place" in capfd.readouterr().err
+    (tmp_path / "work" / "data").unlink()
+    assert main(["rsync-up", str(one)]) == 0
+    (home / "files" / "a").symlink_to("/somewhere")
+    (home / "files" / "big").write_bytes(bytes(1_000_000))
+    assert main(["rsync-down", str(one), ".", str(tmp_path / "back")]) == 2
+    said = capfd.readouterr().err
+    assert "'files/a' is a link to an absolute path: copy what is wanted" in said and "Traceback" not in said
+    assert main(["rsync-down", str(one), "program.py", str(one)]) == 2
+    assert f"'{one}' cannot be a folder here: File exists" in capfd.readouterr().err
+
+
 def launched(path: Path, engine: ToyEngine, said: list[str]) -> Any:
     with Launcher(read_cluster(path), said.append, engine) as launcher:
         return launcher.up()
