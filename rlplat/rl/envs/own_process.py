@@ -68,7 +68,11 @@ def in_own_process(call: Callable[[Beat], Result], *, silence_s: float) -> Resul
         caller = os.getpid()
         # what a handler raises in a hook of the fork (logging has one) would be lost
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-        keeper = _fork()
+        try:
+            keeper = _fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
         if keeper == 0:
             _keep(call, board, answer_in, caller, libc, mask)
         os.close(answer_in)
