@@ -206,18 +206,18 @@ def _switched_on(value: Any) -> Any:
 
 
 def _hint(path: KeyPath, siblings: Iterable[str], owners: Callable[[str], str], root: type[BaseModel]) -> str:
-    """The same last name elsewhere (`encoder` -> `policy.encoder`), else what another library's name is called here,
+    """What another library's name is called here, else the same last name elsewhere (`encoder` -> `policy.encoder`),
     else whose it is, else the nearest name among the siblings, else anywhere."""
     word, parent = path[-1], ".".join(path[:-1])
     everywhere = key_names(root)
     elsewhere: Mapping[str, tuple[str, ...]] = getattr(root, "names_elsewhere", {})
-    same = [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
     # (a key of a free dict, such as env_kwargs, is listed nowhere)
-    same += [
+    same = [
         name
         for name in elsewhere.get(word.lower(), ())
         if name in everywhere or name.partition(".")[0] in everywhere
     ]
+    same += [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
     if same:
         return f"; did you mean '{same[0]}'?"
     if whose := owners(".".join(path)):

@@ -31,6 +31,7 @@ _HERE = {
     "stop.episode_return_mean": "episode_reward_mean reward_threshold",
     "stop.wall_s": "time_total_s max_time",
     "evaluation.period": "eval_freq evaluation_interval eval_every",
+    "evaluation.video_period": "capture_video record_video",
     "evaluation.episodes": "n_eval_episodes eval_episodes evaluation_duration",
     "checkpoint_period": "save_freq checkpoint_freq checkpoint_frequency save_every",
     "policy.hidden_sizes": "net_arch fcnet_hiddens hidden_size hidden_dim hiddens layers",

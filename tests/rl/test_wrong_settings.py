@@ -104,7 +104,8 @@ def test_the_error_is_still_a_validation_error() -> None:
         ("ppo", "num_workers", "num_rollout_workers"), ("ppo", "train_batch_size", "rollout_length"),
         ("ppo", "device", "learner.device"), ("ppo", "policy.net_arch", "policy.hidden_sizes"),
         ("dqn", "buffer_size", "replay_capacity"), ("dqn", "tau", "target_tau"), ("es", "sigma", "noise_std"),
-        ("a3c", "max_grad_norm", "max_gradient_norm"),
+        ("a3c", "max_grad_norm", "max_gradient_norm"), ("ppo", "num_envs", "num_envs_per_worker"),
+        ("ppo", "capture_video", "evaluation.video_period"),
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_are_understood(config: str, theirs: str, ours: str) -> None:
