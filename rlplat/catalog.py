@@ -37,14 +37,11 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
         settings = {}
     metric, mode = settings.get("metric"), settings.get("mode")
     table = directory / "results.csv"
-    num_ended, values = 0, []
-    if table.exists():
-        with open(table, newline="", encoding="utf-8", errors="replace") as file:
-            for row in csv.DictReader(file):
-                num_ended += 1
-                value = _finite(row.get(metric_column(metric))) if isinstance(metric, str) else None
-                if value is not None and row["state"] != "failed":
-                    values.append(value)
+    rows, values = ended_trials(directory), []
+    for row in rows:
+        value = _finite(row.get(metric_column(metric))) if isinstance(metric, str) else None
+        if value is not None and row.get("state") != "failed":
+            values.append(value)
     updated_s = (table if table.exists() else directory / "experiment.yaml").stat().st_mtime
     return {
         "kind": "experiment",
@@ -53,12 +50,26 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
         "searcher": _name_of(settings.get("searcher")),
         "scheduler": _name_of(settings.get("scheduler")),
         "metric": metric,
-        "trials_ended": num_ended,
+        "trials_ended": len(rows),
         "trials": _num_trials(settings),
         "best": (min(values) if mode == "min" else max(values)) if values else None,
         "is_running": is_running(directory),
         "updated": datetime.fromtimestamp(updated_s).isoformat(" ", "seconds"),
     }
+
+
+def ended_trials(directory: Path) -> list[dict[str, str]]:
+    """The rows of an experiment's results.csv; of a damaged one those that can be read."""
+    rows: list[dict[str, str]] = []
+    try:
+        with open(directory / "results.csv", newline="", encoding="utf-8", errors="replace") as file:
+            for row in csv.DictReader(file, restval=""):
+                row.pop(None, None)  # what a damaged line has beyond the columns
+                if (row.get("trial") or "").isdecimal():
+                    rows.append(row)
+    except (OSError, csv.Error):
+        pass
+    return rows
 
 
 def _num_trials(settings: dict[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ for the next time, one that is not a JSON object is skipped and counted.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def columns(rows: list[dict[str, Any]], names: list[str] | None = None) -> dict[
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) <= sys.float_info.max else None
 
 
 def thinned(rows: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

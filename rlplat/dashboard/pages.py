@@ -5,9 +5,9 @@ A run is named by its path below `root`; a name that leads elsewhere, or to no r
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
+import math
 import os
 import re
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.catalog import describe_experiment, describe_run, find, settings_of
+from rlplat.catalog import describe_experiment, describe_run, ended_trials, find, settings_of
 from rlplat.dashboard.bands import band
 from rlplat.dashboard.follow import Cursor, columns, read_since, thinned
 from rlplat.dashboard.hints import hints
@@ -168,11 +168,7 @@ class Pages:
     def experiment(self, name: str) -> dict[str, Any]:
         """An experiment's trials: number, state, parameters, metrics, and the run of each where it is one."""
         path = self._directory(name, "experiment.yaml")
-        table = path / "results.csv"
-        rows: list[dict[str, str]] = []
-        if table.exists():
-            with open(table, newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+        rows = ended_trials(path)
         for row in rows:
             trial = path / "trials" / row["trial"].zfill(5)
             row["run"] = f"{name}/trials/{trial.name}" if (trial / "config.yaml").exists() else ""
@@ -192,11 +188,14 @@ class Pages:
     # ---------------------------------------------------------------- files
 
     def _directory(self, name: str, marker: str) -> Path:
-        path = (self.root / name).resolve()
-        if not path.is_relative_to(self.root) or not (path / marker).is_file():
-            what = "run" if marker == "config.yaml" else "experiment"
-            raise NoSuchRun(f"there is no {what} {name!r} in {self.root}")
-        return path
+        try:
+            path = (self.root / name).resolve()
+            if path.is_relative_to(self.root) and (path / marker).is_file():
+                return path
+        except (OSError, ValueError):  # too long for a name, or with a zero byte in it
+            pass
+        what = "run" if marker == "config.yaml" else "experiment"
+        raise NoSuchRun(f"there is no {what} {name!r:.300} in {self.root}")
 
     def _all_rows(self, path: Path) -> list[dict[str, Any]]:
         """All records of a run; those of the runs looked at last stay in memory."""
@@ -232,12 +231,17 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """setting -> run -> value, of the settings that are not the same in all runs; None where a run has none."""
     keys = dict.fromkeys(key for values in settings.values() for key in values)
-    found = {key: {run: values.get(key) for run, values in settings.items()} for key in keys}
+    found = {key: {run: _shown(values.get(key)) for run, values in settings.items()} for key in keys}
     return {
         key: values
         for key, values in found.items()
         if len({json.dumps(v, default=str) for v in values.values()}) > 1
     }
+
+
+def _shown(value: Any) -> Any:
+    """JSON has no infinity: there it would be the null of a run that has no such setting."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def videos_of(path: Path) -> list[dict[str, Any]]:

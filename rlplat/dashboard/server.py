@@ -40,8 +40,8 @@ def make_app(
     def query(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                found = await run_in_threadpool(call, request)
-                return Response(msgspec.json.encode(found), media_type="application/json")  # NaN as null
+                data = await run_in_threadpool(call, request)
+                return Response(msgspec.json.encode(data, enc_hook=str), media_type="application/json")
             except NoSuchRun as error:
                 return JSONResponse({"error": str(error)}, status_code=404)
             except (ValueError, RlplatError) as error:

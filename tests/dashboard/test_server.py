@@ -109,7 +109,7 @@ def test_flat_and_differences() -> None:
     "path",
     ["/api/run?run=nothing", "/api/run?run=../secret", "/api/run?run=/etc", "/api/run", "/api/log?run=..",
      "/api/metrics?run=%00", "/api/experiment?run=dqn", "/video?run=dqn&file=../config.yaml", "/video?run=dqn",
-     "/api/compare?run=dqn&run=../secret"],
+     "/api/compare?run=dqn&run=../secret", f"/api/run?run={'a' * 5000}", "/video?run=%00", f"/video?run={'a/' * 3000}"],
 )  # fmt: skip
 def test_what_is_not_a_run_below_the_directory_is_not_found(
     client: TestClient, root: Path, path: str
@@ -172,6 +172,23 @@ def test_an_experiment_has_its_trials(root: Path, client: TestClient) -> None:
     assert [row["run"] for row in found["rows"]] == ["", "exp/trials/00001"]
 
 
+@pytest.mark.parametrize(
+    ("damaged", "num_rows"),
+    [(b"trial,state,accuracy\n0,complete,0.5\n1,\xff\xfe,\n2,com", 3), (b"accuracy\n0.5\n", 0), (b"\0\n\0", 0),
+     (b"trial,accuracy\n0,0.5,,,7\nx,9\n", 1), (b"trial,state,accuracy\n0,complete," + b"9" * 200_000, 0)],
+)  # fmt: skip
+def test_a_damaged_table_of_trials_hides_no_other_run(
+    root: Path, client: TestClient, damaged: bytes, num_rows: int
+) -> None:
+    (root / "exp").mkdir()
+    (root / "exp" / "experiment.yaml").write_text("metric: accuracy\nmode: max\n")
+    (root / "exp" / "results.csv").write_bytes(damaged)
+    rows = {row["run"]: row for row in client.get("/api/runs").json()["runs"]}
+    assert set(rows) == {"ppo-1", "ppo-2", "dqn", MARKUP, "exp"}
+    assert rows["exp"]["best"] == (0.5 if num_rows else None)
+    assert len(client.get("/api/experiment?run=exp").json()["rows"]) == num_rows
+
+
 def test_an_exported_page_holds_its_data_and_no_markup_of_a_name(root: Path) -> None:
     make_run(root / "</script><script>alert(1)", [])
     page = export(Pages(root), ["dqn", MARKUP, "</script><script>alert(1)"])
@@ -203,8 +220,19 @@ def test_numbers_that_json_cannot_hold_do_not_break_a_page(root: Path, client: T
     make_run(root / "nan", learning(20, episode_return_mean=math.nan))
     with open(root / "nan" / "metrics.jsonl", "a") as file:
         file.write('{"env_steps": 1, "episode_return_mean": 1e999}\n{"env_steps": 999999999999999999999}\n')
+        file.write(f'{{"env_steps": 1{"0" * 400}, "episode_return_mean": 1}}\n')
     for path in ("/api/runs", "/api/metrics?run=nan", "/api/compare?run=nan", "/api/run?run=nan"):
         assert client.get(path).status_code == 200, path
+
+
+def test_settings_that_json_cannot_hold_can_be_compared(root: Path, client: TestClient) -> None:
+    for name, value in (("low", 1.0), ("high", math.inf)):
+        make_run(root / name, learning(2), max_gradient_norm=value)
+    text = (root / "high" / "config.yaml").read_text()
+    (root / "high" / "config.yaml").write_text(text.replace("Infinity", ".inf") + "started: 2026-11-24\n")
+    found = client.get("/api/compare?run=low&run=high").json()["differences"]
+    assert found["max_gradient_norm"] == {"low": 1.0, "high": "inf"}
+    assert found["started"] == {"low": None, "high": "2026-11-24"}
 
 
 def test_a_curve_is_read_again_when_its_file_has_changed_and_only_then(
