@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +16,7 @@ pytest.importorskip("uvicorn")
 from starlette.responses import StreamingResponse
 
 from rlplat.serve.deployments import DeploymentOptions
+from rlplat.serve.http.requests import application
 from rlplat.serve.http.server import HttpServer
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.metrics import Metrics
@@ -109,6 +112,56 @@ def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
 
     head, *parts = writes(stream, get()).writes
     assert head.endswith(b"\r\n\r\n") and parts == [b"1\r\na\r\n", b"1\r\nb\r\n", b"0\r\n\r\n"]
+
+
+def unwritable(request: Any) -> Any:
+    return {"model": object()}
+
+
+def test_what_json_cannot_hold_is_a_500_in_the_form_of_all_errors(capsys: pytest.CaptureFixture) -> None:
+    text = b"".join(writes(unwritable, get()).writes).decode()
+    body = '{"error":{"code":"failed","message":"TypeError in the deployment; its log says more"}}'
+    assert text.startswith("HTTP/1.1 500") and text.endswith(body)
+    assert "object cannot be written as JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stream_ends_when_its_client_leaves(is_async: bool) -> None:
+    ended = threading.Event()
+
+    def parts() -> Any:
+        try:
+            while True:
+                yield "a" * 1000
+        finally:
+            ended.set()
+
+    async def async_parts() -> Any:
+        with contextlib.closing(parts()) as each:
+            for part in each:
+                await asyncio.sleep(0)
+                yield part
+
+    stream = async_parts() if is_async else parts()  # kept: no garbage collector ends it
+
+    async def main() -> None:
+        sent = asyncio.Event()
+
+        async def receive() -> Any:
+            await sent.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                sent.set()
+                await asyncio.Event().wait()  # a client that reads no more, and then leaves
+
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+        with ThreadPoolExecutor(1) as executor:
+            await application(lambda request: stream, executor)(scope, receive, send)
+        assert ended.is_set()
+
+    asyncio.run(main())
 
 
 async def never(request: Any) -> None:

@@ -256,9 +256,16 @@ def test_the_model_of_a_request_is_its_own_and_a_batch_has_none() -> None:
     assert seen == ["model-needed"]
 
 
-def test_a_def_that_takes_http_requests_knows_the_model_too() -> None:
-    def served() -> str:
-        return serve.model_id()
+def served_at_once() -> str:
+    return serve.model_id()
+
+
+def served_as_a_stream() -> Iterator[str]:
+    yield serve.model_id()
+
+
+@pytest.mark.parametrize("served", [served_at_once, served_as_a_stream])
+def test_a_def_that_takes_http_requests_knows_the_model_too(served: Any) -> None:
 
     sent: list[Any] = []
 
@@ -274,7 +281,7 @@ def test_a_def_that_takes_http_requests_knows_the_model_too() -> None:
             await application(served, executor)(scope, receive, send)
 
     asyncio.run(main())
-    assert sent[-1]["body"] == b"a"
+    assert b"".join(message.get("body", b"") for message in sent) == b"a"
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import sys
 import traceback
@@ -64,13 +65,14 @@ def application(served: Any, executor: Executor) -> Any:
         task = asyncio.ensure_future(invoke(request))
         listening = asyncio.ensure_future(listener.listen(task))
         try:
-            answer = response_of(await task, executor)
+            answer = await task
+            response = response_of(answer, executor)
         except asyncio.CancelledError:
             if not listener.is_alone:
                 raise
             return
         except HTTPException as error:
-            answer = Response(error.detail, error.status_code, headers=dict(error.headers or {}))
+            answer = response = Response(error.detail, error.status_code, headers=dict(error.headers or {}))
         except Refused:
             raise
         except Exception as error:
@@ -82,7 +84,10 @@ def application(served: Any, executor: Executor) -> Any:
             ) from None
         finally:
             listening.cancel()
-        await answer(scope, receive, send)
+        try:
+            await response(scope, receive, send)
+        finally:
+            await _end(answer, executor)
 
     return app
 
@@ -134,8 +139,18 @@ def plain(value: Any) -> Any:
 
 async def _in_thread(values: Any, executor: Executor) -> AsyncIterator[Any]:
     loop, end = asyncio.get_running_loop(), object()
-    while (value := await loop.run_in_executor(executor, next, values, end)) is not end:
+    step = in_context(next, values, end)
+    while (value := await loop.run_in_executor(executor, step)) is not end:
         yield value
+
+
+async def _end(answer: Any, executor: Executor) -> None:
+    """A stream whose client has left is closed at once: its `finally` does not wait for the garbage collector."""
+    if inspect.isgenerator(answer):  # in its thread, behind the step of it that may still run
+        with contextlib.suppress(RuntimeError):  # the replica has ended
+            executor.submit(in_context(answer.close))
+    elif hasattr(answer, "aclose"):
+        await answer.aclose()
 
 
 async def _lifespan(receive: Any, send: Any) -> None:
