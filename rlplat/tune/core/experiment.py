@@ -316,6 +316,8 @@ class Experiment:
                 f"it returned nothing and reported nothing: call report({self.spec.metric[0]}=...), yield or return "
                 f"a dict with {names}"
             )
+        if all(name in trial.last for name in self.spec.metric):
+            return f"it reported {names} as None only: it has no value"
         return f"it never reported {names}; it reported {listed(trial.last)}"
 
     def _crashed(self, live: Live, event: Crashed) -> list[Action]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +30,9 @@ def _flatten(reported: Mapping[Any, Any], prefix: str, metrics: Metrics) -> None
     for name, value in reported.items():
         if type(name) is not str or not name:
             raise TypeError(f"a metric's name is a text, not {name!r}")
-        if value is None or type(value) in (float, int, bool, str):
+        if type(value) is int:
+            metrics[prefix + name] = _within_floats(value)
+        elif value is None or type(value) in (float, bool, str):
             metrics[prefix + name] = value
         elif isinstance(value, Mapping):
             _flatten(value, f"{prefix}{name}/", metrics)
@@ -48,11 +52,18 @@ def _plain(name: str, value: Any) -> float | int | str | bool:
     elif hasattr(value, "__float__") and not hasattr(
         value, "shape"
     ):  # Decimal, Fraction, subclasses of int and float
-        return int(value) if isinstance(value, int) else float(value)
+        return _within_floats(int(value)) if isinstance(value, int) else float(value)
     raise TypeError(
         f"metric '{name}' is {_kind(value)}; a metric is a number, a text or a bool "
         "(of an array or a tensor report its mean, say)"
     )
+
+
+def _within_floats(value: int) -> float | int:
+    """An integer that is too large for a float is infinite, as a float that grew so large would be."""
+    if abs(value) <= sys.float_info.max:
+        return value
+    return math.inf if value > 0 else -math.inf
 
 
 def _num_values(value: Any) -> int:

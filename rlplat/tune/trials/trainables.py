@@ -159,10 +159,11 @@ def _is_generator(function: Any) -> bool:
 
 def report_argument(function: Callable[..., Any], name: str) -> str | None:
     """How a function takes `report`: "by name", "second", or not at all."""
+    taken = num_arguments(function, name, "f(config) or f(config, report)")
     parameters = _parameters(function, name)
     if any(one.name == "report" and one.kind is not one.POSITIONAL_ONLY for one in parameters[1:]):
         return "by name"
-    return "second" if num_arguments(function, name, "f(config) or f(config, report)") == 2 else None
+    return "second" if taken == 2 else None
 
 
 def num_arguments(function: Callable[..., Any], name: str, forms: str) -> int:

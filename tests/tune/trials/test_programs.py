@@ -21,9 +21,12 @@ import pytest
 
 import rlplat
 from rlplat.errors import CheckpointError, ConfigError
+from rlplat.tune.core.readings import BadReport, values_in
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.trials import programs
 from rlplat.tune.trials.program import StillRunning, TrialContext
 from rlplat.tune.trials.programs import open_program
+from rlplat.tune.trials.reported import plain_metrics
 from rlplat.tune.trials.several_seeds import seeds_of
 from rlplat.tune.trials.thread import TrialStopped
 from rlplat.tune.trials.trainables import check_trainable
@@ -542,6 +545,14 @@ class Half:
         return 0.5
 
 
+def test_an_integer_beyond_all_floats_is_infinite_and_fails_its_trial() -> None:
+    large = {"large": 10**400, "small": -(10**400), "exact": 2**1000 + 1, "float": Half()}
+    found = plain_metrics(large, "large")
+    assert found == {"large": math.inf, "small": -math.inf, "exact": 2**1000 + 1, "float": 0.5}
+    with pytest.raises(BadReport, match="it reported large = inf in its report 0"):
+        values_in(found, ["large"], Trial(0, {}, {}, 0))
+
+
 def test_metrics_become_plain(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     reported = {
@@ -936,6 +947,7 @@ lock = threading.Lock()
     [
         (lambda: 1, r"takes \(\), and a trial calls f\(config\) or f\(config, report\)"),
         (lambda a, b, c: 1, r"takes \(a, b, c\)"),
+        (lambda config, report, more: 1, r"takes \(config, report, more\)"),
         (asynchronous, "asynchronous is `async def`"),
         (NoStep, r"class NoStep has no step\(self\)"),
         (SavesOnly, "class SavesOnly has save and no load"),
