@@ -19,7 +19,9 @@ def run_and_report(command: Callable[[list[str]], int], arguments: list[str]) ->
         return command(arguments)
     except KeyboardInterrupt as interrupt:
         return getattr(interrupt, "exit_code", 130)
-    except SystemExit as leaving:  # argparse, after its own message
+    except SystemExit as leaving:  # argparse, after its own message; a file of the user's, with its message
+        if isinstance(leaving.code, str):
+            print(f"rlplat: {leaving.code}", file=sys.stderr)
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise

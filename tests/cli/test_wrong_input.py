@@ -112,6 +112,12 @@ def test_wrong_input_is_answered(capsys: Any, arguments: tuple[str, ...], messag
 
 
 @pytest.mark.process
+def test_what_a_file_says_when_it_ends_the_program_is_not_lost(here: Path, capsys: Any) -> None:
+    (here / "leaves.py").write_text("raise SystemExit('there is no data in /data')")
+    (here / "e.yaml").write_text("trainable: ./leaves.py:train\nmetric: loss\n")
+    assert "rlplat: there is no data in /data" in said(capsys, "tune", "e.yaml")
+
+
 def test_an_argument_of_the_environment_may_be_a_config_file(here: Path, capsys: Any) -> None:
     (here / "maze.yaml").write_text("walls: 3\n")
     error = said(capsys, *CARTPOLE, "--env-kwargs.layout", "maze.yaml")
