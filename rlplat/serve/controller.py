@@ -27,6 +27,7 @@ from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.live import Change, Live, Version
 from rlplat.serve.multiplexing import loaders_of
+from rlplat.serve.raised_at import raised_elsewhere
 from rlplat.serve.replica import Replica, ReplicaSpec
 
 AUTOSCALE_PERIOD_S = 0.25
@@ -469,8 +470,9 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SerializationError):
         return str(error)  # it names what cannot be pickled
     cause = getattr(error, "cause", None) or error.__cause__ or error
-    named = "" if isinstance(cause, RlplatError) else f"{type(cause).__name__}: "
-    return f"{named}{cause}".strip()
+    if isinstance(cause, RlplatError):
+        return str(cause).strip()
+    return f"{type(cause).__name__}: {cause}{raised_elsewhere(str(error))}"
 
 
 def _kill(actor: Any) -> None:

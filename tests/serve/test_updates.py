@@ -85,7 +85,8 @@ def test_updates_and_scaling_fail_no_request_and_a_bad_version_is_given_up() -> 
 def test_an_update_that_renames_a_deployment_and_does_not_start_changes_nothing() -> None:
     with serve.run(apps.Front.bind(apps.Back.bind()), port=None) as running:
         with pytest.raises(
-            RlplatError, match=r"Door does not start: .*no such version; the version before goes on"
+            RlplatError,
+            match=r"Door does not start: .*no such version \(at .*apps.py:\d+\); the version before goes on",
         ):
             running.update(apps.Version.options(name="Door").bind(-1, apps.Back.options(name="Other").bind()))
         assert running.handle.remote(0.0).result(5) == "answered"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,7 @@ from rlplat.serve.deployments import Application, with_options
 from rlplat.serve.files.application_file import load_application
 from rlplat.serve.files.settings import Adjust, ChangeCanary, Restart, Start, Stop, Update, Wanted, changes
 from rlplat.serve.policies.serving import deployment_of, policy_application, serve_policy
+from rlplat.serve.raised_at import raised_here
 from rlplat.serve.running import Running, run
 
 WORDS: dict[type, str] = {
@@ -150,19 +148,7 @@ def _described(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (at {error.filename}:{error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame for frame in frames if not frame.filename.startswith((*_OTHERS, "<"))
-    ]  # not ours, not a library's
-    place = (own or frames)[-1]
-    return f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno})"
-
-
-_OTHERS = (
-    os.path.dirname(rlplat.__file__) + os.sep,
-    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib")),
-)
-"""Folders whose code is not the application's."""
+    return f"{type(error).__name__}: {error}{raised_here(error)}"
 
 
 def _same_canary(one: Wanted, other: Wanted) -> bool:
