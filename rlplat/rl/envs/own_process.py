@@ -161,7 +161,7 @@ def _keep(
     answer: int,
     caller: int,
     libc: ctypes.CDLL,
-    mask: set[signal.Signals],
+    mask: set[int | signal.Signals],
 ) -> NoReturn:
     try:
         gc.freeze()  # what the caller made is the caller's to collect
