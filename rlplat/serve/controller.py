@@ -22,12 +22,12 @@ from rlplat.config import closest
 from rlplat.errors import ActorDied, ConfigError, RlplatError, SerializationError
 from rlplat.serve.autoscale import Autoscaler
 from rlplat.serve.deployments import Application, Part, canary_of, parts_of
+from rlplat.serve.files.raised_at import raised_elsewhere
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.live import Change, Live, Version
 from rlplat.serve.multiplexing import loaders_of
-from rlplat.serve.raised_at import raised_elsewhere
 from rlplat.serve.replica import Replica, ReplicaSpec
 
 AUTOSCALE_PERIOD_S = 0.25

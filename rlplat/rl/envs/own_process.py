@@ -66,18 +66,11 @@ def in_own_process(call: Callable[[Beat], Result], *, silence_s: float) -> Resul
         _BEAT.pack_into(board, 0, 0, b"its start")
         answer, answer_in = os.pipe()
         caller = os.getpid()
-        # what a handler raises in a hook of the fork (logging has one) would be lost
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-        try:
-            keeper = _fork()
-        except OSError:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            raise
+        keeper = _fork()
         if keeper == 0:
-            _keep(call, board, answer_in, caller, libc, mask)
+            _keep(call, board, answer_in, caller, libc)
         os.close(answer_in)
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             received = _receive(answer, board, silence_s)
         finally:
             with suppress(ProcessLookupError):
@@ -156,19 +149,13 @@ def _describe(status: int) -> str:
 
 
 def _keep(
-    call: Callable[[Beat], Any],
-    board: mmap.mmap,
-    answer: int,
-    caller: int,
-    libc: ctypes.CDLL,
-    mask: set[int | signal.Signals],
+    call: Callable[[Beat], Any], board: mmap.mmap, answer: int, caller: int, libc: ctypes.CDLL
 ) -> NoReturn:
     try:
         gc.freeze()  # what the caller made is the caller's to collect
         for number in (signal.SIGINT, signal.SIGHUP):  # the caller's, which ends this process by SIGTERM
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: _end_all(1))
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if os.getppid() != caller:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -123,15 +122,3 @@ def test_in_a_run_both_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> N
         "warning: tests.rl.unruly_envs:UnrulyEnv, before its first step: close() raised RuntimeError: the"
         in said
     )
-
-
-_in_the_fork: list[int] = []
-os.register_at_fork(after_in_parent=lambda: _in_the_fork and os.kill(os.getpid(), _in_the_fork.pop()))
-
-
-def test_ctrl_c_during_the_fork_is_not_lost() -> None:
-    """Python only prints what is raised in a hook of a fork, and logging has such a hook."""
-    _in_the_fork.append(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        in_own_process(lambda beat: beat("its start"), silence_s=30.0)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == set()
