@@ -1,7 +1,7 @@
 """The command `rlplat`: one file per subcommand, imported when it is used, so that `rlplat --help` is instant.
 
-Exit codes: 0 done · 2 bad usage, config or resources · 1 failure · 130 interrupted (checkpoint saved) · 143 terminated ·
-129 its terminal was closed.
+Exit codes: 0 done · 2 bad usage, config or resources · 1 failure · 130 interrupted (checkpoint saved) ·
+143 terminated · 129 its terminal was closed.
 """
 
 from __future__ import annotations
