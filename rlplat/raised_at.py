@@ -1,4 +1,4 @@
-"""Where an application's own code raised: " (at app.py:12)", or the empty string where that is not known.
+"""Where a user's own code raised: " (at app.py:12)", or the empty string where that is not known.
 
 Own is what is neither ours nor a library's.
 """
@@ -10,14 +10,12 @@ import re
 import sysconfig
 import traceback
 
-import rlplat
-
 _OTHERS = (
-    os.path.dirname(rlplat.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib")),
     "<",
 )
-"""Folders whose code is not the application's, and what has no file."""
+"""Folders whose code is not the user's, and what has no file."""
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in ', re.MULTILINE)
 
 
