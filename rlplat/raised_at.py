@@ -10,19 +10,16 @@ import re
 import sysconfig
 import traceback
 
-_OTHERS = (
-    os.path.dirname(__file__) + os.sep,
-    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib")),
-    "<",
-)
+_OURS = (os.path.dirname(__file__) + os.sep, "<")
+_OTHERS = (*_OURS, *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib")))
 """Folders whose code is not the user's, and what has no file."""
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in ', re.MULTILINE)
 
 
 def raised_here(error: BaseException) -> str:
-    """In this process; where no frame is its own, the last one."""
+    """In this process; where no frame is its own, the library's that raised."""
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
-    return _place(frames) or _shown(frames[-1])
+    return _place(frames) or _place(frames[-1:], _OURS)
 
 
 def raised_elsewhere(text: str) -> str:
@@ -30,10 +27,7 @@ def raised_elsewhere(text: str) -> str:
     return _place(_FRAME.findall(text))
 
 
-def _place(frames: list[tuple[str, str]]) -> str:
-    own = [frame for frame in frames if not frame[0].startswith(_OTHERS)]
-    return _shown(own[-1]) if own else ""
-
-
-def _shown(frame: tuple[str, str]) -> str:
-    return f" (at {frame[0]}:{frame[1]})"
+def _place(frames: list[tuple[str, str]], others: tuple[str, ...] = _OTHERS) -> str:
+    """Of the innermost frame that lies in none of `others`."""
+    own = [frame for frame in frames if not frame[0].startswith(others)]
+    return " (at {}:{})".format(*own[-1]) if own else ""

@@ -10,13 +10,13 @@ rlplat train --algo ppo --env CartPole-v1 --callback ./plateau.py:Plateau
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlplat.errors import ConfigError, RlplatError
+from rlplat.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.interfaces import Result
 
@@ -87,10 +87,8 @@ class Callbacks:
                 answer = getattr(callback, event)(*arguments)
             # sys.exit() too: it would lose what was learnt, with exit code 0.
             except (Exception, SystemExit) as error:
-                frames = traceback.extract_tb(error.__traceback__)[1:2]  # its own: the first is this one
-                place = f" (at {frames[0].filename}:{frames[0].lineno})" if frames else ""
-                text = f"{event}() of the callback {name} raised {type(error).__name__}: {error}{place}"
-                raise RlplatError(text) from error
+                raised = f"{type(error).__name__}: {error}{raised_here(error)}"
+                raise RlplatError(f"{event}() of the callback {name} raised {raised}") from error
             if not isinstance(answer, str | None):
                 raise ConfigError(
                     f"{event}() of the callback {name} returned {answer!r}; it returns nothing, or a text that says "

@@ -21,7 +21,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from rlplat.errors import EnvError, UsageError
-from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own, where
+from rlplat.raised_at import raised_here
+from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import (
     action_converter,
     action_row,
@@ -230,7 +231,9 @@ class _Probe:
         except BaseException as error:
             if not is_environments_own(error):
                 raise
-            text = f"close() raised {type(error).__name__}: {error}{where(error)}; runs end all the same"
+            text = (
+                f"close() raised {type(error).__name__}: {error}{raised_here(error)}; runs end all the same"
+            )
             self._report.add("warning", text)
 
     def run(self, steps: int) -> None:

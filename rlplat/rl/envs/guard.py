@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError
+from rlplat.raised_at import raised_here
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
 from rlplat.rl.envs.state import generator_state, set_generator
@@ -92,7 +93,7 @@ class GuardedEnv:
             fix = ""
             if isinstance(error, TypeError) and "seed" in str(error):
                 fix = "; the signature is reset(self, *, seed=None, options=None)"
-            self._fail(f"reset() raised {type(error).__name__}: {error}{fix}{where(error)}", error)
+            self._fail(f"reset() raised {type(error).__name__}: {error}{fix}{raised_here(error)}", error)
         if not isinstance(result, tuple) or len(result) != 2:
             self._fail(
                 f"reset() returned {_kind(result)}, expected (obs, info); an environment of the old gym API returns "
@@ -111,7 +112,7 @@ class GuardedEnv:
         except BaseException as error:
             if not is_environments_own(error):
                 raise
-            self._fail(f"step() raised {type(error).__name__}: {error}{where(error)}", error)
+            self._fail(f"step() raised {type(error).__name__}: {error}{raised_here(error)}", error)
         if result.__class__ is not tuple or len(result) != 5:
             self._check_length(result)
         obs, reward, terminated, truncated, info = result
@@ -136,7 +137,9 @@ class GuardedEnv:
         except BaseException as error:
             if not is_environments_own(error):
                 raise
-            text = f"warning: {self.place()}: close() raised {type(error).__name__}: {error}{where(error)}"
+            text = (
+                f"warning: {self.place()}: close() raised {type(error).__name__}: {error}{raised_here(error)}"
+            )
             print(text, file=sys.stderr)
 
     def get_wrapper_attr(self, name: str) -> Any:
@@ -192,7 +195,7 @@ class GuardedEnv:
                 if not is_environments_own(error):
                     raise
                 self._fail(
-                    f"action_masks() after {caller} raised {type(error).__name__}: {error}{where(error)}",
+                    f"action_masks() after {caller} raised {type(error).__name__}: {error}{raised_here(error)}",
                     error,
                 )
         if not self._has_info_mask:
@@ -288,24 +291,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"{brief(value)} ({type(value).__name__})"
-
-
-_ON_THE_WAY = (
-    *(f"rlplat/rl/envs/{name}.py" for name in ("guard", "check", "make", "loops", "vector_env")),
-    "gymnasium/envs/registration.py",
-)
-
-
-def where(error: BaseException) -> str:
-    """` (at my_env.py:31)`: the innermost line of the traceback that is neither ours nor gymnasium's way to it."""
-    traceback = error.__traceback__
-    place = ""
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not code.co_filename.endswith(_ON_THE_WAY):
-            place = f" (at {code.co_filename}:{traceback.tb_lineno})"
-        traceback = traceback.tb_next
-    return place
 
 
 def replay_episode(

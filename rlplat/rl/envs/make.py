@@ -18,9 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
+from rlplat.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
-from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own, where
+from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, process_makers
 from rlplat.rl.envs.names import EnvSource, resolve_env
@@ -172,7 +173,7 @@ def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
         given = f"env_kwargs={env_kwargs}" if env_kwargs else "no env_kwargs"
         raise EnvError(
             f"{source.name}: making the environment (with {given}) raised {type(error).__name__}: "
-            f"{error}{where(error)}"
+            f"{error}{raised_here(error)}"
         ) from error
     for attribute in ("reset", "step", "observation_space", "action_space"):
         if not hasattr(env, attribute):
