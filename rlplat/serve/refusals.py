@@ -13,10 +13,12 @@ class Refused(RlplatError):
 
     Codes of the library: busy (503), draining (503), deadline (504), unauthorized (401), not-found (404),
     method-not-allowed (405), too-large (413), failed (500), model-needed (400), bad-model-id (400). A deployment may
-    raise its own: `Refused(409, "stale", "...")`.
+    raise its own: `Refused(409, "stale", "...")`. ValueError where the status is none of an error, 400 to 599.
     """
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+        if status not in range(400, 600):
+            raise ValueError(f"Refused: the status is {status!r}; expected that of an error, 400 to 599")
         super().__init__(status, code, message, retry_after_s)
         self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from rlplat.serve.http.requests import application
 from rlplat.serve.http.server import HttpServer
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.metrics import Metrics
-from rlplat.serve.refusals import Gate
+from rlplat.serve.refusals import Gate, Refused
 
 
 class Transport(asyncio.Transport):
@@ -93,15 +94,6 @@ def test_an_answer_that_closes_the_connection_is_written_before_it_is_closed() -
     assert len(transport.writes) == 1 and transport.writes[0].endswith(b"hello") and transport.is_closed
 
 
-def test_an_answer_that_is_no_json_is_an_error_like_others(capsys: pytest.CaptureFixture[str]) -> None:
-    async def strange(request: Any) -> Any:
-        return {"at": object()}
-
-    written = b"".join(writes(strange, get()).writes)
-    assert written.startswith(b"HTTP/1.1 500") and b'"code":"failed"' in written
-    assert "object cannot be written as JSON; return a starlette Response" in capsys.readouterr().err
-
-
 def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
     async def stream(request: Any) -> Any:
         async def parts() -> Any:
@@ -123,6 +115,34 @@ def test_what_json_cannot_hold_is_a_500_in_the_form_of_all_errors(capsys: pytest
     body = '{"error":{"code":"failed","message":"TypeError in the deployment; its log says more"}}'
     assert text.startswith("HTTP/1.1 500") and text.endswith(body)
     assert "object cannot be written as JSON" in capsys.readouterr().err
+
+
+def leaves(request: Any) -> Any:
+    sys.exit("enough")
+
+
+async def leaves_later(request: Any) -> Any:
+    sys.exit("enough")
+
+
+def refuses_with_no_error_s_status(request: Any) -> Any:
+    raise Refused(999, "odd", "never seen")
+
+
+@pytest.mark.parametrize(
+    "served, logged",
+    [
+        (leaves, "SystemExit(enough)"),
+        (leaves_later, "SystemExit(enough)"),
+        (refuses_with_no_error_s_status, "the status is 999; expected that of an error, 400 to 599"),
+    ],
+)
+def test_what_is_no_answer_and_no_refusal_is_a_500(
+    served: Any, logged: str, capsys: pytest.CaptureFixture
+) -> None:
+    text = b"".join(writes(served, get()).writes).decode()
+    assert text.startswith("HTTP/1.1 500") and '"code":"failed"' in text
+    assert logged in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_async", [False, True])

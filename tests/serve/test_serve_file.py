@@ -203,6 +203,7 @@ def test_deploy_starts_changes_and_ends_what_the_file_says(
         return request(f"http://127.0.0.1:{port}", "GET", "/")[1]
 
     assert main(["serve", "status", file]) == 2 and "is not served" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()  # who only asked leaves nothing
     try:
         assert deploy(1, "{user_config: {add: 10}}") == ["a: started"]
         first = asked()

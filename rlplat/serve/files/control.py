@@ -26,11 +26,15 @@ from rlplat.errors import RlplatError, UsageError
 
 def folder_of(file: Path) -> Path:
     """Of the socket and the log; made where there is none."""
-    file = file.absolute()
-    digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
-    folder = Path.home() / ".rlplat" / "serve" / f"{file.stem[:30]}-{digest}"
+    folder = _place_of(file)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def _place_of(file: Path) -> Path:
+    file = file.absolute()
+    digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
+    return Path.home() / ".rlplat" / "serve" / f"{file.stem[:30]}-{digest}"
 
 
 def ask(file: Path, question: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any] | None:
@@ -38,7 +42,7 @@ def ask(file: Path, question: dict[str, Any], timeout_s: float | None = None) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            with _short(folder_of(file)) as folder:
+            with _short(_place_of(file)) as folder:
                 connection.connect(f"{folder}/control")
             connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as reader:

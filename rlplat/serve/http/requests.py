@@ -40,12 +40,15 @@ def application(served: Any, executor: Executor) -> Any:
 
     async def invoke(request: Request) -> Any:
         arguments = (request,) if takes_request else ()
-        if is_coroutine:
-            return await call(*arguments)
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             return call(*arguments)
-        answer = await asyncio.get_running_loop().run_in_executor(executor, in_context(call, *arguments))
-        return await answer if inspect.isawaitable(answer) else answer
+        try:
+            if is_coroutine:
+                return await call(*arguments)
+            answer = await asyncio.get_running_loop().run_in_executor(executor, in_context(call, *arguments))
+            return await answer if inspect.isawaitable(answer) else answer
+        except SystemExit as error:  # asyncio would end the loop
+            raise RuntimeError(f"it raised SystemExit({error})") from error
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
