@@ -109,6 +109,12 @@ class Parser:
                 if isinstance(inner, list | tuple) and (near := _near(key)):
                     self.complain(place, f"there is no domain '{key}'; did you mean '{near}'?")
                     return Constant(None)
+            elif value and all(key in _NAMES for key in value):
+                self.complain(
+                    place,
+                    f"{' and '.join(value)}: one domain is wanted; a mapping meant literally is {{constant: ...}}",
+                )
+                return Constant(None)
             return self._dict(value, place)
         if isinstance(value, list | tuple):
             nodes = {

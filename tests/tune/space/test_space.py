@@ -404,6 +404,10 @@ def test_values_are_plain():
         ({"uniform": [1]}, r"uniform: \[1\]: uniform takes \[low, high\]"),
         ({"quniform": [0, 1]}, r"quniform takes \[low, high, step\]"),
         ({"uniform": 3}, "uniform takes a list"),
+        (
+            {"uniform": [0, 1], "grid": [3]},
+            "uniform and grid: one domain is wanted; a mapping meant literally is",
+        ),
         ({"sample_from": 3}, "sample_from takes ./file.py:function"),
         ({"sample_from": "./nowhere.py:f"}, "there is no file nowhere.py"),
         ({"unifrom": [0, 1]}, "there is no domain 'unifrom'; did you mean 'uniform'"),
