@@ -55,10 +55,13 @@ class Snapshot:
     threads: dict[int, str]
     shared_memory: set[str]
     children: dict[int, str]
+    ticks: int
+    """When: clock ticks since boot, as `/proc` has them."""
 
     @classmethod
     def take(cls) -> Snapshot:
-        return cls(_files(), _threads(), _shared_memory(), _children())
+        now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+        return cls(_files(), _threads(), _shared_memory(), _children(), now)
 
 
 class LeakMeter:
@@ -105,13 +108,17 @@ class LeakMeter:
         found += [
             f"child process {pid}: {command}"
             for pid, command in now.children.items()
-            if pid not in before.children and pid not in marked
+            if pid not in before.children and pid not in marked and not _began_before(f"/proc/{pid}", before)
         ]
         found += [
             f"shared memory /dev/shm/{name}" for name in sorted(now.shared_memory - before.shared_memory)
         ]
         found += [f"open {text}" for key, text in now.files.items() if key not in before.files]
-        found += [f"thread {text}" for key, text in now.threads.items() if key not in before.threads]
+        found += [
+            f"thread {text}"
+            for key, text in now.threads.items()
+            if key not in before.threads and not _began_before(f"/proc/self/task/{key}", before)
+        ]
         return found
 
     def _clean_up(self) -> None:
@@ -125,6 +132,15 @@ class LeakMeter:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+
+def _began_before(path: str, snapshot: Snapshot) -> bool:
+    """A process or thread that the snapshot should have: the kernel cuts a list of threads off when one ends."""
+    try:
+        stat = Path(f"{path}/stat").read_text()
+    except OSError:  # it has ended
+        return True
+    return int(stat.rpartition(")")[2].split()[19]) < snapshot.ticks
 
 
 def _dropped() -> list[str]:
