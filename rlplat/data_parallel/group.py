@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SETTLE_S = 2.0
 """After a broken connection: how long the rank that broke it may take to be known as dead."""
+END_S = 5.0
+"""How long ranks that are idle may take to end in order, before they are killed."""
 PROBE_S = 1.0
 """How long the room that seems to be free for more ranks may take to be reserved."""
 PLACE_S = 60.0
@@ -64,6 +66,8 @@ class RankGroup:
         self._hang_timeout_s = hang_timeout_s
         self._own_group: PlacementGroup | None = None
         self._ranks: list[ActorHandle] = []
+        self._is_idle = False
+        """All that was asked of the ranks is answered, and none has failed."""
         if rlplat.get_runtime_context().is_one_process and self._most > 1:
             raise ConfigError(
                 f"num_workers={self._most} needs a process for each rank, but with backend='inproc' everything is in "
@@ -168,6 +172,7 @@ class RankGroup:
 
     def call_first(self, method: str, *arguments: Any) -> Any:
         """What rank 0 alone returned."""
+        self._is_idle = False
         return self._collect([self._ranks[0].call.remote(method, *arguments)])[0]
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -176,6 +181,7 @@ class RankGroup:
 
     def start(self, method: str, *arguments: Any) -> list[ObjectRef]:
         """The same without waiting: what `finish` takes."""
+        self._is_idle = False
         shared = [rlplat.put(argument) if _is_large(argument) else argument for argument in arguments]
         return [rank.call.remote(method, *shared) for rank in self._ranks]
 
@@ -201,9 +207,15 @@ class RankGroup:
         failure = verdict(in_order, self._hang_timeout_s) if len(values) < len(refs) else None
         if failure is not None:
             raise failure
+        self._is_idle = True
         return [values[ref] for ref in refs]
 
     def close(self) -> None:
+        """Idle ranks end in order, so that `atexit` handlers run (TensorFlow's remove files); others are killed."""
+        if self._is_idle:
+            with contextlib.suppress(RlplatError):
+                ends = [rank.__ray_terminate__.remote() for rank in self._ranks]
+                rlplat.wait(ends, num_returns=len(ends), timeout=END_S)
         for rank in self._ranks:
             with contextlib.suppress(RlplatError):
                 rlplat.kill(rank)

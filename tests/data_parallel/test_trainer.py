@@ -119,6 +119,11 @@ def test_a_users_error_keeps_its_class_and_names_the_rank(tmp_path: Path) -> Non
         TorchTrainer(loops.regression, config, num_workers=2).fit()
 
 
+def test_ranks_that_are_done_run_what_is_registered_for_their_end(tmp_path: Path) -> None:
+    TorchTrainer(loops.registers, {"folder": str(tmp_path)}, num_workers=2).fit()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0", "1"]
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     TorchTrainer(loops.regression, {"batch_size": 8, "epochs": 1}, out=tmp_path).fit()
     with pytest.raises(ConfigError, match="has checkpoints of a run: resume=True"):
