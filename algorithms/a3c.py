@@ -23,6 +23,7 @@ With more, the order in which gradients arrive is the machine's own: runs are al
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -342,6 +343,10 @@ class A3CWorker:
         self._learning_rewards.set_state(state["reward_normalizer"])
         self._versions = ()
 
+    def scale_rewards_as(self, reward_normalizer: dict[str, Any]) -> None:
+        """As another worker did: with its statistics, and without its episodes."""
+        self._learning_rewards.set_state(reward_normalizer | {"workers": {}})
+
     def not_saved(self) -> str:
         return self._rollout.not_saved()
 
@@ -437,6 +442,15 @@ class A3C(Algorithm[A3CConfig]):
         """Waits until every worker has made its updates; what they reported is counted by the next step."""
         self.in_flight.finish()
         return super().get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        saved = state["rollout_workers"]["workers"]
+        if len(saved) != len(self.workers.handles):
+            # Another number of workers begin anew, but the critic has learnt the saved ones' scale of rewards.
+            known = [worker["reward_normalizer"] for worker in saved if worker is not None]
+            handles = zip(self.workers.handles, itertools.cycle(known))
+            rlplat.get([worker.scale_rewards_as.remote(one) for worker, one in handles])
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:

@@ -169,6 +169,19 @@ def test_a_resumed_run_goes_on_bit_for_bit(runtime: None) -> None:
     assert_same(weights_of(second), weights_of(whole))
 
 
+def test_another_number_of_workers_scales_rewards_as_those_before_and_repeats_nothing(runtime: None) -> None:
+    one, three = make(normalize_rewards=True), make(normalize_rewards=True, num_rollout_workers=3)
+    one.step()
+    state = one.get_state()
+    three.set_state(state)
+    resumed = three.get_state()["rollout_workers"]
+    assert resumed["incarnations"] == [1, 1, 1]
+    [saved] = state["rollout_workers"]["workers"]
+    for worker in resumed["workers"]:
+        assert worker["reward_normalizer"]["statistics"] == saved["reward_normalizer"]["statistics"]
+        assert worker["reward_normalizer"]["workers"] == {}
+
+
 # ---------------------------------------------------------------- asynchrony, one worker at a time
 
 

@@ -116,8 +116,9 @@ class PolicyColumns:
         """New games begin everywhere: decisions that are open stay unanswered."""
         self._acting = np.zeros(0, np.int64)
         self._is_waiting[:] = False
+        self._count[:] = 0
         if self._recorder is not None:
-            self._recorder.continues = False
+            self._recorder.drop()
         if self._has_core and len(self.policy.core_state) == self._num_columns:
             self.policy.reset_core(np.ones(self._num_columns, np.bool_))
 

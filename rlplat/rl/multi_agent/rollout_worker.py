@@ -79,6 +79,8 @@ class MultiAgentRolloutWorker:
         if torch is not None and config["num_rollout_workers"] > 0:
             # The policies have set it as if they were alone; an MLP wants one.
             torch.set_num_threads(min(torch.get_num_threads(), cpu_share(config["num_rollout_workers"])))
+        self._is_within = False
+        """A fragment has begun and has not ended: an error or Ctrl-C came out of it."""
         self._begin_games()
 
     def sample(self, *latest: tuple[int, Weights]) -> Any:
@@ -104,6 +106,9 @@ class MultiAgentRolloutWorker:
         """One batch per trained policy under the weights that are there."""
         missing = [name for name, version in self._versions.items() if version < 0]
         assert not missing, f"policies {missing} have no weights; every source has some before workers sample"
+        if self._is_within:
+            self._begin_games()
+        self._is_within = True
         trained = [self._columns[name] for name in self._plan.trained]
         act_s = env_s = 0.0
         before = perf_counter()
@@ -118,7 +123,7 @@ class MultiAgentRolloutWorker:
             for name, columns in self._columns.items():
                 columns.take(turns[name])
         episodes = self._env.pop_episodes()
-        return [
+        batches = [
             self._columns[name].finish(
                 weights_version=self._versions[name],
                 worker_index=self.worker_index,
@@ -128,6 +133,8 @@ class MultiAgentRolloutWorker:
             )
             for name in self._plan.trained
         ]
+        self._is_within = False
+        return batches
 
     def get_state(self) -> dict[str, Any]:
         return {

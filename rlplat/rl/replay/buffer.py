@@ -208,7 +208,7 @@ class ReplayBuffer:
         self._rng.bit_generator.state = state["rng"]
         self._num_complete = int(self.store.is_complete.sum())
         if self._relabeller is not None:
-            self._relabeller.spans.extend()
+            self._relabeller.spans.begin_anew()
         if self._priorities is not None:
             self._priorities.set_state(self.store.rows_in_use(), state["priorities"])
 
@@ -400,6 +400,7 @@ class Priorities:
         return {"leaves": self.tree.get(indices), "largest": self._largest}
 
     def set_state(self, indices: Array, state: dict[str, Any]) -> None:
+        self.tree.clear()
         self.tree.set(indices, state["leaves"])
         self._largest = float(state["largest"])
 

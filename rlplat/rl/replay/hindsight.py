@@ -104,8 +104,13 @@ class EpisodeSpans:
         self._open = np.zeros(store.num_lanes, np.int64)  # stamp where the newest episode begins
         self._seen = np.zeros(store.num_lanes, np.int64)  # stamps up to here are done
 
+    def begin_anew(self) -> None:
+        """All that the store holds has come at once, from a checkpoint."""
+        self._open[:] = self._seen[:] = 0
+        self.extend()
+
     def extend(self) -> None:
-        """Rows have come since the last call, or all at once from a checkpoint."""
+        """Rows have come since the last call."""
         for lane in np.flatnonzero(self._seen < self._store.heads):
             self._extend_lane(int(lane))
 

@@ -71,6 +71,8 @@ class StepStore:
         """int64[lanes]: rows ever written."""
         self.tails = np.zeros(num_lanes, np.int64)
         """int64[lanes]: the oldest that is still there."""
+        self.newest = np.full((num_lanes, 2), -1, np.int64)
+        """int64[lanes, 2]: incarnation of the worker, and number, of the fragment that was added last."""
         self.stamps = np.full(num_rows, -1, np.int64)
         """int64[rows]: the number of the row in its lane; another one says that the row was overwritten."""
         self.kinds = np.full(num_rows, GAP, np.int8)
@@ -90,7 +92,7 @@ class StepStore:
         lanes = np.arange(first_lane, first_lane + B)
         old_tails = self.tails[lanes]
         before_gaps = self.heads[lanes]
-        gaps = [] if batch.continues else [self._add_gap(int(lane)) for lane in lanes]
+        gaps = [] if self._continues(batch, lanes) else [self._add_gap(int(lane)) for lane in lanes]
         old_heads = self.heads[lanes]
 
         # Lane by lane, in order of time; the final observation right after the step that was cut off.
@@ -195,22 +197,33 @@ class StepStore:
             "shape": [self.num_lanes, self.lane_capacity, self.n_step],
             "heads": self.heads.copy(),
             "tails": self.tails.copy(),
+            "newest": self.newest.copy(),
             "columns": {name: getattr(self, name)[rows] for name in _COLUMNS},
             "obs": {path or "obs": storage.get_state(rows) for path, storage in self._storages.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Into a store of the same shape that nothing has been added to."""
+        """Into a store of the same shape; what it held is forgotten."""
         shape = [self.num_lanes, self.lane_capacity, self.n_step]
         assert list(state["shape"]) == shape, (
             f"a replay of shape {state['shape']} cannot go into one of {shape}"
         )
         self.heads[:], self.tails[:] = state["heads"], state["tails"]
+        self.newest[:] = state.get("newest", -1)
+        self.stamps[:], self.kinds[:], self.is_complete[:] = -1, GAP, False
         rows = self.rows_in_use()
         for name in _COLUMNS:
             getattr(self, name)[rows] = state["columns"][name]
         for path, storage in self._storages.items():
             storage.set_state(rows, state["obs"][path or "obs"])
+
+    def _continues(self, batch: TransitionBatch, lanes: Array) -> bool:
+        """Whether its first rows follow the lanes' last ones: a fragment between them may have been lost on its way."""
+        if batch.number is None:
+            return batch.continues
+        before = self.newest[lanes]
+        self.newest[lanes] = batch.incarnation, batch.number
+        return batch.continues and bool((before == (batch.incarnation, batch.number - 1)).all())
 
     def _kinds(self, batch: TransitionBatch, source: Array, is_real: Array) -> Array:
         terminated, truncated = batch.terminated.reshape(-1)[source], batch.truncated.reshape(-1)[source]

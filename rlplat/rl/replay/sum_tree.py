@@ -48,6 +48,11 @@ class SumTree:
             indices = indices // FANOUT
             above.reshape(-1)[indices] = below[indices].sum(axis=1)
 
+    def clear(self) -> None:
+        """All priorities are 0."""
+        for level in self._levels:
+            level[:] = 0.0
+
     def find(self, masses: Array) -> Array:
         """masses: float64[N] in [0, total) -> int64[N], the leaves i with sum(p[:i]) <= mass < sum(p[:i + 1]).
 

@@ -54,6 +54,8 @@ class Recorder:
         self._core_size = core_size
         self.continues = False
         """Whether the next batch's first rows follow the last ones of the one before."""
+        self.number = 0
+        """Of batches made so far; what a batch is called by."""
         self._begin()
 
     def decided(self, where: Where, obs: Obs, output: PolicyOutput, core_state: Array | None) -> None:
@@ -95,8 +97,14 @@ class Recorder:
             setattr(batch, name, value)
         batch.check_valid()
         self.continues = True
+        self.number += 1
         self._begin()
         return batch
+
+    def drop(self) -> None:
+        """What was written since the last batch is lost: the next one follows nothing."""
+        self.continues = False
+        self._begin()
 
     def _begin(self) -> None:
         self._batch: Any = self._empty()
@@ -187,7 +195,7 @@ class Transitions(Recorder):
             order = np.argsort(rows)
             batch.cut_rows, batch.final_obs = rows[order], take_obs(concat_obs(self._last_obs), order)
         batch.core_states = self._cores
-        batch.continues = self.continues
+        batch.continues, batch.number = self.continues, self.number
 
 
 class TransitionsAndEnds(Transitions):

@@ -62,6 +62,8 @@ class RolloutWorker:
         self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=of_learner or num_threads)
         self._has_core = has_core(config["policy"])
         self._obs: Obs = self._env.reset()
+        self._is_within = False
+        """A fragment has begun and has not ended: an error or Ctrl-C came out of it."""
         self._recorder = make_recorder(
             record,
             self._num_steps,
@@ -102,12 +104,15 @@ class RolloutWorker:
     def roll_out(self) -> Any:
         """T steps in B environments under the weights that are there: a batch."""
         assert self._version >= 0, "the learner publishes its first weights before rollout workers sample"
+        if self._is_within:
+            self._begin_anew()
+        self._is_within = True
         if isinstance(self._env, SimulatorRollouts):
             self._obs, timing = self._env.play(self._recorder, self._policy)
             version = self._env.version
         else:
             timing, version = self._step_envs(self._env), self._version
-        return self._recorder.finish(
+        batch = self._recorder.finish(
             lambda batch: (self._num_steps - 1, self._policy.values(self._obs)),
             weights_version=version,
             worker_index=self.worker_index,
@@ -115,6 +120,15 @@ class RolloutWorker:
             episodes=self._env.pop_episodes(),
             timing=timing,
         )
+        self._is_within = False
+        return batch
+
+    def _begin_anew(self) -> None:
+        """After a fragment that was broken off: some environments have stepped and some have not."""
+        self._recorder.drop()
+        if isinstance(self._env, VectorEnv):
+            self._obs = self._env.reset()
+            self._policy.reset_core(np.ones(self._env.num_envs, np.bool_))
 
     def _step_envs(self, env: VectorEnv) -> dict[str, float]:
         """T steps into the recorder: seconds by activity."""
@@ -150,7 +164,8 @@ class RolloutWorker:
         return {
             "policy": self._policy.get_state(),
             "env": saved,
-            "continues": self._recorder.continues,
+            "continues": self._recorder.continues and not self._is_within,
+            "number": self._recorder.number,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -165,6 +180,7 @@ class RolloutWorker:
         self._policy.reset_core(begins_anew)
         # Where an episode begins, the next row does not follow the last one.
         self._recorder.continues = bool(state.get("continues")) and not begins_anew.any()
+        self._recorder.number = state.get("number", 0)
 
     def not_saved(self) -> str:
         """What `get_state` leaves out, or the empty string."""

@@ -45,6 +45,8 @@ class TransitionBatch:
     """float32[T, B]: the largest Q(obs, .) of a legal action, likewise."""
     continues: bool = True
     """Whether row 0 follows the last row of the fragment before; False at a worker's beginning."""
+    number: int | None = None
+    """How many fragments this incarnation of the worker made before; says whether the replay has the last one."""
     episodes: list[Episode] = field(default_factory=list)
     weights_version: int = 0
     worker_index: int = 0

@@ -167,17 +167,19 @@ class RolloutWorkers:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Into a new group: a worker goes on as the saved one where its environments' states were saved, and starts as
-        the next incarnation, with random numbers of its own, where they were not."""
+        the next incarnation, with random numbers of its own, where they were not.
+
+        Of another number of workers nothing is carried over: all of them start as an incarnation that never was."""
         self._ahead = []
-        if len(state["incarnations"]) != len(self.handles):
-            return  # another number of workers than before: nothing to carry over
-        for slot, (incarnation, worker) in enumerate(
-            zip(state["incarnations"], state["workers"], strict=True)
-        ):
+        incarnations, workers = state["incarnations"], state["workers"]
+        if len(incarnations) != len(self.handles):
+            incarnations = [max(incarnations)] * len(self.handles)
+            workers = [None] * len(self.handles)
+        for slot, (incarnation, worker) in enumerate(zip(incarnations, workers, strict=True)):
             self.close_worker(slot)
             self._incarnations[slot] = int(incarnation) + (worker is None or worker["env"] is None)
             self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
-        states = zip(self.handles, state["workers"], strict=True)
+        states = zip(self.handles, workers, strict=True)
         rlplat.get([handle.set_state.remote(own) for handle, own in states if own is not None])
 
     def not_saved(self) -> tuple[str, ...]:

@@ -307,6 +307,28 @@ def test_transitions_for_replay(rolled: Any) -> None:
     assert not third.continues and third.obs["observation"][0, 0].tolist() == [1, 0], "new games"
 
 
+def test_a_fragment_that_was_broken_off_leaves_nothing_behind(
+    rolled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings("Turns", length=3, env_kwargs={"num_turns": 3, "is_cut": True})
+    worker, fresh = rolled(config, record="transitions"), rolled(config, record="transitions")
+    step, steps = worker._env.step, iter(range(100))
+
+    def interrupted(actions: Any) -> Any:
+        turns = step(actions)
+        if next(steps) == 4:  # in the second game
+            raise KeyboardInterrupt
+        return turns
+
+    monkeypatch.setattr(worker._env, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        worker.roll_out()
+    [batch], [first] = worker.roll_out(), fresh.roll_out()
+    assert not batch.continues
+    for name in ("valid", "rewards", "truncated", "cut_rows"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(first, name), err_msg=name)
+
+
 def test_transitions_in_a_replay_follow_each_other(rolled: Any) -> None:
     """One lane per column; windows reach over batches, whatever the other agents do between."""
     from rlplat.rl.replay.step_store import StepStore

@@ -383,6 +383,50 @@ def test_a_restored_replay_goes_on_draw_by_draw(alpha: float, unroll: int) -> No
             np.testing.assert_array_equal(both[0].obs[path], both[1].obs[path])
 
 
+@pytest.mark.parametrize("unroll", [0, 4])
+@pytest.mark.parametrize("num_after", [1, 40])
+def test_a_replay_that_is_taken_back_is_as_it_was(unroll: int, num_after: int) -> None:
+    rng = np.random.default_rng(4)
+    games = [Game(lane, rng, 4.0) for lane in range(3)]
+    shape = replace(SHAPE, alpha=0.6, n_step=2, unroll=unroll, burn_in=unroll // 2)
+    one, other = (make_replay(shape, {"stack": STACK, "number": NUMBER}, ACTION, SEED) for _ in range(2))
+    for k in range(4):
+        one.add(play(games, 5, continues=k > 0), 0)
+    state = one.get_state()
+    for _ in range(num_after):
+        one.add(play(games, 5), 0)
+    for replay in (one, other):
+        replay.set_state(state)
+        if isinstance(replay, ReplayBuffer):
+            replay.check_valid()
+    for k in range(30):
+        batch = play(games, 5, continues=k > 0)
+        for replay in (one, other):
+            replay.add(batch, 0)
+        first, second = one.sample(4, 0.5), other.sample(4, 0.5)
+        for name in ("rows", "weights", "returns", "discounts"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
+
+
+@pytest.mark.parametrize("lost", ["a fragment", "all that was made between two workers", "nothing"])
+def test_what_follows_a_lost_fragment_is_not_joined_to_what_came_before_it(lost: str) -> None:
+    games = [Game(lane, np.random.default_rng(lane), 1e9) for lane in range(3)]
+    replay = make_replay(replace(SHAPE, n_step=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
+    replay.add(play(games, 5, continues=False, number=0), 0)
+    between = 0 if lost == "nothing" else 1
+    for _ in range(between):
+        play(games, 5)
+    incarnation = int(lost.startswith("all"))
+    replay.add(play(games, 5, number=1 + between - incarnation, incarnation=incarnation), 0)
+    # Windows of two steps: without a gap those of the first fragment's last two rows are complete too.
+    assert len(replay) == 3 * (8 if lost == "nothing" else 6)
+    state = replay.get_state()
+    other = make_replay(replace(SHAPE, n_step=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
+    other.set_state(state)
+    other.add(play(games, 5, number=2 + between - incarnation, incarnation=incarnation), 0)
+    assert len(other) == len(replay) + 3 * 5, "what was saved goes on"
+
+
 def test_sequences_are_stretches_of_history_with_the_state_that_acted() -> None:
     rng = np.random.default_rng(8)
     games = [Game(lane, rng, 7.0) for lane in range(3)]

@@ -130,12 +130,13 @@ class Played:
 
     def play(self, num_steps: int) -> TransitionBatch:
         """Into the replay."""
-        continues = self.recorder is not None and self.recorder.continues
+        before = self.recorder
         self.recorder = make_recorder(
             "transitions_and_ends", num_steps, self.obs, self.env.spec.action, 0,
             values_of=lambda columns, obs: np.zeros(len(columns)), values_at_once=False,
         )  # fmt: skip
-        self.recorder.continues = continues
+        if before is not None:
+            self.recorder.continues, self.recorder.number = before.continues, before.number
         nothing = np.zeros(self.num_lanes, np.float32)
         for t in range(num_steps):
             output = PolicyOutput(np.zeros(self.num_lanes, np.int64), nothing, nothing)
@@ -270,6 +271,22 @@ def test_resumes_with_the_same_draws() -> None:
         np.testing.assert_array_equal(one.obs["desired_goal"], other.obs["desired_goal"])
         np.testing.assert_array_equal(one.returns, other.returns)
         again.add(played.play(5), 0)
+    played.close()
+
+
+@pytest.mark.parametrize("num_before", [1, 4, 9])
+def test_a_replay_that_is_taken_back_draws_goals_of_episodes_that_it_has(num_before: int) -> None:
+    played = Played(Numbered, "future", n=2)
+    for _ in range(num_before):
+        played.play(7)
+    state = played.replay.get_state()
+    for _ in range(3):
+        played.play(7)
+    played.replay.set_state(state)
+    played.begin()
+    for _ in range(6):
+        played.play(7)
+        check_draws(played)
     played.close()
 
 

@@ -153,11 +153,11 @@ def test_sampling_without_weights_is_a_bug_that_is_named(counting: None) -> None
         RolloutWorker(CONFIG, 0, 0).sample(empty)
 
 
-def make_group(**options: Any) -> RolloutWorkers:
+def make_group(num_workers: int = 2, **options: Any) -> RolloutWorkers:
     def make_worker(worker_index: int, incarnation: int) -> Any:
         return rlplat.remote(RolloutWorker).remote(CONFIG, worker_index, incarnation)
 
-    return RolloutWorkers(make_worker, 2, **options)
+    return RolloutWorkers(make_worker, num_workers, **options)
 
 
 def test_a_dead_worker_is_replaced_and_its_fragment_sampled_anew(counting: None) -> None:
@@ -258,6 +258,14 @@ def test_a_resumed_group_goes_on_with_the_next_incarnation(counting: None) -> No
     resumed.set_state(group.get_state())
     assert [b.incarnation for b in rlplat.get(resumed.sample(WEIGHTS))] == [1, 1]
     assert resumed.get_state()["workers"][0] != group.get_state()["workers"][1]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_resumed_group_of_another_size_repeats_no_incarnation(counting: None, num_workers: int) -> None:
+    group, resumed = make_group(), make_group(num_workers)
+    group._incarnations[1] = 4
+    resumed.set_state(group.get_state())
+    assert [b.incarnation for b in rlplat.get(resumed.sample(WEIGHTS))] == [5] * num_workers
 
 
 def test_restart_limit_is_over_a_sliding_window() -> None:

@@ -107,6 +107,32 @@ def test_goes_on_where_it_was_saved(make_worker: Any) -> None:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
 
+def test_a_fragment_that_was_broken_off_leaves_nothing_behind(
+    make_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a notebook, within an environment's step, after an episode that was cut off."""
+    worker = make_worker()
+    worker.set_weights(0, weights())
+    worker.roll_out()
+    step, steps = worker._env.step, iter(range(100))
+
+    def interrupted(actions: Any) -> Any:
+        if next(steps) == 5:
+            raise KeyboardInterrupt
+        return step(actions)
+
+    monkeypatch.setattr(worker._env, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        worker.roll_out()
+    assert not worker.get_state()["continues"]
+    batch = worker.roll_out()
+    assert not batch.continues and (batch.obs[0, :, 1] == 0).all(), "new episodes"
+    number, start, _ = batch.obs[0, 1]
+    np.testing.assert_array_equal(batch.obs[1, 1, :2], [number, start + 1])
+    after = worker.roll_out()
+    assert after.continues and (batch.number, after.number) == (1, 2)
+
+
 def test_without_the_environments_state_a_gap_begins(make_worker: Any) -> None:
     one, other = make_worker(), make_worker()
     one.set_weights(0, weights())
