@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+import uuid
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -377,3 +379,25 @@ class Blinking(gym.Env):
         picture = np.full((20, 20, 1), 87, np.uint8)
         picture[3, 4] = 255 * self.np_random.integers(2)
         return picture
+
+
+class Counted(gym.Env):
+    """Each one leaves a file while it is open: 10 steps an episode."""
+
+    def __init__(self, folder: str) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.file = Path(folder) / uuid.uuid4().hex
+        self.file.touch()
+        self.num_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.num_steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        return np.zeros(2, np.float32), 0.0, self.num_steps == 10, False, {}
+
+    def close(self) -> None:
+        self.file.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from rlplat.rl.envs.names import atari_rom
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
+from rlplat.rl.sampling.worker_group import CLOSE_S
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spread import spread
 
@@ -231,7 +232,7 @@ class Evaluation:
     def close(self) -> None:
         """End the actor, whatever it is doing; the next start makes another one."""
         if self._actor is not None and rlplat.is_initialized():
-            self._actor.close.remote()  # lets go of its environments at once where it lives in this process
+            rlplat.wait([self._actor.close.remote()], timeout=CLOSE_S)
             rlplat.kill(self._actor)
         self._actor = None
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Used = TypeVar("Used")
 
 RESTART_WINDOW_S = 60.0
+CLOSE_S = 1.0
+"""How long the workers of a run that ends may take to close their environments."""
 
 
 class RestartLimit:
@@ -175,8 +177,8 @@ class RolloutWorkers:
         if len(incarnations) != len(self.handles):
             incarnations = [max(incarnations)] * len(self.handles)
             workers = [None] * len(self.handles)
+        self.close()
         for slot, (incarnation, worker) in enumerate(zip(incarnations, workers, strict=True)):
-            self.close_worker(slot)
             self._incarnations[slot] = int(incarnation) + (worker is None or worker["env"] is None)
             self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
         states = zip(self.handles, workers, strict=True)
@@ -189,11 +191,20 @@ class RolloutWorkers:
         return tuple(sorted({lost if text is None else text for text in said} - {""}))
 
     def close_worker(self, slot: int) -> None:
+        """At once; one that lives in this process closes its environments before."""
+        self._ask_to_close(slot)
         rlplat.kill(self.handles[slot])
 
     def close(self) -> None:
-        for slot in range(len(self.handles)):
-            self.close_worker(slot)
+        asked = [ref for slot in range(len(self.handles)) for ref in self._ask_to_close(slot)]
+        rlplat.wait(asked, num_returns=len(asked), timeout=CLOSE_S)
+        for handle in self.handles:
+            rlplat.kill(handle)
+
+    def _ask_to_close(self, slot: int) -> list[ObjectRef]:
+        """A worker of a user's own algorithm need not have a close()."""
+        close = getattr(self.handles[slot], "close", None)
+        return [] if close is None else [close.remote()]
 
     def replace(self, slot: int, loss: RlplatError) -> None:
         """The next incarnation takes the slot; raises `loss` where an environment's error ends the run, and when that

@@ -91,6 +91,19 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
     assert [path.name for path in (tmp_path / "demo/checkpoints").glob("step_*")] == ["step_90"]
 
 
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_all_environments_of_a_run_and_of_its_resume_are_closed(tmp_path: Path, num_workers: int) -> None:
+    (tmp_path / "open").mkdir()
+    train(
+        "ppo", env="tests.rl.fixture_envs:Counted", env_kwargs={"folder": str(tmp_path / "open")},
+        num_rollout_workers=num_workers, rollout_length=64, num_envs_per_worker=2, minibatch_size=64, num_epochs=1,
+        stop={"env_steps": 256}, evaluation={"episodes": 1}, out=tmp_path / "run",
+    )  # fmt: skip
+    assert list((tmp_path / "open").iterdir()) == []
+    train(resume=tmp_path / "run", stop={"env_steps": 512})
+    assert list((tmp_path / "open").iterdir()) == []
+
+
 def test_the_algorithm_is_closed_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(CountingAlgorithm, "close", lambda algorithm: closed.append(algorithm))
