@@ -126,6 +126,31 @@ def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, A
         assert result.env_steps > state["env_steps"] and result.metrics["learner/updates"] >= state["updates"]
 
 
+def test_what_fills_the_asynchronous_replay_anew_brings_no_gradient_steps(runtime: None) -> None:
+    settings = QUICK | ASYNCHRONOUS | {"num_rollout_workers": 2, "learning_starts": 1_000}
+    with DQN(DQNConfig(**settings, save_replay=False)) as dqn:
+        while dqn.step().env_steps < 1_500:
+            pass
+        state = dqn.get_state()
+    began, updates = state["env_steps"], state["updates"]
+    assert updates > 0
+    with DQN(DQNConfig(**settings)) as filling:
+        filling.set_state(state)
+        while filling.step().env_steps < began + 400:
+            pass
+        state = filling.get_state()
+    with DQN(DQNConfig(**settings)) as resumed:  # with what has come so far
+        resumed.set_state(state)
+        while (result := resumed.step()).env_steps < began + 800:
+            pass
+        assert result.metrics["learner/updates"] == updates
+        for _ in range(6):
+            result = resumed.step()
+        more = result.metrics["learner/updates"] - updates
+        slack = max(64, 2 * 64 + 2 * 2 * 8) + 2 * 64
+        assert more > 0 and abs(result.env_steps - began - 1_000 - 8 * more) <= slack
+
+
 @pytest.mark.process
 def test_the_asynchronous_ring_of_processes() -> None:
     """Workers, shard and learner in processes of their own; priorities flow back; it ends cleanly."""

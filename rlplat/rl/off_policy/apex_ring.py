@@ -53,7 +53,6 @@ class ApexRing:
         self.updates = 0
         """Gradient steps so far."""
         self._in_flight = InFlight()
-        self._empty_at = 0  # env steps when the replay was empty
         self._sampling: set[int] = set()  # slots of the workers that have a call
         self._learning = 0  # calls of the learner, and of shards that draw for it
         self._next_shard = self._next_slot = 0
@@ -64,9 +63,8 @@ class ApexRing:
         )  # env steps of one worker's call
         running = float(len(workers.handles) * self._fragment_steps)
         running += 2 * config.updates_per_call * config.env_steps_per_update
-        self._limiter = RatioLimiter(
-            config.env_steps_per_update, config.learning_starts, max(config.ratio_slack, running)
-        )
+        self._slack = max(config.ratio_slack, running)
+        self._fill_from(0, 0)
 
     def turn(self) -> UpdateReport:
         """Until one more round of env steps is in the replay. The report's own env steps are 0: they were counted."""
@@ -113,9 +111,16 @@ class ApexRing:
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
             self._in_flight.ask(drawn, then=partial(self._on_drawn, shard))
 
+    def _fill_from(self, env_steps: int, updates: int) -> None:
+        """The replay is empty at these: as at the start of a run, what fills it brings no gradient steps."""
+        self._empty_at = env_steps, updates
+        ratio = self._config.env_steps_per_update
+        starts = env_steps + self._config.learning_starts - updates * ratio
+        self._limiter = RatioLimiter(ratio, starts, self._slack)
+
     def _is_filled(self) -> bool:
         """Whether the replay has what the first gradient step waits for; anew after a resume without its contents."""
-        steps = self._tally.env_steps - self._empty_at
+        steps = self._tally.env_steps - self._empty_at[0]
         return min(self.shard_sizes) > 0 and steps >= self._config.learning_starts
 
     def _on_fragment(self, slot: int, fragment: ObjectRef) -> None:
@@ -162,6 +167,7 @@ class ApexRing:
                 self._tally.count(0, report.episodes)
         return {
             "updates": self.updates,
+            "empty_at": list(self._empty_at),
             "shards": rlplat.get([shard.get_state.remote() for shard in self.shards]),
         }
 
@@ -169,10 +175,11 @@ class ApexRing:
         """state: the run's, with the same number of shards."""
         states = zip(self.shards, state["shards"], strict=True)
         self.shard_sizes = rlplat.get([shard.set_state.remote(each) for shard, each in states])
-        self._empty_at = (
-            int(state["env_steps"]) if not self._config.save_replay or None in state["shards"] else 0
-        )
         self.updates = int(state["updates"])
+        if not self._config.save_replay or None in state["shards"]:
+            self._fill_from(int(state["env_steps"]), self.updates)
+        else:
+            self._fill_from(*state.get("empty_at", (0, 0)))
 
     def close(self) -> None:
         """Forget what is running."""

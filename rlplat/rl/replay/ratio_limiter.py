@@ -11,7 +11,7 @@ class RatioLimiter:
     stays within +-slack: rollout workers pause above, the learner below. What is under way counts as done.
     """
 
-    def __init__(self, env_steps_per_update: float, learning_starts: int, slack: float) -> None:
+    def __init__(self, env_steps_per_update: float, learning_starts: float, slack: float) -> None:
         self._ratio, self._starts, self._slack = env_steps_per_update, learning_starts, slack
 
     def ahead(self, env_steps: int, updates: int) -> float:
