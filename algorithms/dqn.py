@@ -610,8 +610,9 @@ class DQN(Algorithm[DQNConfig]):
             shards: list[ActorHandle] = []
             if config.asynchronous:
                 epsilons = [*lane_epsilons(num_workers * B).reshape(num_workers, B)]
-                shard, part = spread(ReplayShard, settings), shape_of_shard(shape, config)
-                shards = [self.start(shard, settings, spec, part, i) for i in range(config.num_replay_shards)]
+                shard = spread(ReplayShard, settings)
+                parts = [shape_of_shard(shape, config, i) for i in range(config.num_replay_shards)]
+                shards = [self.start(shard, settings, spec, part, i) for i, part in enumerate(parts)]
             learners = start_learner(settings, spec, server, None if shards else shape)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(
@@ -749,5 +750,4 @@ def _check(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
     low, high = config.value_range
     if config.distributional == "c51" and low >= high:
         raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
-    part = shape_of_shard(shape, config) if config.asynchronous else None
-    require_room(shape, spec.obs, config.rollout_length, part)
+    require_room(shape, spec.obs, config.rollout_length)

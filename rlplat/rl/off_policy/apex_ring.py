@@ -7,7 +7,8 @@
     report = ring.turn()                                # until one more round of env steps is in the replay
 
 Env steps and gradient steps are kept in their ratio within `ratio_slack`. Worker w fills shard w % S; its lanes are the
-environments of its workers. Only refs pass through the driver.
+environments of its workers, and it is drawn from as often as it has workers: every environment counts alike, whether or
+not S divides their number. Only refs pass through the driver.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ApexRing:
         self._in_flight = InFlight()
         self._sampling: set[int] = set()  # slots of the workers that have a call
         self._learning = 0  # calls of the learner, and of shards that draw for it
-        self._next_shard = self._next_slot = 0
+        self._next_drawn = self._next_slot = 0
         self._reports: list[UpdateReport] = []
         self._learner_metrics: list[dict[str, float]] = []
         self._fragment_steps = (
@@ -105,8 +106,8 @@ class ApexRing:
             if not self._limiter.may_update(self._tally.env_steps, promised):
                 break
             self._learning += 1
-            shard = self.shards[self._next_shard]
-            self._next_shard = (self._next_shard + 1) % len(self.shards)
+            shard = self.shards[self._next_drawn % len(self.shards)]  # of each worker in turn
+            self._next_drawn = (self._next_drawn + 1) % num_workers
             beta = schedule_value(config.importance_beta, self._tally.env_steps, config.stop.env_steps)
             drawn = shard.sample.remote(config.batch_size * config.updates_per_call, beta)
             self._in_flight.ask(drawn, then=partial(self._on_drawn, shard))
@@ -186,10 +187,10 @@ class ApexRing:
         self._in_flight.close()
 
 
-def shape_of_shard(shape: ReplayShape, config: Any) -> ReplayShape:
-    """The part of a replay that is in each of `config.num_replay_shards`: lanes for the workers that fill it."""
-    S, num_workers = config.num_replay_shards, max(1, config.num_rollout_workers)
-    return shape.shard(S, num_lanes=-(-num_workers // S) * config.num_envs_per_worker)
+def shape_of_shard(shape: ReplayShape, config: Any, index: int) -> ReplayShape:
+    """The part of a replay that is in one of `config.num_replay_shards`: lanes for the workers that fill it."""
+    workers = range(index, max(1, config.num_rollout_workers), config.num_replay_shards)
+    return shape.part(len(workers) * config.num_envs_per_worker)
 
 
 def _means(metrics: list[dict[str, float]]) -> dict[str, float]:

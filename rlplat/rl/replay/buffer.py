@@ -434,9 +434,9 @@ class ReplayShape:
         """Rows of a lane."""
         return max(1, self.capacity // self.num_lanes // self.stride) * self.stride
 
-    def shard(self, num_shards: int, num_lanes: int) -> ReplayShape:
-        """One of several that share the capacity."""
-        return replace(self, capacity=self.capacity // num_shards, num_lanes=num_lanes)
+    def part(self, num_lanes: int) -> ReplayShape:
+        """Some of the lanes, each as long as in the whole."""
+        return replace(self, capacity=self.capacity * num_lanes // self.num_lanes, num_lanes=num_lanes)
 
 
 def make_replay(

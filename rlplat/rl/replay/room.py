@@ -8,15 +8,10 @@ from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.spread import is_one_machine
 
 
-def require_room(
-    shape: ReplayShape,
-    obs: ObsSpec | dict[str, ObsSpec],
-    rollout_length: int,
-    part: ReplayShape | None = None,
-) -> None:
+def require_room(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec], rollout_length: int) -> None:
     """In the driver, before any actor starts: ConfigError where `replay_capacity` is too small for a fragment of
-    `rollout_length` steps, or for a sequence, or too large for this machine. part: of a shard, where there are some."""
-    lane_capacity = (part or shape).lane_capacity
+    `rollout_length` steps, or for a sequence, or too large for this machine."""
+    lane_capacity = shape.lane_capacity
     needed = shape.burn_in + 2 * shape.unroll + shape.n_step + 2
     # Every step may be cut off, which brings a final observation each, and a gap may come before.
     needed = max(needed, 2 * rollout_length + 1)

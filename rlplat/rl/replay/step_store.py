@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import concat_obs, map_obs, take_obs
 from rlplat.rl.replay.frame_storage import make_storage
@@ -205,9 +206,11 @@ class StepStore:
     def set_state(self, state: dict[str, Any]) -> None:
         """Into a store of the same shape; what it held is forgotten."""
         shape = [self.num_lanes, self.lane_capacity, self.n_step]
-        assert list(state["shape"]) == shape, (
-            f"a replay of shape {state['shape']} cannot go into one of {shape}"
-        )
+        if list(state["shape"]) != shape:
+            raise CheckpointError(
+                f"the saved replay (environments, steps of each, n_step: {list(state['shape'])}) does not fit this one "
+                f"({shape}): begin with an empty one, --set save_replay=false"
+            )
         self.heads[:], self.tails[:] = state["heads"], state["tails"]
         self.newest[:] = state.get("newest", -1)
         self.stamps[:], self.kinds[:], self.is_complete[:] = -1, GAP, False
