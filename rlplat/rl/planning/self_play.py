@@ -68,11 +68,13 @@ class GamesInProgress:
         return {"boards": self.boards.copy(), "lengths": self.lengths.copy()} | past
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.boards, self.lengths = np.array(state["boards"]), np.array(state["lengths"])
-        self._past_boards, self._past_policies = (
-            np.array(state["past_boards"]),
-            np.array(state["past_policies"]),
-        )
+        """Into new games. state: of any number; those that are too many are dropped, and where there are fewer, the
+        others begin."""
+        kept = min(len(self.lengths), len(state["lengths"]))
+        self.boards = np.concatenate([state["boards"][:kept], self.boards[kept:]])
+        self.lengths[:kept] = state["lengths"][:kept]
+        self._past_boards[:kept] = state["past_boards"][:kept]
+        self._past_policies[:kept] = state["past_policies"][:kept]
 
 
 def outcomes_of(last: float, length: int) -> Array:

@@ -47,6 +47,25 @@ def test_a_game_that_ends_hands_out_its_positions_and_another_begins() -> None:
         assert len(drawn_or_won.outcomes) == 9
 
 
+@pytest.mark.parametrize("num_games", [1, 3, 5])
+def test_another_number_of_games_takes_over_those_that_it_has_room_for(num_games: int) -> None:
+    games, resumed = GamesInProgress(TIC_TAC_TOE, 3), GamesInProgress(TIC_TAC_TOE, num_games)
+    policies = np.eye(9, dtype=np.float32)
+    for moves in ([0, 0, 0], [3, 4, 5], [1, 1, 1], [6, 7, 8]):
+        games.play(np.array(moves), policies[moves])
+    resumed.set_state(games.get_state())
+    kept = min(3, num_games)
+    assert resumed.lengths.tolist() == [4] * kept + [0] * (num_games - kept)
+    assert (resumed.boards[kept:] == 0).all()
+    won = [
+        each.play(np.full(len(each.lengths), 2), policies[: len(each.lengths)]) for each in (games, resumed)
+    ]
+    assert resumed.lengths.tolist() == [0] * kept + [1] * (num_games - kept)
+    assert len(won[1]) == kept
+    for expected, one in zip(won[0], won[1], strict=False):
+        assert all((a == b).all() for a, b in zip(expected, one, strict=True))
+
+
 @pytest.mark.parametrize("sizes", [[3], [4], [5], [9], [2, 3, 4, 1], [4, 4, 1]])
 def test_the_replay_keeps_the_newest(sizes: list[int]) -> None:
     replay = PositionReplay(CONNECT_FOUR, 4, np.random.SeedSequence(1), use_symmetries=False)
