@@ -295,7 +295,7 @@ class TorchDQN:
         self.config, self._spec, self.device = config, spec, self.trainee.device
         self.network, self._tensor = self.trainee.network, partial(tensor_on, self.device)
         check_q_network(self.network, self.device)
-        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.target = copy.deepcopy(self.network).requires_grad_(False).eval()
         self._noise = torch.Generator().manual_seed(int(seed.generate_state(2)[1]))
         self._parameters: list[Tensor] = [*self.network.parameters()]
         self._target_parameters: list[Tensor] = [*self.target.parameters()]

@@ -22,7 +22,7 @@ Obs = Array | dict[str, Array]
 """Observations [B, ...]: an array, or for Dict and Tuple spaces a dict of such by path (`"robot/joints"`). The leaf
 `"action_mask"` is bool[B, L], True where an action is legal."""
 Weights = dict[str, np.ndarray]
-"""Parameters, buffers and normaliser statistics by dotted name, e.g. `actor.0.weight`; plain numpy, so that
+"""Parameters and normaliser statistics by dotted name, e.g. `actor.0.weight`; plain numpy, so that
 they travel without a framework and both frameworks can load them."""
 
 

@@ -35,7 +35,7 @@ class NetworkEvaluator:
     def __init__(self, game: BoardGame, spec: PolicySpec) -> None:
         use_threads(1, spec)
         self._game = game
-        self._network: Any = make_network(spec).requires_grad_(False)
+        self._network: Any = make_network(spec).requires_grad_(False).eval()
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)

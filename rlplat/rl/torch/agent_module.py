@@ -44,7 +44,7 @@ class AgentModule(nn.Module):
 
     def __init__(self, network: nn.Module, kind: str, weights: Weights) -> None:
         super().__init__()
-        self.network, self.kind = network, kind
+        self.network, self.kind = network.eval(), kind  # as the agent acts
         self.state_size = int(getattr(network, "state_size", 0))
         self.is_normalized = OBS_MEAN in weights
         if self.is_normalized:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rlplat
 from rlplat.errors import ConfigError, RlplatError, UsageError
@@ -27,13 +27,14 @@ def check_network(network: Any, spec: PolicySpec, device: torch.device) -> None:
     """Raises UsageError where the network does not keep the promises of `ActorCritic` for this spec."""
     name = spec.custom or type(network).__name__
     state_size = int(getattr(network, "state_size", 0))
-    # As in acting: one step of several environments, state given, no starts.
-    _check_call(name, network, spec, device, 1, torch.zeros(NUM_ENVS, state_size, device=device), None)
-    # As in training: with a core whole fragments from their state, without one any rows and neither.
-    starts = torch.zeros(NUM_STEPS, NUM_ENVS, dtype=torch.bool, device=device)
-    state = torch.zeros(NUM_ENVS, state_size, device=device)
-    with_core = (state, starts) if state_size else (None, None)
-    total = _check_call(name, network, spec, device, NUM_STEPS, *with_core)
+    with constant_buffers(name, network):
+        # As in acting: one step of several environments, state given, no starts.
+        _check_call(name, network, spec, device, 1, torch.zeros(NUM_ENVS, state_size, device=device), None)
+        # As in training: with a core whole fragments from their state, without one any rows and neither.
+        starts = torch.zeros(NUM_STEPS, NUM_ENVS, dtype=torch.bool, device=device)
+        state = torch.zeros(NUM_ENVS, state_size, device=device)
+        with_core = (state, starts) if state_size else (None, None)
+        total = _check_call(name, network, spec, device, NUM_STEPS, *with_core)
     try:
         total.backward()
     except RuntimeError as error:
@@ -45,11 +46,48 @@ def check_network(network: Any, spec: PolicySpec, device: torch.device) -> None:
     if unused:
         raise UsageError(
             f"{name}: {_listed(unused)} take no part in log-probabilities, entropies or values: use them in forward, "
-            "leave them out, or register what is not learnt as a buffer"
+            "leave them out, or register constants as buffers"
         )
     network.zero_grad(set_to_none=True)
     if spec.has_mask:
         _check_mask(name, network, spec, device, state_size)
+
+
+def persistent_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """By name; the others are caches."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    kept = network.state_dict(keep_vars=True)
+    return {n: each for n, each in kept.items() if n not in parameters and isinstance(each, Tensor)}
+
+
+@contextmanager
+def constant_buffers(name: str, network: nn.Module) -> Iterator[None]:
+    """Raises UsageError where what is done within changes a buffer. Weights are the parameters alone: the change would
+    stay in the learner."""
+    before = {n: (buffer, buffer._version) for n, buffer in persistent_buffers(network).items()}
+    yield
+    for n, buffer in persistent_buffers(network).items():
+        was, version = before.get(n, (None, 0))
+        if buffer is not was or buffer._version != version:
+            raise UsageError(
+                f"{name}: a training forward pass changes the buffer {n}, but buffers are constants, which acting, "
+                "evaluation and checkpoints do not get from the learner: use what keeps no statistics (nn.LayerNorm "
+                "for BatchNorm), or --normalize-observations"
+            )
+
+
+def require_made_alike(spec: PolicySpec, network: nn.Module, other: nn.Module) -> None:
+    """Raises UsageError where two networks of one class have different buffers: those that act make their own."""
+    others = persistent_buffers(other)
+    for n, buffer in persistent_buffers(network).items():
+        both = others.get(n)
+        is_nan = buffer != buffer
+        if both is None or both.shape != buffer.shape or not bool(((both == buffer) | is_nan).all()):
+            raise UsageError(
+                f"{spec.custom or spec.encoder}: the buffer {n} is another one each time the network is made, but "
+                "acting, evaluation and checkpoints do not get it from the learner: draw it from a generator with a "
+                "seed of its own (torch.Generator().manual_seed(0))"
+            )
 
 
 def _check_mask(name: str, network: Any, spec: PolicySpec, device: torch.device, state_size: int) -> None:

@@ -28,7 +28,7 @@ class ActingNetwork:
 
     def __init__(self, network: Any, spec: PolicySpec) -> None:
         self.spec = spec
-        self._network = network.requires_grad_(False)
+        self._network = network.requires_grad_(False).eval()  # dropout is for learning
         module: Any
         for module in network.modules():
             if hasattr(module, "hold_in_compute_dtype"):

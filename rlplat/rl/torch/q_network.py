@@ -12,9 +12,10 @@ from rlplat.errors import UsageError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.spaces import obs_leaves
+from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder
+from rlplat.rl.torch.network_check import constant_buffers
 
 
 class QNetwork(nn.Module):
@@ -182,27 +183,34 @@ def make_q_network(spec: PolicySpec, q: QSpec, compute_dtype: torch.dtype = torc
 def check_q_network(network: QNetwork, device: torch.device) -> None:
     """Raises UsageError where a network of the user's own does not keep the promises of `QNetwork.forward`."""
     spec, q = network.spec, network.q
-    if not spec.custom:
+    own = spec.custom or (spec.encoder if ":" in spec.encoder else "")
+    if not own:
         return
     if network.state_size and spec.core == "none":
         raise UsageError(
-            f"{spec.custom} has a state of {network.state_size} numbers, but policy.core is none: without a core "
+            f"{own} has a state of {network.state_size} numbers, but policy.core is none: without a core "
             "transitions are replayed one by one; set policy.core"
         )
     num_rows = 3
     leaves = obs_leaves(spec.obs)
     sample = {
-        path: torch.ones((num_rows, *leaf.shape), device=device).to(getattr(torch, leaf.dtype, torch.float32))
-        * (leaf.kind == "mask")
+        path: torch.full((num_rows, *leaf.shape), leaf.kind == "mask", device=device).to(_dtype(leaf))
         for path, leaf in leaves.items()
     }
-    outputs, state = network(sample if isinstance(spec.obs, dict) else sample[""])
+    with constant_buffers(own, network):
+        outputs, state = network(sample if isinstance(spec.obs, dict) else sample[""])
     for what, tensor, expected in (
         ("outputs", outputs, (num_rows, spec.action.n, q.num_outputs)),
         ("state", state, (num_rows, network.state_size)),
     ):
         if tuple(tensor.shape) != expected:
             raise UsageError(
-                f"{spec.custom}: {what} has shape {tuple(tensor.shape)}, expected {expected} for {num_rows} "
+                f"{own}: {what} has shape {tuple(tensor.shape)}, expected {expected} for {num_rows} "
                 f"observations and actions {spec.action}"
             )
+
+
+def _dtype(leaf: ObsSpec) -> torch.dtype:
+    """As acting and learning give it: float64 comes as float32."""
+    dtype: torch.dtype = getattr(torch, leaf.dtype, torch.float32)
+    return torch.float32 if dtype == torch.float64 else dtype

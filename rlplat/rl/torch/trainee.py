@@ -16,7 +16,7 @@ from rlplat.data_parallel.torch import process_group
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
-from rlplat.rl.torch.network_check import check_network
+from rlplat.rl.torch.network_check import check_network, persistent_buffers, require_made_alike
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.optimizers import Adam, RMSProp
 from rlplat.rl.torch.weights import load_weights, weights_of
@@ -53,7 +53,10 @@ class Trainee:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(seed.generate_state(1)[0]))
             precision = resolve_precision(learner.precision, spec, self.device)
-            self.network: Any = make(precision).to(self.device)
+            network = make(precision)
+            if persistent_buffers(network):
+                require_made_alike(spec, network, make(precision))
+            self.network: Any = network.to(self.device)
         epsilon = getattr(config, "adam_epsilon", None)
         if optimizer is None and epsilon is not None:
             optimizer = partial(Adam, epsilon=epsilon)

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from rlplat.algorithms.ppo import PPOConfig  # noqa: E402
 from rlplat.errors import UsageError  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec  # noqa: E402
 from rlplat.rl.torch.action_distributions import ActionDistribution  # noqa: E402
 from rlplat.rl.torch.network_check import check_network  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
+from rlplat.rl.torch.trainee import actor_critic_trainee  # noqa: E402
 from tests.rl.specimens import (  # noqa: E402
     ACTIONS,
     BOX,
@@ -140,7 +143,7 @@ def test_values_with_one_axis_too_many() -> None:
 def test_a_parameter_that_takes_no_part() -> None:
     assert message(Forgotten) == (
         "my_policy:Forgotten: parameters gate.weight, gate.bias take no part in log-probabilities, entropies "
-        "or values: use them in forward, leave them out, or register what is not learnt as a buffer"
+        "or values: use them in forward, leave them out, or register constants as buffers"
     )
 
 
@@ -244,3 +247,74 @@ def test_a_network_that_ignores_the_mask_is_refused(action: ActionSpec, column: 
     assert f"(column {column} of the actions), expected 0: give the mask to the distribution" in text
     spec = make_spec(obs=masked(action), action=action, core=core)
     check_network(ActorCritic(spec), spec, CPU)
+
+
+class Normalizing(ActorCritic):
+    """Has what training changes, and the learner alone would know."""
+
+    def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype) -> None:
+        super().__init__(spec, compute_dtype)
+        self.norm: nn.Module = nn.BatchNorm1d(4)
+
+    def forward(self, obs: Any, state: Any = None, starts: Any = None) -> Any:
+        return super().forward(self.norm(obs), state, starts)
+
+
+class Averaging(Normalizing):
+    """Its mean stays 0 where observations are."""
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, obs: Any) -> Any:
+            self.mean = 0.9 * self.mean + 0.1 * obs.detach().mean(dim=0)
+            return obs - self.mean
+
+    def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype) -> None:
+        super().__init__(spec, compute_dtype)
+        self.norm = self.Norm()
+
+
+class Waves(ActorCritic):
+    """Constants: of nothing, of a generator's own seed, and a cache."""
+
+    def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype) -> None:
+        super().__init__(spec, compute_dtype)
+        self.register_buffer("waves", self.draw())
+        self.register_buffer("missing", torch.full((2,), torch.nan))
+        self.register_buffer("cache", torch.empty(0), persistent=False)
+
+    def draw(self) -> Any:
+        return torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, obs: Any, state: Any = None, starts: Any = None) -> Any:
+        self.cache = obs @ self.waves
+        return super().forward(self.cache, state, starts)
+
+
+class DrawnWaves(Waves):
+    def draw(self) -> Any:
+        return torch.randn(4, 4)
+
+
+@pytest.mark.parametrize(
+    "network, buffer", [(Normalizing, "norm.num_batches_tracked"), (Averaging, "norm.mean")]
+)
+def test_a_buffer_that_training_changes(network: Any, buffer: str) -> None:
+    assert message(network).startswith(
+        f"my_policy:{network.__name__}: a training forward pass changes the buffer {buffer}, but buffers are constants"
+    )
+
+
+def test_a_buffer_is_the_same_in_every_process() -> None:
+    def trainee(name: str) -> Any:
+        spec = make_spec(custom=f"{__name__}:{name}")
+        return actor_critic_trainee(PPOConfig(env="CartPole-v1"), spec, np.random.SeedSequence(1))
+
+    assert "waves" not in trainee("Waves").weights()
+    with pytest.raises(
+        UsageError, match="DrawnWaves: the buffer waves is another one each time the network is made"
+    ):
+        trainee("DrawnWaves")

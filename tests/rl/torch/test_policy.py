@@ -17,6 +17,7 @@ from rlplat.rl.policies.make import make_policy  # noqa: E402
 from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec, ObsSpec  # noqa: E402
+from rlplat.rl.torch.agent_module import agent_module  # noqa: E402
 from rlplat.rl.torch.device import resolve_precision  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic  # noqa: E402
 from rlplat.rl.torch.policy import TorchActorCritic  # noqa: E402
@@ -181,6 +182,23 @@ def test_the_state_of_a_policy_is_all_of_it(core: str) -> None:
     for expected in first:
         for got, wanted in zip(other.act(obs), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
+
+
+class Forgetful(ActorCritic):
+    def forward(self, obs: Any, state: Any = None, starts: Any = None) -> Any:
+        distribution, values, state = super().forward(obs, state, starts)
+        return distribution, torch.nn.functional.dropout(values + 1.0, training=self.training), state
+
+
+def test_acting_is_without_dropout() -> None:
+    spec = make_spec(custom=f"{__name__}:Forgetful")
+    network = Forgetful(spec)
+    policy, obs = acting(spec, network), random_obs(spec, (64,), np.random.default_rng(0))
+    values = policy.act(obs).values
+    np.testing.assert_array_equal(policy.values(obs), values)
+    module = agent_module(policy, weights_of(network), "torch")
+    with torch.no_grad():
+        np.testing.assert_array_equal(module.network(tensors(obs, spec))[1].numpy(), values)
 
 
 class Float32Only(ActorCritic):

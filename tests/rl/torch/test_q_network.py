@@ -214,6 +214,27 @@ class WrongQNetwork(QNetwork):
         return outputs[:, :2], state
 
 
+class Normalized(torch.nn.Module):
+    """An encoder of one's own."""
+
+    def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm, self.num_features = torch.nn.BatchNorm1d(5), 5
+
+    def forward(self, obs: Any) -> Any:
+        return self.norm(obs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_buffers_of_an_encoder_are_constants(dtype: str) -> None:
+    spaces = replace(VECTOR, obs=ObsSpec("vector", (5,), dtype))
+    network = make_q_network(spec_of(spaces, encoder=f"{__name__}:Normalized"), PLAIN)
+    with pytest.raises(
+        UsageError, match=r"Normalized: a training forward pass changes the buffer encoder.norm."
+    ):
+        check_q_network(network, torch.device("cpu"))
+
+
 def test_networks_of_ones_own() -> None:
     path = "tests.rl.torch.test_q_network:"
     network = make_q_network(spec_of(custom=path + "DeepQNetwork"), PLAIN)
