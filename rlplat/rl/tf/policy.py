@@ -42,7 +42,8 @@ class ActingNetwork:
         self._core_state = np.array(state, np.float32)
 
     def reset_core(self, ended: Array) -> None:
-        if self._state_size and ended.any():
+        has_state = self._state_size and len(self._core_state) == len(ended)  # else: it begins anew as it is
+        if has_state and ended.any():
             self._core_state = self._core_state * ~ended[:, None]
 
     def _state_of(self, obs: Obs) -> Array:

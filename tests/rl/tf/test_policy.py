@@ -54,6 +54,18 @@ def test_acts_like_torchs(name: str) -> None:
     np.testing.assert_array_equal(policies[0].core_state, state["core"])
 
 
+def test_a_resumed_core_begins_anew_where_the_number_of_environments_is_another() -> None:
+    spec = SPECS["gru"]()
+    policy, one = (TfActorCritic(spec, np.random.SeedSequence(1)) for _ in range(2))
+    policy.act(random_obs(spec, 4, np.random.default_rng(0)))
+    state, obs = policy.get_state(), random_obs(spec, 2, np.random.default_rng(0))
+    policy.set_state(state)
+    policy.reset_core(np.ones(2, np.bool_))
+    for each in (policy, one):
+        each.set_weights(weights_for("gru"))
+    np.testing.assert_array_equal(policy.values(obs), one.values(obs))
+
+
 def test_bfloat16_convolutions_are_close() -> None:
     spec = SPECS["nature"]()
     exact, fast = (
