@@ -14,6 +14,7 @@ import numpy as np
 from rlplat.errors import BadObservation
 from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, STATE_OUT, Contract, Leaf, nested
 from rlplat.export.model_file import CONTRACT, ExportedModel
+from rlplat.observations.box_values import box_values
 
 
 class ExportedPolicy(ExportedModel):
@@ -205,20 +206,24 @@ def _read_leaf(leaf: Leaf, obs: Any) -> tuple[np.ndarray, bool]:
     has_rows = array.ndim == len(shape) + 1
     if has_rows and not len(array):
         raise _mismatch(leaf, f"holds no observation at all: its shape is {array.shape}")
-    is_whole = leaf.kind not in ("vector", "image")
-    if array.dtype.kind not in "biu" if is_whole else not np.can_cast(array.dtype, dtype, "same_kind"):
+    if leaf.kind in ("vector", "image"):
+        try:
+            values = box_values(array, dtype)
+        except ValueError as error:
+            raise _mismatch(leaf, str(error)) from None
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise BadObservation(f"NaN or infinity in {_name(leaf.keys)}")
+        return values, has_rows
+    if array.dtype.kind not in "biu":
         raise _mismatch(leaf, f"has dtype {array.dtype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise BadObservation(f"NaN or infinity in {_name(leaf.keys)}")
-    if is_whole:
-        start = np.array(leaf.start or 0).reshape(shape if leaf.nvec else ())
-        top = start + (np.array(leaf.nvec).reshape(shape) if leaf.nvec else 2)
-        wrong = (array < start) | (array >= top)
-        if wrong.any():
-            raise BadObservation(
-                f"{_name(leaf.keys)} is {array[wrong].ravel()[0]}, which is not in its space: from {start.tolist()} to "
-                f"{(top - 1).tolist()}"
-            )
+    start = np.array(leaf.start or 0).reshape(shape if leaf.nvec else ())
+    top = start + (np.array(leaf.nvec).reshape(shape) if leaf.nvec else 2)
+    wrong = (array < start) | (array >= top)
+    if wrong.any():
+        raise BadObservation(
+            f"{_name(leaf.keys)} is {array[wrong].ravel()[0]}, which is not in its space: from {start.tolist()} to "
+            f"{(top - 1).tolist()}"
+        )
     return array.astype(dtype, copy=False), has_rows
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import BadObservation, NonFiniteError
+from rlplat.observations.box_values import box_values
 from rlplat.rl.envs.guard import has_info_mask, mask_method
 from rlplat.rl.envs.gym_spaces import ObsPart, action_converter, action_row, obs_parts, space_spec
 from rlplat.rl.envs.make import make_single_env, make_vector_env
@@ -100,8 +101,7 @@ class AgentSpaces:
                     f"{_name(part.keys[:depth])} is {brief(obs)} ({type(obs).__name__}) and has no {key!r}; expected "
                     f"is {self._expected()}"
                 ) from None
-        space, shape = part.space, tuple(part.space.shape)
-        is_whole = part.spec.kind not in ("vector", "image")
+        shape = tuple(part.space.shape)
         try:
             array = np.asarray(obs)
         except ValueError:
@@ -110,36 +110,28 @@ class AgentSpaces:
             raise _mismatch(part, f"has shape {array.shape}")
         if array.ndim > len(shape) and not len(array):
             raise _mismatch(part, f"holds no observation at all: its shape is {array.shape}")
-        if is_whole:
-            if array.dtype.kind not in "biu":
-                raise _mismatch(part, f"has dtype {array.dtype}")
-            return self._from_zero(part, array)
-        if array.dtype == space.dtype:
-            return array
-        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            if array.dtype.kind not in "iu" or space.dtype.kind not in "iu":
-                raise _mismatch(part, f"has dtype {array.dtype}")
-            # Lists of whole numbers are int64: what matters is whether they fit.
-            limits = np.iinfo(space.dtype)
-            if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
-                raise _mismatch(part, f"holds {array.min()} to {array.max()}")
-        with np.errstate(over="ignore"):  # infinity is refused with its place
-            return array.astype(space.dtype)
+        if part.spec.kind in ("vector", "image"):
+            try:
+                return box_values(array, part.space.dtype)
+            except ValueError as error:
+                raise _mismatch(part, str(error)) from None
+        if array.dtype.kind not in "biu":
+            raise _mismatch(part, f"has dtype {array.dtype}")
+        return self._from_zero(part, array)
 
     def _from_zero(self, part: ObsPart, whole: Array) -> Array:
         """Whole numbers as policies count them, checked against their space."""
         spec, space = part.spec, part.space
-        array = whole.astype(spec.dtype)
-        top = np.array(2)
+        start, num = np.array(0), np.array(2)
         if spec.kind != "multi_binary":
-            array = array - np.asarray(part.start, np.int64).reshape(space.shape)
-            top = np.array(spec.nvec).reshape(space.shape)
-        if ((array < 0) | (array >= top)).any():
+            start = np.asarray(part.start, np.int64).reshape(space.shape)
+            num = np.array(spec.nvec).reshape(space.shape)
+        if ((whole < start) | (whole >= start + num)).any():  # before a cast could wrap them
             raise BadObservation(
                 f"{_name(part.keys)} is {brief(whole)}, which is not in its space {space}; give what the environment "
                 "observes"
             )
-        return array
+        return (whole.astype(np.int64) - start).astype(spec.dtype)
 
     def _mask(self, mask: Any, num_rows: int, is_batch: bool) -> Array:
         size = self.spec.action.mask_size
