@@ -72,6 +72,7 @@ class AgentModule(nn.Module):
         """obs as `forward` takes them -> as the network does: normalised, vectors in float32."""
         if self.is_normalized:
             assert isinstance(obs, Tensor)
+            obs = obs if obs.is_floating_point() else obs.float()  # torch subtracts nothing from booleans
             obs = ((obs - self.mean) * self.inverse_std).clamp(-CLIP, CLIP)
         if self.kind == "mlp":
             assert isinstance(obs, Tensor)

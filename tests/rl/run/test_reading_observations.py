@@ -113,3 +113,25 @@ def test_one_number_and_none_are_arrays_too() -> None:
     assert box_values(np.zeros((0, 2), np.int64), np.int8).shape == (0, 2)
     with pytest.raises(ValueError, match="holds 300"):
         box_values(np.array(300), np.int8)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float32])
+def test_a_torch_module_normalises_observations_of_any_dtype(dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
+    from rlplat.rl.policies.make import make_policy
+    from rlplat.rl.torch.agent_module import agent_module
+    from rlplat.rl.torch.networks import ActorCritic
+    from rlplat.rl.torch.weights import weights_of
+    from tests.rl.specimens import make_spec
+
+    agent = AgentSpaces(box(dtype, (4,)), spaces.Discrete(3))
+    spec = make_spec(agent.spec.obs)
+    policy = make_policy(spec, np.random.SeedSequence(0))
+    statistics = {OBS_MEAN: np.full(4, 0.5, np.float32), OBS_VAR: np.full(4, 0.25, np.float32)}
+    weights = weights_of(ActorCritic(spec)) | statistics
+    policy.set_weights(weights)
+    rows, _ = agent.read(np.array([[0, 1, 1, 0], [1, 1, 1, 1]]))
+    with torch.no_grad():
+        outputs = agent_module(policy, weights, "torch")(torch.from_numpy(rows))
+    np.testing.assert_array_equal(outputs.argmax(dim=1), policy.act(rows, deterministic=True).actions)
