@@ -23,7 +23,6 @@ With more, the order in which gradients arrive is the machine's own: runs are al
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -344,7 +343,7 @@ class A3CWorker:
         self._versions = ()
 
     def scale_rewards_as(self, reward_normalizer: dict[str, Any]) -> None:
-        """As another worker did: with its statistics, and without its episodes."""
+        """With another worker's statistics, without its episodes."""
         self._learning_rewards.set_state(reward_normalizer | {"workers": {}})
 
     def not_saved(self) -> str:
@@ -445,12 +444,12 @@ class A3C(Algorithm[A3CConfig]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        saved = state["rollout_workers"]["workers"]
-        if len(saved) != len(self.workers.handles):
+        saved, handles = state["rollout_workers"]["workers"], self.workers.handles
+        if len(saved) != len(handles):
             # Another number of workers begin anew, but the critic has learnt the saved ones' scale of rewards.
-            known = [worker["reward_normalizer"] for worker in saved if worker is not None]
-            handles = zip(self.workers.handles, itertools.cycle(known))
-            rlplat.get([worker.scale_rewards_as.remote(one) for worker, one in handles])
+            known = [worker["reward_normalizer"] for worker in saved if worker is not None] * len(handles)
+            pairs = zip(handles, known, strict=False)
+            rlplat.get([handle.scale_rewards_as.remote(one) for handle, one in pairs])
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:

@@ -14,7 +14,7 @@ import numpy as np
 from rlplat.errors import BadObservation
 from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, STATE_OUT, Contract, Leaf, nested
 from rlplat.export.model_file import CONTRACT, ExportedModel
-from rlplat.observations.box_values import box_values
+from rlplat.given.box_values import box_values
 
 
 class ExportedPolicy(ExportedModel):

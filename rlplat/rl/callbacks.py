@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.errors import ConfigError, RlplatError
-from rlplat.raised_at import raised_here
+from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.interfaces import Result
 

@@ -20,7 +20,7 @@ import rlplat
 import rlplat.serve.plan as planning
 from rlplat.config import closest
 from rlplat.errors import ActorDied, ConfigError, RlplatError, SerializationError
-from rlplat.raised_at import raised_elsewhere
+from rlplat.given.raised_at import raised_elsewhere
 from rlplat.serve.autoscale import Autoscaler
 from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes

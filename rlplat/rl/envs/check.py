@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from rlplat.errors import EnvError, UsageError
-from rlplat.raised_at import raised_here
+from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import (
     action_converter,

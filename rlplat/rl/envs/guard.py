@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError
-from rlplat.raised_at import raised_here
+from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
 from rlplat.rl.envs.state import generator_state, set_generator

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
-from rlplat.raised_at import raised_here
+from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import BadObservation, NonFiniteError
-from rlplat.observations.box_values import box_values
+from rlplat.given.box_values import box_values
 from rlplat.rl.envs.guard import has_info_mask, mask_method
 from rlplat.rl.envs.gym_spaces import ObsPart, action_converter, action_row, obs_parts, space_spec
 from rlplat.rl.envs.make import make_single_env, make_vector_env

@@ -10,8 +10,8 @@ from typing import Any
 
 import rlplat
 from rlplat.errors import RlplatError, UsageError
+from rlplat.given.raised_at import raised_here
 from rlplat.listening import read_token
-from rlplat.raised_at import raised_here
 from rlplat.serve.deployments import Application, with_options
 from rlplat.serve.files.application_file import load_application
 from rlplat.serve.files.settings import Adjust, ChangeCanary, Restart, Start, Stop, Update, Wanted, changes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlplat.durations import duration_text
-from rlplat.raised_at import raised_elsewhere, raised_here
+from rlplat.given.raised_at import raised_elsewhere, raised_here
 
 OWN = """
 def fail(what):

@@ -10,7 +10,7 @@ import re
 import sysconfig
 import traceback
 
-_OURS = (os.path.dirname(__file__) + os.sep, "<")
+_OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<")
 _OTHERS = (*_OURS, *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib")))
 """Folders whose code is not the user's, and what has no file."""
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in ', re.MULTILINE)

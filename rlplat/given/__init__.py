@@ -1,0 +1,1 @@
+"""What users give us: the numbers of an observation in the dtype of a Box, and code, of which a line may raise."""
