@@ -192,9 +192,12 @@ class AlgorithmConfig(Section):
     expect: ExpectConfig = Field(default_factory=ExpectConfig)
 
     @model_validator(mode="after")
-    def _refuse_unused(self) -> Self:
+    def _refuse_what_cannot_be(self) -> Self:
         if text := refusal(self):
             raise ValueError(text)
+        if str(self.env) == "external" and self.num_rollout_workers > 1:
+            text = "one process listens for simulators: give 0 (in this process) or 1"
+            raise ValueError(f"num_rollout_workers={self.num_rollout_workers} with env external: {text}")
         return self
 
 

@@ -208,6 +208,10 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
         ),
         (["--resume", "nowhere"], "no run in nowhere"),
         (["--resume", "a", "--out", "b"], "omit --out"),
+        (
+            ["--algo", ALGO, "--env", "X", "--address", "h:1"],
+            "--address h:1 is that of a Ray cluster: add --backend ray",
+        ),
     ],
 )
 def test_bad_usage_is_one_message_and_exit_code_2(

@@ -138,6 +138,8 @@ def test_what_cannot_be_shown_or_must_not_is_one_line(
         port = str(taken.getsockname()[1])
         for arguments, words in (
             ([str(tmp_path / "no")], "there is no directory"),
+            ([str(tmp_path), "--runs", "a"], "--runs goes with --export FILE"),
+            ([str(tmp_path), "--export", str(tmp_path / "no" / "a.html")], "there is no directory"),
             ([str(root), "--port", port], f"port {port} of 127.0.0.1 is in use"),
             ([str(root), "--host", "0.0.0.0"], "give a secret by --token-file FILE"),
             ([str(root), "--token-file", str(tmp_path / "no")], "cannot read the token"),

@@ -49,6 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
+    if options.runs and options.export is None:
+        raise UsageError("--runs goes with --export FILE; the page itself lets you choose runs")
+    if options.export is not None and not options.export.absolute().parent.is_dir():
+        raise UsageError(f"there is no directory {options.export.parent}: --export {options.export}")
     if not options.directory.is_dir():
         raise ConfigError(
             f"there is no directory {options.directory}: where are the runs? rlplat dashboard DIR"

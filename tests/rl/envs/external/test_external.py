@@ -274,11 +274,16 @@ def test_a_wrong_file_of_spaces_is_one_message(text: str, message: str, tmp_path
     assert str(file) in capsys.readouterr().err
 
 
-def test_the_command_says_which_flags_belong_together(capsys: Any) -> None:
+def test_the_command_says_which_flags_belong_together(tmp_path: Path, capsys: Any) -> None:
     assert main(["train", "--algo", "ppo", "--env", "external"]) == 2
     assert "--env external needs --spaces FILE" in capsys.readouterr().err
     assert main(["train", "--algo", "ppo", "--env", "CartPole-v1", "--listen", ":1"]) == 2
     assert "go with --env external" in capsys.readouterr().err
+    file = tmp_path / "spaces.yaml"
+    file.write_text("observation: {discrete: {n: 2}}\naction: {discrete: {n: 2}}")
+    several = ["--spaces", str(file), "--num-rollout-workers", "2"]
+    assert main(["train", "--algo", "ppo", "--env", "external", *several]) == 2
+    assert "num_rollout_workers=2 with env external: one process listens" in capsys.readouterr().err
 
 
 def test_spaces_of_a_file_are_gymnasiums() -> None:
