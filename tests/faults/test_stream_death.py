@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, WorkerCrashed
+from rlplat.runtime.refs import backend
 from tests.faults.programs import eventually
 
 
@@ -103,6 +105,74 @@ def test_a_consumer_that_dies_closes_the_generator(cluster: None, tmp_path: Path
     pid = rlplat.get(consumer.start.remote(), timeout=60)
     os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"), 60)
+
+
+class Source:
+    """Streams without end."""
+
+    def count(self) -> Iterator[int]:
+        yield from itertools.count()
+
+    def hold(self, gate: Path) -> None:
+        gate.read_text()
+
+    def hear(self, dead: str) -> bool:
+        return eventually(lambda: dead in backend().objects.dead)  # type: ignore[attr-defined]
+
+    def ping(self) -> str:
+        return "pong"
+
+
+class AsyncSource:
+    async def count(self) -> AsyncIterator[int]:
+        for i in itertools.count():
+            yield i
+
+    async def ping(self) -> str:
+        return "pong"
+
+
+BESIDE = {"concurrency_group": "beside"}
+
+
+class Consumer:
+    def take_one(self, source: Any) -> int:
+        self.stream = source.count.remote()
+        next(self.stream)
+        return os.getpid()
+
+    def call(self, source: Any) -> tuple[int, str]:
+        self.stream = source.count.remote()
+        rlplat.get(source.ping.options(**BESIDE).remote(), timeout=60)  # the call before it has arrived too
+        return os.getpid(), backend().client_id  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [(Source, {}), (Source, {"concurrency_groups": {"beside": 1}}), (AsyncSource, {"max_concurrency": 1})],
+    ids=["plain", "threads", "async"],
+)
+def test_an_actor_goes_on_when_the_consumer_of_its_stream_dies(
+    cluster: None, source: type, options: dict[str, Any]
+) -> None:
+    """Its only thread, or its only place for a coroutine, was the stream's."""
+    actor, consumer = rlplat.remote(source).options(**options).remote(), rlplat.remote(Consumer).remote()
+    os.kill(rlplat.get(consumer.take_one.remote(actor), timeout=60), signal.SIGKILL)
+    assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
+
+
+def test_a_stream_whose_consumer_died_before_it_began_takes_no_thread(cluster: None, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    actor = rlplat.remote(Source).options(concurrency_groups={"beside": 1}).remote()
+    held = actor.hold.remote(gate)
+    consumer = rlplat.remote(Consumer).remote()
+    pid, dead = rlplat.get(consumer.call.remote(actor), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    assert rlplat.get(actor.hear.options(**BESIDE).remote(dead), timeout=60)
+    gate.write_text("")
+    rlplat.get(held, timeout=60)
+    assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
 
 
 def test_an_actor_killed_in_a_stream_ends_it_behind_what_has_come(cluster: None) -> None:

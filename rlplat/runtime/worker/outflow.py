@@ -76,11 +76,14 @@ class Outflows:
 
     def open(self, owner: str, message: messages.RunFull, what: str) -> Outflow:
         flow = Outflow(self._link, self._objects, self._replies, owner, message, what)
-        self._flows[(owner, message.task)] = flow
+        with self._link.lock:
+            flow.is_closed = owner in self._objects.dead  # it died while its call waited here
+            self._flows[(owner, message.task)] = flow
         return flow
 
     def close(self, owner: str, task: int) -> None:
-        del self._flows[(owner, task)]
+        with self._link.lock:
+            del self._flows[(owner, task)]
 
     def stop(self, key: Key) -> bool:
         """Nobody reads it any more (lock held). False: there is none."""
@@ -90,6 +93,11 @@ class Outflows:
         flow.is_closed = True
         flow.wake(None)
         return True
+
+    def owner_died(self, owner: str) -> None:
+        """It says nothing any more: neither what it takes nor that it has enough (lock held)."""
+        for key in [key for key in self._flows if key[0] == owner]:
+            self.stop(key)
 
     def _on_items_taken(self, sender: str, message: messages.ItemsTaken) -> None:
         flow = self._flows.get((sender, message.task))

@@ -146,6 +146,7 @@ class Worker(Client):
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         super()._on_worker_died(sender, message)
         self.executor.caller_died(message.worker)
+        self._flows.owner_died(message.worker)
         call = self._running.call
         if call is not None and call[0] == message.worker and not self._is_actor:
             self.link.system.exit(1)  # nobody waits for this task
