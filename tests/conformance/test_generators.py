@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import os
 import pickle
 import sys
 import time
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, SerializationError, TaskError
+from rlplat.errors import ActorDied, SerializationError, TaskCancelled, TaskError
+from rlplat.runtime.refs import backend as current_backend
 from tests.patience import soon
 
 
@@ -300,6 +303,74 @@ def test_dropping_a_generator_closes_it(cluster: None, tmp_path: Path) -> None:
         assert soon(lambda count=count: lines(log) == count)
         assert rlplat.get(first) == 0
     assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
+
+
+class Gated:
+    """Its only thread waits at a gate: in the call before that of the generator, or in that one itself."""
+
+    def hold(self, gate: Path) -> None:
+        gate.read_text()
+
+    def count(self) -> Iterator[int]:
+        yield from itertools.count()
+
+    def late_count(self, gate: Path) -> Iterator[int]:
+        gate.read_text()
+        return itertools.count()
+
+    def ping(self) -> str:
+        return "pong"
+
+
+class AsyncGated:
+    async def hold(self, gate: Path) -> None:
+        await asyncio.to_thread(gate.read_text)
+
+    async def count(self) -> AsyncIterator[int]:
+        for i in itertools.count():
+            yield i
+
+    async def ping(self) -> str:
+        return "pong"
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "has_begun"),
+    [
+        (Gated, {}, True),
+        (Gated, {"concurrency_groups": {"beside": 1}}, True),
+        (Gated, {"concurrency_groups": {"beside": 1}}, False),
+        (AsyncGated, {"max_concurrency": 1}, False),
+    ],
+    ids=["plain", "threads-begun", "threads-waiting", "async-waiting"],
+)
+def test_a_generator_that_is_dropped_before_its_first_value_is_closed_there(
+    cluster: None, tmp_path: Path, base: type, options: dict[str, Any], has_begun: bool
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    actor = local(base).options(**options).remote()
+    if has_begun:
+        generator = actor.late_count.options(num_returns="streaming").remote(gate)
+    else:
+        actor.hold.remote(gate)
+        generator = actor.count.remote()
+    with open(gate, "w"):  # (which waits until the other end is open)
+        del generator
+        assert soon(has_closed_all)
+        behind = actor.ping.remote()
+        rlplat.cancel(behind)
+        with pytest.raises(TaskCancelled):  # so what was sent before it has come as well
+            rlplat.get(behind, timeout=60)
+    assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
+
+
+def has_closed_all() -> bool:
+    """Whether this process has told the workers of all generators that it has dropped."""
+    gc.collect()
+    client: Any = current_backend()
+    with client.link.lock:
+        return not client.streams.dropped
 
 
 def test_a_generator_stays_where_it_is(backend: str) -> None:

@@ -17,6 +17,7 @@ from rlplat.runtime.worker.running import Key
 _FLUSH_S = 0.001
 _UNDER_WAY = 3
 """For `IoLoop.send_soon`: let values gather, more are coming."""
+_KEPT_STOPS = 10_000
 
 
 class Outflow:
@@ -72,13 +73,18 @@ class Outflows:
     def __init__(self, link: Link, objects: Objects, replies: Replies) -> None:
         self._link, self._objects, self._replies = link, objects, replies
         self._flows: dict[Key, Outflow] = {}
+        self._stopped_early: dict[Key, None] = {}
+        """Calls whose generator nobody reads, and which have not come to it: see `stop_early`."""
         link.on(messages.ItemsTaken, self._on_items_taken)
 
     def open(self, owner: str, message: messages.RunFull, what: str) -> Outflow:
+        key = (owner, message.task)
         flow = Outflow(self._link, self._objects, self._replies, owner, message, what)
         with self._link.lock:
-            flow.is_closed = owner in self._objects.dead  # it died while its call waited here
-            self._flows[(owner, message.task)] = flow
+            # Nobody reads it: its owner said so, or died, while the call waited here.
+            flow.is_closed = key in self._stopped_early or owner in self._objects.dead
+            self._stopped_early.pop(key, None)
+            self._flows[key] = flow
         return flow
 
     def close(self, owner: str, task: int) -> None:
@@ -93,6 +99,13 @@ class Outflows:
         flow.is_closed = True
         flow.wake(None)
         return True
+
+    def stop_early(self, key: Key) -> None:
+        """The same for a call that waits for its thread, opens its arguments or makes its generator (lock held). It
+        may have ended just now as well: then it stays here until there are too many."""
+        self._stopped_early[key] = None
+        if len(self._stopped_early) > _KEPT_STOPS:
+            del self._stopped_early[next(iter(self._stopped_early))]
 
     def owner_died(self, owner: str) -> None:
         """It says nothing any more: neither what it takes nor that it has enough (lock held)."""

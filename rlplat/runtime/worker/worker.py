@@ -305,6 +305,7 @@ class Worker(Client):
             self._transport.flush()
             return
         if message.is_close:
+            self._flows.stop_early(key)
             return
         self._cancelled[key] = None
         if len(self._cancelled) > _KEPT_CANCELS:
