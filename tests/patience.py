@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
+from typing import Any
+
+from rlplat.runtime.refs import backend
 
 
 def soon(condition: Callable[[], object], within_s: float = 60) -> bool:
@@ -14,3 +18,11 @@ def soon(condition: Callable[[], object], within_s: float = 60) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def dropped_generators_are_closed() -> bool:
+    """Whether this process has told their workers of all generators that it has dropped."""
+    gc.collect()
+    client: Any = backend()
+    with client.link.lock:
+        return not client.streams.dropped

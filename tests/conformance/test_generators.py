@@ -18,8 +18,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, SerializationError, TaskCancelled, TaskError
-from rlplat.runtime.refs import backend as current_backend
-from tests.patience import soon
+from tests.patience import dropped_generators_are_closed, soon
 
 
 def lines(path: Path) -> int:
@@ -357,20 +356,12 @@ def test_a_generator_that_is_dropped_before_its_first_value_is_closed_there(
         generator = actor.count.remote()
     with open(gate, "w"):  # (which waits until the other end is open)
         del generator
-        assert soon(has_closed_all)
+        assert soon(dropped_generators_are_closed)
         behind = actor.ping.remote()
         rlplat.cancel(behind)
         with pytest.raises(TaskCancelled):  # so what was sent before it has come as well
             rlplat.get(behind, timeout=60)
     assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
-
-
-def has_closed_all() -> bool:
-    """Whether this process has told the workers of all generators that it has dropped."""
-    gc.collect()
-    client: Any = current_backend()
-    with client.link.lock:
-        return not client.streams.dropped
 
 
 def test_a_generator_stays_where_it_is(backend: str) -> None:

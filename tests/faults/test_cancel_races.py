@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlplat
 from rlplat.errors import TaskCancelled
+from rlplat.runtime.client import cancels
 from rlplat.runtime.refs import backend
 from rlplat.runtime.wire import messages
 from tests.faults.programs import eventually
+from tests.patience import dropped_generators_are_closed
 
 
 def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
@@ -47,3 +53,52 @@ def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
     os.kill(pid, signal.SIGCONT)  # (here the worker has not really given it back, and may begin it)
     gate.touch()
     assert rlplat.get([refs[0], *refs[2:]], timeout=60) == [1000, *range(1002, 1010)]
+
+
+def test_a_dropped_generator_that_comes_back_unbegun_is_not_queued_again(
+    cluster: None, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote
+    def count() -> Iterator[int]:
+        log.write_text(str(os.getpid()))
+        yield from itertools.count()
+
+    stream = count.remote()
+    end = stream.completed()
+    assert eventually(lambda: log.exists() and bool(log.read_text()), 60)
+    client: Any = backend()
+    record = client.calls.records[end.id]
+    pid = int(log.read_text())
+    os.kill(pid, signal.SIGSTOP)  # it does not hear that nobody reads it
+    del stream
+    assert eventually(dropped_generators_are_closed)
+    with client.link.lock:
+        client.tasks._on_gave_back(record.target, messages.GaveBack([end.id]))
+    with pytest.raises(TaskCancelled, match=r"nobody reads .*count any more"):
+        rlplat.get(end, timeout=60)
+    assert record not in record.route.lane.ready
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_dropping_a_generator_that_is_being_cancelled_does_not_spare_its_worker(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancels, "CANCEL_GRACE_S", 0.5)
+
+    @rlplat.remote
+    def deaf() -> Iterator[int]:
+        yield 0
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(600)
+
+    stream = deaf.remote()
+    assert rlplat.get(next(stream), timeout=60) == 0
+    end = stream.completed()
+    rlplat.cancel(end)
+    del stream
+    assert eventually(dropped_generators_are_closed)
+    with pytest.raises(TaskCancelled, match="was cancelled by"):
+        rlplat.get(end, timeout=60)

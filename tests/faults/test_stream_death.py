@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, WorkerCrashed
+from rlplat.errors import ActorDied, TaskCancelled, WorkerCrashed
 from rlplat.runtime.refs import backend
 from tests.faults.programs import eventually
+from tests.patience import dropped_generators_are_closed
 
 
 def write(path: Path, line: Any) -> None:
@@ -173,6 +174,54 @@ def test_a_stream_whose_consumer_died_before_it_began_takes_no_thread(cluster: N
     gate.write_text("")
     rlplat.get(held, timeout=60)
     assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
+
+
+def test_a_dropped_generator_whose_actor_restarts_does_not_run_again(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    class Slow:
+        def count(self) -> Iterator[int]:
+            write(log, os.getpid())
+            yield 0
+            if len(lines(log)) == 1:
+                time.sleep(600)  # it dies while it makes this value
+            yield from itertools.count()
+
+        def ping(self) -> str:
+            return "pong"
+
+    actor = rlplat.remote(Slow).options(max_restarts=1, max_task_retries=1).remote()
+    stream = actor.count.remote()
+    assert rlplat.get(next(stream), timeout=60) == 0
+    end = stream.completed()
+    del stream
+    assert eventually(dropped_generators_are_closed)
+    os.kill(int(lines(log)[0]), signal.SIGKILL)
+    assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
+    with pytest.raises(ActorDied, match="SIGKILL"):
+        rlplat.get(end, timeout=60)
+    assert len(lines(log)) == 1
+
+
+def test_a_dropped_generator_whose_worker_dies_does_not_run_again(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def count() -> Iterator[int]:
+        write(log, os.getpid())
+        yield 0
+        if len(lines(log)) == 1:
+            time.sleep(600)
+        yield from itertools.count()
+
+    stream = rlplat.remote(count).options(max_retries=3).remote()
+    assert rlplat.get(next(stream), timeout=60) == 0
+    end = stream.completed()
+    del stream
+    assert eventually(dropped_generators_are_closed)
+    os.kill(int(lines(log)[0]), signal.SIGKILL)
+    with pytest.raises(TaskCancelled, match=r"nobody reads .*count any more"):
+        rlplat.get(end, timeout=60)
+    assert len(lines(log)) == 1
 
 
 def test_an_actor_killed_in_a_stream_ends_it_behind_what_has_come(cluster: None) -> None:

@@ -8,12 +8,15 @@ Rules
 3. A task that has not ended `CANCEL_GRACE_S` later, or at once with `force`: its worker is killed. Others that were
    queued there run elsewhere and are not charged. The calls of an actor are not worth its life, but at a deadline.
 4. A deadline fails the ref at once, then ends the call as above with `DEADLINE_GRACE_S`, in actors too.
-5. A cancelled call is not retried. One that has finished, or is not known, is left alone.
+5. A cancelled call is not retried, nor one whose generator nobody reads. One that has finished, or is not known, is
+   left alone.
 
 `Pending` (`core.owner.deadlines`) is pure; this is its shell, with the client's lock held unless said otherwise.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.objects import Objects
@@ -84,16 +87,23 @@ class Cancels:
         if self._pending.add_deadline(record.id, self._clock() + timeout_s, timeout_s):
             self._loop.wake()
 
-    def close_generator(self, task: int) -> None:
-        record = self._calls.records.get(task)
-        if record is None:
-            return
-        worker = record.route.sent_to(record)
-        if worker is None:
-            self._fail_unsent(record, ErrorInfo("TaskCancelled", f"nobody reads {record.name} any more"))
-        else:
+    def close_generators(self, tasks: Iterable[int]) -> None:
+        """Nobody reads what these calls yield: they end at their next value, or with their worker."""
+        for task in tasks:
+            record = self._calls.records.get(task)
+            if record is None:
+                continue
+            worker = record.route.sent_to(record)
+            error = ErrorInfo("TaskCancelled", f"nobody reads {record.name} any more")
+            if worker is None:
+                self._fail_unsent(record, error)
+                continue
+            record.retries_left = 0
+            # (One that is being cancelled has its time limit already.)
+            self._pending.stopping.setdefault(task, Stopping(record, worker, error, kill_at=None))
             self._transport.post(worker, messages.CancelTask(task, False, is_close=True))
-            self._loop.send_now()
+        self._tick(self._clock())
+        self._loop.send_now()
 
     # ---------------------------------------------------------------- how calls end
 

@@ -79,7 +79,11 @@ class Client:
         link.on(messages.Welcome, self._on_welcome)
         link.on(messages.WorkerDied, self._on_worker_died)
         link.on(messages.Inspect, lambda sender, m: report.answer(self, sender, m))
-        link.chore(self._close_abandoned, lambda: NEVER, self.streams.dropped)
+        link.chore(
+            lambda: self.cancels.close_generators(self.streams.abandoned()),
+            lambda: NEVER,
+            self.streams.dropped,
+        )
         if "RLPLAT_RECORD_CALLSITES" in os.environ:
             from rlplat.runtime.client.call_sites import record_call_sites
 
@@ -144,11 +148,7 @@ class Client:
         self.tasks.on_worker_died(worker, reason, message.kind)
         self.link.loop.notify()
 
-    # ---------------------------------------------------------------- house-keeping, the end
-
-    def _close_abandoned(self) -> None:
-        for task in self.streams.abandoned():
-            self.cancels.close_generator(task)
+    # ---------------------------------------------------------------- the end
 
     def close(self) -> None:
         self.waiters.close()
