@@ -271,6 +271,65 @@ def test_a_result_for_a_caller_that_is_dead_takes_no_room(start: Any, tmp_path: 
     assert eventually(lambda: objects().store.account.used() == 0)
 
 
+class Two:
+    def __init__(self) -> None:
+        self.fails = False
+
+    def make(self) -> tuple[np.ndarray, np.ndarray]:
+        return array(1, 40), array(2, 40)
+
+    def make_and_fail(self) -> np.ndarray:
+        self.fails = True
+        return array(1, 40)
+
+    def get_state(self) -> None:
+        if self.fails:
+            raise RuntimeError("no state")
+
+    def set_state(self, state: None) -> None: ...
+
+
+def has_room_for_40_mb() -> bool:
+    """When all others have given up what they keep for reuse, for which they may take their time."""
+    objects().store.account.full_timeout_s = 60
+    return bool(rlplat.get(rlplat.put(array(3, 40)))[-1] == 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"exactly_once": True, "max_restarts": 1, "max_task_retries": 1}])
+def test_a_result_whose_second_part_finds_no_room_leaves_nothing_of_the_first(
+    start: Any, options: dict[str, Any]
+) -> None:
+    start(spill_dir="", store_full_timeout_s=0.3)
+    actor = rlplat.remote(Two).options(**options).remote()
+    for ref in actor.make.options(num_returns=2).remote():
+        with pytest.raises(ObjectStoreFull):
+            rlplat.get(ref, timeout=60)
+    assert has_room_for_40_mb()
+
+
+def test_a_result_with_a_state_that_cannot_be_kept_leaves_nothing(start: Any) -> None:
+    start(spill_dir="", store_full_timeout_s=0.3)
+    actor = rlplat.remote(Two).options(exactly_once=True, max_restarts=1, max_task_retries=1).remote()
+    with pytest.raises(RuntimeError, match="no state"):
+        rlplat.get(actor.make_and_fail.remote(), timeout=60)
+    assert has_room_for_40_mb()
+
+
+def test_a_put_that_is_cancelled_leaves_nothing(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    start()
+    client: Any = current_backend()
+
+    def cancelled() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client.link, "_check", cancelled)
+    with pytest.raises(KeyboardInterrupt):
+        rlplat.put(array(1))
+    monkeypatch.undo()
+    (mine,) = [each for each in objects().usage()["owners"] if each["client"] == "driver"]
+    assert mine["used"] == mine["spare"]
+
+
 def test_threads_that_put_at_once_all_get_room(start: Any) -> None:
     start()
     failures: list[BaseException] = []

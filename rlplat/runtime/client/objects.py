@@ -1,6 +1,6 @@
 """The objects of a process: the shell around `book` and `store`. Refs, borrows, values; `reading` opens them.
 
-Everything here but `adopt`, `make` and `make_value` is called with the loop's lock held.
+Everything here but `adopt`, `make`, `make_value(s)` and `unmake` is called with the loop's lock held.
 """
 
 from __future__ import annotations
@@ -216,12 +216,34 @@ class Objects:
                 self.store.owner_died(owner)
         return Value(b"", segment, keys)
 
+    def make_values(self, parts: Sequence[codec.Packed], owner: str) -> list[Value]:
+        """All of them, or none: nobody would free those that were made when there is no room for the next."""
+        values: list[Value] = []
+        try:
+            for packed in parts:
+                values.append(self.make_value(packed, owner))
+        except BaseException:
+            self.unmake(values)
+            raise
+        return values
+
+    def unmake(self, values: Sequence[Value]) -> None:
+        """These were not sent, and will not be: their owner cannot free them."""
+        with self._loop.lock:
+            for value in values:
+                if value.segment is not None:
+                    self.free_segment(value.segment)
+
     @uninterrupted
     def make(self, packed: codec.Packed, made_by: str = "put") -> tuple[Value, ObjectRef]:
         """A new object of this process, with this value."""
         value = self.make_value(packed, self.client_id)
         with self._loop.lock:
-            self._link.check_open()
+            try:
+                self._link.check_open()
+            except BaseException:  # the runtime has ended meanwhile, or the task that puts it is cancelled
+                self.unmake([value])
+                raise
             self.collect()
             return value, self.own(value, packed.refs, made_by)
 

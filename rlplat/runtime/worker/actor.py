@@ -95,6 +95,7 @@ class Actor:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
         link, what, began = self.link, f"{self.name}.{message.name}", self.link.clock()
         packed: Any = None
+        values: list[Value] = []
         with link.lock:
             kept = once.window.asked(owner, message.seq, message.answered)
             if kept is not None:
@@ -111,7 +112,7 @@ class Actor:
                 if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
                     raise parts[-1].error
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]
-                values = [self.objects.make_value(each, owner) for each in packed]
+                values = self.objects.make_values(packed, owner)
                 if any(each.refs for each in packed):
                     text = (
                         f"{what} ran, but its result held object refs, which ended with the actor's process"
@@ -122,6 +123,7 @@ class Actor:
                     kept = Kept([codec.pack_inline(part)[0] for part in parts])
                 state = once.snapshot()
             except BaseException as error:
+                self.objects.unmake(values)
                 kept = Kept([], self.replies.describe(what, error))
                 values = self._kept_values(owner, kept, message.num_returns)
                 try:
@@ -147,4 +149,4 @@ class Actor:
     def _kept_values(self, owner: str, kept: Kept, num_returns: int) -> list[Value]:
         if kept.error is not None:
             return [Value(error=kept.error)] * num_returns
-        return [self.objects.make_value(codec.pack(codec.unpack(data)), owner) for data in kept.values]
+        return self.objects.make_values([codec.pack(codec.unpack(data)) for data in kept.values], owner)

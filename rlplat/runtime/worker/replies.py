@@ -38,9 +38,12 @@ class Replies:
         parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
         made = [part for part in parts if type(part) is not codec.Raised]
         packed = [codec.pack(part, f"the result of {what}") for part in made]
-        values = [self._objects.make_value(each, owner) for each in packed]
+        failed: list[Value] = []
         if len(made) < len(parts):
-            values += [Value(error=self.describe(what, parts[-1].error))] * (len(parts) - len(made))
+            failed = [Value(error=self.describe(what, parts[-1].error))] * (len(parts) - len(made))
+        values = (
+            self._objects.make_values(packed, owner) + failed
+        )  # last: nothing raises between here and the reply
         crash_point("after_store_before_report")
         with self._lock:
             if num_returns == 1 and values[0].segment is None and not values[0].refs:
