@@ -68,6 +68,24 @@ class SeededEnv(gym.Env):
         return self.np_random.random(1).astype(np.float32)
 
 
+class OneArrayEnv(gym.Env):
+    """Observes one array that it changes in place: the step, twice. Cut off after 3 steps."""
+
+    observation_space = spaces.Box(0.0, 3.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._obs = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._obs[:] = 0.0
+        return self._obs, {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._obs += 1.0
+        return self._obs, 1.0, False, bool(self._obs[0] == 3.0), {}
+
+
 class UnseededEnv(SeededEnv):
     """Draws from a generator that no seed reaches."""
 

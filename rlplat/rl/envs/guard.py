@@ -18,6 +18,7 @@ from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
 from rlplat.rl.envs.state import generator_state, set_generator
 from rlplat.rl.interfaces import Array
+from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.spaces import MASK
 
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
@@ -126,6 +127,8 @@ class GuardedEnv:
             self._fail(f"step() returned the info {_kind(info)}, expected a dict")
         if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
             obs = self._read_obs(obs, "step()", info, bool(terminated) or bool(truncated))
+        if terminated or truncated:
+            obs = copy_obs(obs)  # it is read after reset(), which may write into the same memory
         return obs, reward, terminated, truncated, {}
 
     def close(self) -> None:

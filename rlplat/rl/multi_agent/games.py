@@ -16,6 +16,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra, RlplatError
@@ -29,6 +30,7 @@ class Ending(NamedTuple):
     truncated: bool
     """Never both: what is terminated has no future that could have been cut off."""
     obs: Any
+    """A copy: what the environment observes next, in another game too, may be written into the same memory."""
     info: dict[str, Any]
 
 
@@ -116,9 +118,8 @@ class ParallelGame:
             terminated = bool(self._of(terminations, agent, "terminations"))
             truncated = bool(self._of(truncations, agent, "truncations")) and not terminated
             if terminated or truncated:
-                ended[name] = Ending(
-                    terminated, truncated, self._of(obs, agent, "observations"), infos.get(agent, {})
-                )
+                last_obs = deepcopy(self._of(obs, agent, "observations"))
+                ended[name] = Ending(terminated, truncated, last_obs, infos.get(agent, {}))
             elif agent not in self._env.agents:
                 raise EnvError(
                     f"{self._name}: '{agent}' left `agents` in step() although it is neither terminated nor truncated; "
@@ -185,7 +186,7 @@ class TurnGame:
                     f"{self._name}: '{agent}' has ended, but step(None) leaves it in `agents`; call _was_dead_step() "
                     "where a terminated or truncated agent steps"
                 )
-            ended[agent] = Ending(bool(terminated), bool(truncated) and not terminated, obs, info)
+            ended[agent] = Ending(bool(terminated), bool(truncated) and not terminated, deepcopy(obs), info)
             self._env.step(None)
         return Moment({}, rewards, ended)
 

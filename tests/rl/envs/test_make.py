@@ -239,6 +239,17 @@ def test_processes_give_the_same_transitions() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_last_observation_outlives_a_reset_into_the_same_memory(vectorization: Any) -> None:
+    with make_vector_env(f"{FIXTURES}:OneArrayEnv", 2, vectorization=vectorization) as env:
+        env.reset()
+        for _ in range(3):
+            step = env.step(np.zeros(2, np.int64))
+        assert step.truncated.all() and step.final_obs is not None
+        assert step.final_obs.tolist() == [[3.0, 3.0]] * 2 and not step.obs.any()
+
+
+@pytest.mark.process
 def test_mujoco_leaves_no_log_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mujoco")
     pytest.importorskip("imageio")

@@ -150,6 +150,35 @@ def test_cut_off_turns_bootstrap_from_the_last_observation(rolled: Any) -> None:
     assert rows(batch, 1)[1] == (3, -9.5, False, True, 23, 25)
 
 
+@pytest.mark.parametrize(("env", "last_values"), [("Dying", 24), ("Turns", 15 + 25)])
+def test_the_last_observation_outlives_a_reset_into_the_same_memory(
+    rolled: Any, monkeypatch: pytest.MonkeyPatch, env: str, last_values: float
+) -> None:
+    from tests.rl.multi_agent import fixture_games
+
+    memory: dict[str, Any] = {}
+
+    def reused(key: str, obs: Any) -> Any:
+        memory.setdefault(key, obs.copy())[:] = obs
+        return memory[key]
+
+    if env == "Dying":
+        fresh = fixture_games.Dying._obs
+        monkeypatch.setattr(
+            fixture_games.Dying,
+            "_obs",
+            lambda self, agents: {agent: reused(agent, obs) for agent, obs in fresh(self, agents).items()},
+        )
+    else:  # one array for both sides
+        observe = fixture_games.Turns.observe
+        monkeypatch.setattr(
+            fixture_games.Turns, "observe", lambda self, agent: reused("", observe(self, agent))
+        )
+    kwargs = {} if env == "Dying" else {"is_cut": True, "mask_in_info": True}
+    batches = rolled(settings(env, length=4, env_kwargs=kwargs)).roll_out()
+    assert sum(batch.next_values[batch.truncated].sum() for batch in batches) == last_values
+
+
 def test_a_decision_without_answer_opens_the_next_batch(rolled: Any) -> None:
     worker = rolled(settings("Turns", length=2, env_kwargs={"num_turns": 7}))
     [first], [second], [third] = worker.roll_out(), worker.roll_out(), worker.roll_out()
