@@ -127,6 +127,11 @@ class ParallelGame:
                 )
         for agent in self._env.agents:
             name = str(agent)
+            if name not in actions and (terminations.get(agent) or truncations.get(agent)):
+                raise EnvError(
+                    f"{self._name}: '{agent}' has ended, but is still in `agents`; remove an agent there in the step "
+                    "that terminates or truncates it"
+                )
             if name not in ended:  # an agent that appears only now has no reward for a decision
                 to_act[name] = self._of(obs, agent, "observations"), infos.get(agent, {})
                 collected.setdefault(name, float(rewards.get(agent, 0.0)))

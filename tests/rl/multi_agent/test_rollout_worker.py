@@ -411,6 +411,7 @@ def test_an_error_names_copy_step_and_actions(rolled: Any, monkeypatch: pytest.M
         ("observation", r"NaN or infinity in the observation of agent 'b'"),
         ("missing", r"rewards lack 'b' \(there are a, c\)"),
         ("vanished", r"'b' left `agents` in step\(\) although"),
+        ("kept", r"step 3 .*'c' has ended, but is still in `agents`; remove"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -431,11 +432,42 @@ def test_what_is_wrong_is_said(
             del rewards["b"]
         if broken == "vanished":
             self.agents.remove("b")
+        if broken == "kept":
+            dead = self.time >= 2
+            obs["c"], rewards["c"], terminations["c"], truncations["c"] = (
+                np.zeros(2, np.float32),
+                0.0,
+                dead,
+                False,
+            )
+            self.agents = ["a", "b", "c"]
         return obs, rewards, terminations, truncations, infos
 
     monkeypatch.setattr(fixture_games.Dying, "step", wrong)
     with pytest.raises(EnvError, match=message):
         worker.roll_out()
+
+
+def test_an_agent_may_leave_one_step_late_and_come_back(rolled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Still in `agents` after the step that ends it, gone in the next one, there again in the last one."""
+    from tests.rl.multi_agent import fixture_games
+
+    worker = rolled(settings("Dying", length=4))
+    right = fixture_games.Dying.step
+
+    def late(self: Any, actions: Any) -> Any:
+        assert ("c" in actions) == (self.time in (0, 1, 3))
+        if "c" in self.agents and self.time == 2:
+            self.agents.remove("c")
+        obs, rewards, terminations, truncations, infos = right(self, actions)
+        if self.time in (2, 3):
+            self.agents.append("c")
+            obs["c"] = np.array([3.0, self.time], np.float32)
+        return obs, rewards, terminations, truncations, infos
+
+    monkeypatch.setattr(fixture_games.Dying, "step", late)
+    [batch] = worker.roll_out()
+    assert batch.env_steps == 2 * 4 + 3
 
 
 def test_workers_go_on_from_their_state_with_new_games() -> None:
