@@ -103,13 +103,13 @@ def contract_of(spaces: AgentSpaces, state_size: int, outputs: tuple[str, ...], 
 
 def _action_leaf(keys: Keys, space: Any, spec: ActionSpec) -> Leaf:
     path = "/".join(map(str, keys))
-    shape = tuple(map(int, space.shape))
-    if spec.kind == "discrete":  # environments get int64, whatever the space's dtype is
-        return Leaf(path, _checked(keys), spec.kind, shape, "int64", (spec.n,), (spec.start,))
+    shape, dtype = tuple(map(int, space.shape)), np.dtype(space.dtype).name
+    if spec.kind == "discrete":
+        return Leaf(path, _checked(keys), spec.kind, shape, dtype, (spec.n,), (spec.start,))
     start: tuple[int, ...] = ()
     if spec.kind == "multi_discrete":
         start = tuple(map(int, np.broadcast_to(space.start, space.shape).ravel()))
-    return Leaf(path, _checked(keys), spec.kind, shape, np.dtype(space.dtype).name, spec.nvec, start)
+    return Leaf(path, _checked(keys), spec.kind, shape, dtype, spec.nvec, start)
 
 
 def _walk(space: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:

@@ -202,8 +202,8 @@ def _environment_action(columns: Tensor, leaf: Leaf, spec: ActionSpec) -> Tensor
     dtype = getattr(torch, leaf.dtype)
     shape = (columns.shape[0], *leaf.shape)
     if spec.kind != "box":
-        whole = columns.round().to(dtype) if columns.is_floating_point() else columns.to(dtype)
-        return (whole + torch.tensor(leaf.start, dtype=dtype) if any(leaf.start) else whole).reshape(shape)
+        whole = columns.round().long() if columns.is_floating_point() else columns.long()
+        return (whole + torch.tensor(leaf.start) if any(leaf.start) else whole).to(dtype).reshape(shape)
     actions = columns.to(dtype)
     if np.isfinite([*spec.low, *spec.high]).any():
         low, high = torch.tensor(spec.low, dtype=dtype), torch.tensor(spec.high, dtype=dtype)

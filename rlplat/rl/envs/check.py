@@ -27,6 +27,7 @@ from rlplat.rl.envs.gym_spaces import (
     action_converter,
     action_row,
     mask_problem,
+    policy_actions,
     space_spec,
     unsupported_action,
     unsupported_observation,
@@ -375,11 +376,15 @@ class _Probe:
 
 
 class _RandomActor:
-    """Random actions, legal ones where a mask says which are; the same in every play."""
+    """Random actions, legal ones where a mask says which are; the same in every play. The environment gets them as
+    those of a policy."""
 
     def __init__(self, guard: GuardedEnv) -> None:
+        from gymnasium.vector.utils import batch_space
+
         self._space = guard.action_space
-        self._space.seed(SEED)
+        self._batch_of_one = batch_space(self._space, 1)
+        self._batch_of_one.seed(SEED)
         self._rng = np.random.default_rng(SEED)
         self._parts = action_leaves(guard.spaces.action)
         self._has_mask = MASK in obs_leaves(guard.spaces.obs)
@@ -388,7 +393,7 @@ class _RandomActor:
     def act(self, obs: Any) -> Any:
         """An action as the environment takes it."""
         if not self._has_mask:
-            return self._space.sample()
+            return action_row(self._convert(policy_actions(self._space, self._batch_of_one.sample())), 0)
         mask = obs[MASK]
         columns: list[Array] = []
         start = 0

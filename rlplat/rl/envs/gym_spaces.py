@@ -170,18 +170,18 @@ def mask_problem(observation_space: Any, action_space: Any) -> str:
 def action_converter(space: Any) -> Any:
     """A function from a policy's actions [B, ...] to what the environments want.
 
-    Discrete: 0..n-1 plus `start`, int64[B]. Box: clipped to the bounds, in the space's shape and dtype. Dict and Tuple:
-    the same structure, with arrays [B, ...] for leaves (`action_row` takes one environment's out of it).
+    Discrete: 0..n-1 plus `start`, [B] in the space's dtype. Box: clipped to the bounds, in the space's shape and dtype.
+    Dict and Tuple: the same structure, with arrays [B, ...] for leaves (`action_row` takes out one environment's).
     """
     if hasattr(space, "spaces"):
         return _composite_converter(space)
-    spec = _action_spec(space)
+    spec, dtype = _action_spec(space), space.dtype
     if spec.kind == "discrete":
         start = spec.start
         if start == 0:
-            return lambda actions: np.asarray(actions, np.int64)
-        return lambda actions: np.asarray(actions, np.int64) + start
-    dtype, shape = space.dtype, tuple(space.shape)
+            return lambda actions: np.asarray(actions, dtype)
+        return lambda actions: np.asarray(np.asarray(actions, np.int64) + start, dtype)
+    shape = tuple(space.shape)
     if spec.kind == "multi_binary":
         return lambda actions: np.array(actions, dtype).reshape((len(actions), *shape))
     if spec.kind == "multi_discrete":

@@ -14,6 +14,7 @@ from rlplat.rl.envs.check import check_env, preflight
 from rlplat.rl.envs.gym_spaces import mask_problem
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.obs_reader import observation_problems
+from tests.rl.fixture_envs import SeededEnv
 
 FIXTURES = "tests.rl.fixture_envs"
 FAULTY = f"{FIXTURES}:FaultyEnv"
@@ -140,6 +141,20 @@ def test_lies_in_a_tree_are_named_by_their_keys(path: tuple[str, ...], value: ob
     [line] = report.lines
     assert expected in line and "step 2" in line
     assert report.is_sound == ("outside" in line)
+
+
+def test_random_actions_arrive_as_those_of_a_policy() -> None:
+    """Policies say float32, in a space of float64 too."""
+
+    class Exact(SeededEnv):
+        action_space = spaces.Box(-1.0, 1.0, (2,), np.float64)
+
+        def step(self, action):  # type: ignore[no-untyped-def]
+            assert action.dtype == np.float64 and (action == action.astype(np.float32)).all()
+            return super().step(action)
+
+    globals()["Exact"] = Exact
+    assert check_env(f"{__name__}:Exact", steps=20).is_sound
 
 
 @pytest.mark.parametrize("source", ["dict", "info", "method"])

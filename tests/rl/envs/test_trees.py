@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplat.errors import EnvError, NonFiniteError, UsageError
+from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.interfaces import Obs, Step
@@ -108,6 +109,42 @@ def test_environments_get_actions_as_their_space_says() -> None:
     with pytest.raises(NonFiniteError, match=r"environment 1.*nan"):
         env.step(np.stack([ACTION, ACTION * np.nan]))
     env.close()
+
+
+class Particular(TreeEnv):
+    """Takes actions in the dtype of its space only, as gymnasium's own spaces say what is in them."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.action_space: Any = space
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), (action, type(action))
+        self._time += 1
+        return self._obs(), 0.0, False, False, {}
+
+
+SMALL = spaces.Discrete(100, start=-100, dtype=np.int8)
+PARTICULAR = [
+    (spaces.Discrete(3, dtype=np.int32), [0, 2]),
+    (spaces.Discrete(3, start=1, dtype=np.uint8), [0, 2]),
+    (SMALL, [0, 99]),
+    (spaces.Dict({"a": SMALL, "b": spaces.Tuple((spaces.Discrete(2, dtype=np.uint16),))}), [[0, 1], [99, 0]]),
+    (spaces.MultiDiscrete([100, 2], start=[-100, 0], dtype=np.int8), [[0, 1], [99, 0]]),
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("space", "actions"), PARTICULAR, ids=lambda part: str(part)[:30])
+def test_whole_numbers_arrive_in_the_dtype_of_their_space(
+    space: Any, actions: Any, vectorization: Any
+) -> None:
+    kwargs = {"space": space}
+    with make_vector_env(f"{__name__}:Particular", 2, env_kwargs=kwargs, vectorization=vectorization) as env:
+        env.reset()
+        env.step(np.array(actions, np.float32 if env.spec.action.kind == "composite" else np.int64))
+    assert check_env(f"{__name__}:Particular", kwargs, steps=20).is_sound
 
 
 class Plain(TreeEnv):

@@ -61,7 +61,7 @@ class Recorded(gym.Wrapper):
 
 
 SPACES = {
-    "discrete": spaces.Discrete(3, start=-1),
+    "discrete": spaces.Discrete(3, start=-1, dtype=np.int8),
     "box": spaces.Box(-0.01, 0.01, (2, 2), np.float64),
     "multi": spaces.MultiDiscrete([2, 3], start=[1, 0]),
 }
