@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -109,6 +110,11 @@ class FaultyEnv(gym.Env):
         FaultyEnv.made += 1
         if fault == "init":
             raise RuntimeError("no display")
+        if multiprocessing.parent_process() is not None and not self._is_sound:
+            if fault == "init in its process":
+                raise RuntimeError("no display there")
+            if fault == "exit in its process":
+                os._exit(3)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)

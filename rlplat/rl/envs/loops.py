@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import TimeoutError as ProcessTimeout
+from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 import numpy as np
 
-from rlplat.errors import EnvError, UsageError
+from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import action_row
 from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
@@ -163,19 +164,7 @@ class AsyncLoop:
     def close(self) -> None:
         if not self._envs.closed:
             self._envs.close(timeout=5)
-            self._release()
-
-    def _release(self) -> None:
-        """The descriptors that gymnasium leaves to the garbage collector."""
-        for pipe in self._envs.parent_pipes:
-            if pipe is not None:
-                pipe.close()
-        errors = self._envs.error_queue
-        errors.close()
-        for end in (errors._reader, errors._writer):  # close() ends only its thread
-            end.close()
-        for process in self._envs.processes:
-            process.close()
+            _release(self._envs)
 
     def _fail(self, error: BaseException, call: str) -> NoReturn:
         waiting = [
@@ -186,13 +175,7 @@ class AsyncLoop:
             for process in self._envs.processes:
                 process.join(timeout=0.2)
         exit_codes = {i: process.exitcode for i, process in enumerate(self._envs.processes)}
-        for process in self._envs.processes:
-            process.kill()
-            process.join()
-        with suppress(Exception):  # its pipes may be broken in any way by now
-            self._envs.close(terminate=True)
-        self._envs.closed = True
-        self._release()
+        _kill(self._envs)
         if isinstance(error, ProcessTimeout):
             raise EnvError(
                 f"{self._places(waiting)}: {call} took longer than step_timeout_s={self._timeout_s:g}; fix the "
@@ -271,19 +254,62 @@ class PoolLoop:
             self._pool = None
 
 
-def process_makers(make_guard: Callable[[int], GuardedEnv], num_envs: int) -> list[Callable[[], Any]]:
-    """One function per environment; what it makes in a child process dies with the process that called this."""
+def process_makers(
+    make_guard: Callable[[int], GuardedEnv], num_envs: int, tell: Callable[[str], None]
+) -> list[Callable[[], Any]]:
+    """One function per environment; what it makes in a child process dies with the process that called this. tell: is
+    told, there, why none could be made."""
     parent = os.getpid()
 
     def maker(index: int) -> Callable[[], GuardedEnv]:
         def make() -> GuardedEnv:
-            if os.getpid() != parent:
-                _die_with(parent)
-            return make_guard(index)
+            if os.getpid() == parent:
+                return make_guard(index)
+            _die_with(parent)
+            _leave_signals_to_the_parent()
+            try:
+                return make_guard(index)
+            except RlplatError as error:
+                tell(f"{error} (in the process of environment {index})")
+                raise SystemExit(1) from None
 
         return make
 
     return [maker(index) for index in range(num_envs)]
+
+
+def kill_unmade(envs: Any) -> str:
+    """Ends all processes of an AsyncVectorEnv of which some have ended by themselves -> `1 ended (exit code 3)`."""
+    ended = wait([process.sentinel for process in envs.processes], timeout=1.0)
+    for process in envs.processes:
+        if process.sentinel in ended:
+            process.join()  # its files are closed before it has an exit code
+    codes = [process.exitcode for process in envs.processes]
+    _kill(envs)
+    return ", ".join(f"{i} ended ({_how(code)})" for i, code in enumerate(codes) if code is not None)
+
+
+def _kill(envs: Any) -> None:
+    for process in envs.processes:
+        process.kill()
+        process.join()
+    with suppress(Exception):  # its pipes may be broken in any way by now
+        envs.close(terminate=True)
+    envs.closed = True
+    _release(envs)
+
+
+def _release(envs: Any) -> None:
+    """The descriptors that gymnasium leaves to the garbage collector."""
+    for pipe in envs.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    errors = envs.error_queue
+    errors.close()
+    for end in (errors._reader, errors._writer):  # close() ends only its thread
+        end.close()
+    for process in envs.processes:
+        process.close()
 
 
 def _has_answer(pipe: Any) -> bool:
@@ -297,6 +323,14 @@ def _how(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return signal.Signals(-exit_code).name
     return f"exit code {exit_code}"
+
+
+def _leave_signals_to_the_parent() -> None:
+    """A fork has the handlers of its parent, and Ctrl-C reaches all processes of a terminal: the run ends in order only
+    if its environments go on until they are closed."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _die_with(parent: int) -> None:

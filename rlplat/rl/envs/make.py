@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import space_spec
-from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, process_makers
+from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, kill_unmade, process_makers
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
 from rlplat.rl.envs.vector_env import VectorEnv
@@ -257,14 +258,26 @@ def _make_async(
     import gymnasium
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+    # fork: this process's threads do not matter to an environment, and nothing needs importing again.
+    context = "fork" if sys.platform == "linux" else None
+    problems = multiprocessing.get_context(context).SimpleQueue()
+
+    class Envs(AsyncVectorEnv):
+        def _check_spaces(self) -> None:
+            """The end of the constructor, which is the first to hear of processes that made no environment."""
+            try:
+                super()._check_spaces()  # type: ignore[no-untyped-call]
+            except (EOFError, ConnectionError):
+                text = f"{source.name}: the process of environment {kill_unmade(self)} while it was made"
+                raise EnvError(text if problems.empty() else problems.get()) from None
+
     # It prints the traceback of every environment that fails; ours travels in the EnvError.
     gymnasium.logger.min_level = 50
-    # fork: this process's threads do not matter to an environment, and nothing needs importing again.
-    envs = AsyncVectorEnv(
-        process_makers(make_guard, num_envs),
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        context="fork" if sys.platform == "linux" else None,
-    )
+    try:
+        makers = process_makers(make_guard, num_envs, problems.put)
+        envs = Envs(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=context)
+    finally:
+        problems.close()
     return AsyncLoop(envs, source.name, timeout_s)
 
 

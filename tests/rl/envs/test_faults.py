@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -233,3 +235,50 @@ def test_faults_in_environment_processes(async_faulty: Any, fault: str, message:
         env.step(np.zeros(2, np.int64))
     env.close()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "init in its process",
+            r"FaultyEnv: making .* raised RuntimeError: no display there.*process of env",
+        ),
+        (
+            "exit in its process",
+            r"FaultyEnv: the process of environment \d ended \(exit code 3\).* while it was made",
+        ),
+    ],
+)
+def test_an_environment_that_cannot_be_made_in_its_process(fault: str, message: str) -> None:
+    FaultyEnv.made = 0
+    with pytest.raises(EnvError, match=message):
+        # In both processes the counter stands at 2.
+        make_vector_env(FAULTY, 2, env_kwargs={"fault": fault, "who": 2}, vectorization="async")
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.process
+def test_signals_to_all_processes_leave_the_environments_to_their_owner(async_faulty: Any) -> None:
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        env = async_faulty("")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    env.reset()
+    processes = multiprocessing.active_children()
+    for process in processes:
+        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGHUP)
+    assert env.step(np.zeros(2, np.int64)).rewards.tolist() == [1.0, 1.0]
+    for process in processes:
+        process.terminate()
+    with pytest.raises(EnvError, match=r"process died in step\(\) \(SIGTERM, SIGTERM\)"):
+        env.step(np.zeros(2, np.int64))
