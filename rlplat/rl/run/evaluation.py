@@ -137,8 +137,13 @@ class Evaluator:
                 return Evaluated(version, player.play(weights, episodes, tell), no_video)
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
+            way = self._settings["vectorization"]
             self._envs[num_envs] = make_vector_env(
-                self._settings["env"], num_envs, env_kwargs=raw_env_kwargs(self._settings)
+                self._settings["env"],
+                num_envs,
+                env_kwargs=raw_env_kwargs(self._settings),
+                # EnvPool's environments are for training only, and native is what auto takes.
+                vectorization=way if way in ("sync", "async") else "auto",
             )
         played = self._play(self._envs[num_envs], weights, episodes, tell=tell)
         if not with_video:

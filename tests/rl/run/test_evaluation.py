@@ -172,6 +172,7 @@ def test_evaluation_is_of_whole_games_with_raw_rewards() -> None:
 SETTINGS: dict[str, Any] = {
     "env": "tests.rl.fixture_envs:SeededEnv",
     "env_kwargs": {},
+    "vectorization": "auto",
     "seed": 3,
     "evaluation": {"num_envs": 2, "deterministic": True, "max_episode_steps": 30_000},
 }
@@ -212,6 +213,25 @@ def test_an_evaluator_plays_in_this_process_and_closes_its_environments() -> Non
         assert evaluator.run(pinned(7, 0.5), 3) == evaluated  # same seeds every time
     assert evaluated.weights_version == 7 and evaluated.no_video == ""
     assert evaluated.episodes == [Episode(2.5, 5)] * 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("vectorization", "taken"),
+    [("sync", "sync"), ("async", "async"), ("auto", "native"), ("envpool", "native")],
+)
+def test_environments_are_stepped_as_in_training(vectorization: str, taken: str) -> None:
+    settings = {**SETTINGS, "env": "CartPole-v1", "vectorization": vectorization}
+
+    class Steady(WeightPolicy):
+        def act(self, obs: np.ndarray, *, deterministic: bool = False) -> PolicyOutput:
+            numbers = np.zeros(len(obs), np.float32)
+            return PolicyOutput(numbers.astype(np.int64), numbers, numbers)
+
+    with Evaluator(settings, lambda *_: Steady()) as evaluator:  # type: ignore[arg-type, return-value]
+        evaluator.run(pinned(0, 0.0), 2)
+        facts = [env.facts()["vectorization"] for env in evaluator._envs.values()]
+    assert facts == [taken]
 
 
 def test_the_weights_are_those_of_the_ref_and_starting_does_not_wait(backend: str) -> None:

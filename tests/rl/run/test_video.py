@@ -174,6 +174,7 @@ def test_the_film_of_an_evaluation_and_why_there_is_none(tmp_path: Path) -> None
     settings = {
         "env": PAINTED,
         "env_kwargs": {"length": 3},
+        "vectorization": "auto",
         "seed": 0,
         "evaluation": {"num_envs": 2, "deterministic": True, "max_episode_steps": 100},
     }
