@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pdb
 import signal
 import threading
 import time
@@ -96,6 +98,17 @@ class UnseededEnv(SeededEnv):
         return self._GENERATOR.random(1).astype(np.float32)
 
 
+def stop_at_a_breakpoint() -> None:
+    """With a user who answers after 1.5 s."""
+
+    class User(io.StringIO):
+        def readline(self, size: Any = -1) -> str:
+            time.sleep(1.5)
+            return "continue\n"
+
+    pdb.Pdb(stdin=User(), stdout=io.StringIO(), nosigint=True, readrc=False).set_trace()
+
+
 class FaultyEnv(gym.Env):
     """Sound until the `at`-th step (0: reset), then `fault`; only where `who` is None or its own number."""
 
@@ -133,6 +146,9 @@ class FaultyEnv(gym.Env):
 
     def _break_reset(self) -> Any:
         match self._fault:
+            case "slow":
+                time.sleep(0.3)
+                return np.zeros(2, np.float32), {}
             case "raise":
                 raise ValueError("reset went wrong")
             case "obs only":
@@ -188,6 +204,10 @@ class FaultyEnv(gym.Env):
                 obs[1] = -3.25
             case "hang":
                 time.sleep(1000)
+            case "slow":
+                time.sleep(0.3)
+            case "breakpoint":
+                stop_at_a_breakpoint()
             case "hang stubbornly":
                 self._swallow()
             case "die":

@@ -178,8 +178,8 @@ class AsyncLoop:
         _kill(self._envs)
         if isinstance(error, ProcessTimeout):
             raise EnvError(
-                f"{self._places(waiting)}: {call} took longer than step_timeout_s={self._timeout_s:g}; fix the "
-                "environment or raise the limit"
+                f"{self._places(waiting)}: {call} took longer than the limit of {self._timeout_s:g} s; fix the "
+                "environment, no setting of a run raises the limit"
             ) from None
         if lost:
             dead = [i for i, code in exit_codes.items() if code is not None]

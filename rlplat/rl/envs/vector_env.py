@@ -93,7 +93,7 @@ class VectorEnv:
         self._fires: Array | None = None  # bool[B], who presses FIRE in the coming step
         self._lives: Array = np.zeros(self.num_envs, np.int32)
         self._watchdog: StepWatchdog | NullWatchdog = (
-            StepWatchdog(step_timeout_s, self._describe_now)
+            StepWatchdog(step_timeout_s, self._describe_now, progress=lambda: getattr(raw, "current", None))
             if math.isfinite(step_timeout_s)
             else NullWatchdog()
         )
@@ -369,8 +369,8 @@ class VectorEnv:
     def _fail(self, error: BaseException, call: str) -> NoReturn:
         if isinstance(error, EnvHung):
             raise EnvError(
-                f"{self._describe_now()}: {call} took longer than step_timeout_s={self._watchdog.timeout_s:g}, at "
-                f"{error}; fix the environment or raise the limit"
+                f"{self._describe_now()}: {call} took longer than the limit of {self._watchdog.timeout_s:g} s, at "
+                f"{error}; fix the environment, no setting of a run raises the limit"
             ) from None
         if isinstance(error, RlplatError) or not is_environments_own(error):
             raise error

@@ -3,7 +3,8 @@
 An environment that hangs holds the very thread that would notice. A second thread looks at the deadline now and then:
 past it, a signal makes the stepping thread raise `EnvHung` inside the environment's own code. Where no Python code runs
 there to be interrupted (a C extension that waits, a thread other than the main one), the process ends itself with the
-stacks of all threads and, as its last line on stderr, what hung.
+stacks of all threads and, as its last line on stderr, what hung. There is no limit
+while a debugger holds the stepping thread.
 
     watchdog.deadline = monotonic() + watchdog.timeout_s
     raw_env.step(actions)
@@ -48,7 +49,10 @@ class NullWatchdog:
 
 
 class StepWatchdog:
-    """One thread per vector env; `describe()` says what is being stepped, `end_process(message)` is for tests."""
+    """One thread per vector env; `describe()` says what is being stepped, `end_process(message)` is for tests.
+
+    `progress()`: which of the environments that step by turns under one deadline; each has the whole limit. It is asked
+    for by the watching thread, so that the loop which steps them has nothing to do for it."""
 
     def __init__(
         self,
@@ -56,12 +60,14 @@ class StepWatchdog:
         describe: Callable[[], str],
         end_process: Callable[[str], None] | None = None,
         grace_s: float = GRACE_S,
+        progress: Callable[[], Any] = lambda: None,
     ) -> None:
         self.timeout_s = timeout_s
         self.deadline = math.inf
         self._describe = describe
         self._end_process = end_process or _end_process
         self._grace_s = grace_s
+        self.progress = progress
         self._stop = threading.Event()
         self._can_interrupt = False
         self.bind_thread()
@@ -73,6 +79,7 @@ class StepWatchdog:
 
     def bind_thread(self) -> None:
         """The calling thread is the one that will step; only the main thread can be interrupted."""
+        self.thread_id = threading.get_ident()
         self._can_interrupt = threading.current_thread() is threading.main_thread()
         if self._can_interrupt:
             _install_handler()
@@ -85,16 +92,14 @@ class StepWatchdog:
     def trip(self) -> None:
         """The watching thread's side: interrupt, and if that does not help, end the process."""
         hung_deadline = self.deadline
-        message = f"{self._describe()} took longer than step_timeout_s={self.timeout_s:g}"
+        message = f"{self._describe()} took longer than the limit of {self.timeout_s:g} s"
         if self._can_interrupt:
             global _tripped
             _tripped = weakref.ref(self)
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             if self._stop.wait(self._grace_s) or self.deadline != hung_deadline:
                 return
-        self._end_process(
-            f"{message} and cannot be interrupted, so the process ends; fix it or raise the limit"
-        )
+        self._end_process(f"{message} and cannot be interrupted, so the process ends; fix the environment")
 
 
 _tripped: weakref.ref[StepWatchdog] | None = None
@@ -126,6 +131,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 def _watch(watchdog_ref: weakref.ref[StepWatchdog], stop: threading.Event, tick_s: float) -> None:
     last = monotonic()
     patience_until = -math.inf
+    seen: Any = None
     while not stop.wait(tick_s):
         watchdog = watchdog_ref()
         if watchdog is None:
@@ -135,10 +141,28 @@ def _watch(watchdog_ref: weakref.ref[StepWatchdog], stop: threading.Event, tick_
             # This thread itself did not run: the process was stopped or starved, and so was the environment.
             patience_until = now + watchdog.timeout_s
         last = now
+        now_seen = watchdog.deadline, watchdog.progress()
+        if now_seen != seen or (watchdog.deadline < math.inf and is_debugged(watchdog.thread_id)):
+            seen, patience_until = now_seen, now + watchdog.timeout_s
         if now > watchdog.deadline and now > patience_until:
             watchdog.trip()
             last = monotonic()
         del watchdog
+
+
+def is_debugged(thread_id: int) -> bool:
+    """Whether a debugger traces this thread, or holds it at its prompt."""
+    monitoring: Any = getattr(sys, "monitoring", None)  # of Python 3.12, which debuggers of editors use there
+    if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
+        return True
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        # bdb leaves its mark on the outermost frame after `continue`.
+        is_traced = frame.f_trace is not None and frame.f_back is not None
+        if is_traced or frame.f_globals.get("__name__") in ("bdb", "pdb"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end_process(message: str) -> None:

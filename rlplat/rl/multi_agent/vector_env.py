@@ -288,8 +288,8 @@ class MultiAgentVectorEnv:
     def _fail(self, error: BaseException, what: str) -> NoReturn:
         if isinstance(error, EnvHung):
             raise EnvError(
-                f"{self._place()}: {what} took longer than step_timeout_s={self._watchdog.timeout_s:g}, at {error}; "
-                "fix the environment or raise the limit"
+                f"{self._place()}: {what} took longer than the limit of {self._watchdog.timeout_s:g} s, at {error}; "
+                "fix the environment, no setting of a run raises the limit"
             ) from None
         if isinstance(error, EnvError):
             raise EnvError(f"{self._place()}: {error}") from error.__cause__

@@ -23,7 +23,7 @@ from rlplat.errors import EnvError, UsageError
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import StepWatchdog
+from rlplat.rl.envs.watchdog import StepWatchdog, is_debugged
 from tests.rl.fixture_envs import FaultyEnv, NativeVectorEnv
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,10 +134,42 @@ def test_a_hang_in_the_main_thread_becomes_an_error_that_says_where() -> None:
     with make_vector_env(FAULTY, 3, env_kwargs={"fault": "hang", "at": 2}, step_timeout_s=0.2) as env:
         env.reset()
         env.step(np.zeros(3, np.int64))
-        with pytest.raises(
-            EnvError, match=r"environment 0 of 0.*step 2.*step_timeout_s=0\.2, at .*fixture_envs"
-        ):
+        with pytest.raises(EnvError, match=r"environment 0 of 0.*step 2.*limit of 0\.2 s, at .*fixture_envs"):
             env.step(np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_each_environment_of_a_batch_has_the_whole_limit(at: int) -> None:
+    """0.3 s each, in reset() or in step()."""
+    with make_vector_env(FAULTY, 5, env_kwargs={"fault": "slow", "at": at}, step_timeout_s=1.0) as env:
+        env.reset()
+        if at == 1:
+            env.step(np.zeros(5, np.int64))
+
+
+def test_there_is_no_limit_at_a_breakpoint() -> None:
+    with make_vector_env(FAULTY, 1, env_kwargs={"fault": "breakpoint", "at": 1}, step_timeout_s=0.5) as env:
+        env.reset()
+        env.step(np.zeros(1, np.int64))
+    assert not is_debugged(threading.get_ident()), "the user has continued"
+
+
+def test_a_traced_thread_is_debugged() -> None:
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        return trace
+
+    def traced() -> bool:
+        return is_debugged(threading.get_ident())
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = traced()
+    finally:
+        sys.settrace(before)
+    assert found
+    if before is None:
+        assert not traced()
 
 
 def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
@@ -156,8 +188,8 @@ def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
     guard.step(1)
     watchdog.close()
     assert ended == [
-        "Stubborn, step 1 (1 of its episode), action 1 took longer than step_timeout_s=0.1 and cannot be interrupted, "
-        "so the process ends; fix it or raise the limit"
+        "Stubborn, step 1 (1 of its episode), action 1 took longer than the limit of 0.1 s and cannot be interrupted, "
+        "so the process ends; fix the environment"
     ]
 
 
@@ -181,7 +213,7 @@ def test_a_hang_in_another_thread_ends_the_process_with_the_reason_as_its_last_l
     assert last.startswith(
         "rlplat: tests.rl.fixture_envs:FaultyEnv (environment 0 of 0..1), step 2 (2 of its episode)"
     )
-    assert "took longer than step_timeout_s=0.2" in last
+    assert "took longer than the limit of 0.2 s" in last
 
 
 def test_the_watchdog_goes_with_its_environment() -> None:
@@ -223,7 +255,7 @@ def async_faulty() -> Iterator[Any]:
         ("raise", r"\(environment \d of 0\.\.1\), step 3 .*the pole fell off"),
         ("nan obs", r"\(environment 0 of 0\.\.1\), step 3 .*NaN or infinity"),
         ("die", r"\(environment .* of 0\.\.1\), step 3.*process died in step\(\) \(SIGKILL"),
-        ("hang", r"\(environment 0, 1 of 0\.\.1\), step 3.*longer than step_timeout_s=2"),
+        ("hang", r"\(environment 0, 1 of 0\.\.1\), step 3.*longer than the limit of 2 s"),
     ],
 )
 def test_faults_in_environment_processes(async_faulty: Any, fault: str, message: str) -> None:

@@ -16,6 +16,7 @@ from rlplat.rl.envs import own_process
 from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
+from tests.rl.fixture_envs import stop_at_a_breakpoint
 
 pytestmark = pytest.mark.process
 
@@ -50,6 +51,19 @@ def test_check_env_exits_with_1_and_training_is_refused(capsys: pytest.CaptureFi
         UsageError, match=r"UnrulyEnv cannot be trained on:\n  - its process ended during step"
     ):
         PPO(PPOConfig(env=UNRULY, env_kwargs={"deed": "exit"}, num_rollout_workers=0))
+
+
+def test_a_breakpoint_is_not_silence() -> None:
+    report = check_env(
+        "tests.rl.fixture_envs:FaultyEnv", {"fault": "breakpoint", "at": 1}, steps=1, step_timeout_s=0.3
+    )
+    assert report.is_sound
+
+    def look(beat: Beat) -> str:
+        stop_at_a_breakpoint()
+        return "seen"
+
+    assert in_own_process(look, silence_s=0.8) == "seen"
 
 
 def test_a_daemon_of_the_environment_ends_with_the_check(tmp_path: Path) -> None:
