@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +60,7 @@ class ExactlyOnce:
                 self.snapshot()
             )  # a state that cannot be kept is an error of the constructor, not of a call
             return
-        instance.set_state(pickle.loads(saved.state))
+        instance.set_state(codec.unpack(saved.state))
         self._state, self.window = saved.state, Window(saved.window)
 
     def snapshot(self) -> bytes:

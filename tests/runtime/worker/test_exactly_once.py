@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlplat.runtime.core.reply_window import Kept, Window
 from rlplat.runtime.machine.session import checkpoint_path
+from rlplat.runtime.wire.codec import OUT_OF_BAND_BYTES
 from rlplat.runtime.wire.values import ErrorInfo
 from rlplat.runtime.worker.exactly_once import HOLD_REPLIES, HOLD_S, ExactlyOnce
 
@@ -87,6 +89,35 @@ def test_the_next_incarnation_goes_on_from_the_last_checkpoint(tmp_path: Path) -
     assert counter.value == 1
     assert again.window.asked("driver", 1, 0) == Kept([b"1"])
     assert again.window.asked("driver", 2, 0) is None
+
+
+STATES: list[Any] = [
+    None,
+    {"weights": np.arange(4.0), "step": 3},
+    b"x" * (OUT_OF_BAND_BYTES + 1),
+    *(np.zeros(5, dtype) for dtype in ("bool", "int8", "uint16", "float16", "float32", "complex128", "U3")),
+    *(np.arange(OUT_OF_BAND_BYTES // 8 + extra, dtype="int64") for extra in (-1, 0, 1)),
+    np.array(2.5),
+    np.zeros((0, 3)),
+    np.arange(12.0).reshape(3, 4).T,
+]
+
+
+@pytest.mark.parametrize(
+    "state", STATES, ids=lambda state: f"{type(state).__name__}-{np.asarray(state).dtype}"
+)
+def test_every_state_comes_back(tmp_path: Path, state: Any) -> None:
+    """Small arrays are packed in a form of their own."""
+    once, counter = ExactlyOnce(str(tmp_path / "file")), Counter()
+    counter.value = state
+    once.open(counter)
+    once.finished("driver", 1, Kept([b"1"]), once.snapshot())
+    once.hold(lambda: None, 0.0)
+    once.commit()
+    back = opened(tmp_path / "file")[1].value
+    assert type(back) is type(state)
+    np.testing.assert_equal(back, state)
+    assert not isinstance(state, np.ndarray) or back.dtype == state.dtype
 
 
 def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
