@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import TaskError
+from rlplat.errors import RuntimeFault, TaskError
 
 
 def raising(make: Any) -> Any:
@@ -306,3 +306,58 @@ def test_as_instanceof_cause_is_the_error_itself(backend: str) -> None:
     with pytest.raises(ValueError) as caught:
         rlplat.get(raising(lambda: ValueError("v")).remote())
     assert caught.value.as_instanceof_cause() is caught.value  # type: ignore[attr-defined]
+
+
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+    __str__ = __repr__
+
+
+class Raising:
+    def fail(self, kind: str) -> None:
+        raise Unprintable if kind == "unprintable" else SyntaxError("x", ("f.py", 1, 1, 123))
+
+    def fail_to_tell(self) -> None:
+        """Here the runtime itself fails when it is to say what was raised."""
+        from rlplat.runtime.worker import replies
+
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("no words")
+
+        replies.describe_error = fails
+        raise ValueError
+
+
+class AsyncRaising(Raising):
+    async def fail(self, kind: str) -> None:  # type: ignore[override]
+        super().fail(kind)
+
+    async def fail_to_tell(self) -> None:  # type: ignore[override]
+        super().fail_to_tell()
+
+
+KINDS: list[Any] = [(Raising, 1), (Raising, 2), (AsyncRaising, None)]
+
+
+@pytest.mark.parametrize(("kind", "max_concurrency"), KINDS, ids=["plain", "threads", "async"])
+def test_an_exception_that_cannot_be_formatted_arrives(
+    backend: str, kind: type, max_concurrency: int | None
+) -> None:
+    actor = rlplat.remote(kind).options(max_concurrency=max_concurrency).remote()
+    with pytest.raises(TaskError, match=r"SyntaxError\('x', \('f\.py', 1, 1, 123\)\)") as caught:
+        rlplat.get(actor.fail.remote("syntax"), timeout=30)
+    assert isinstance(caught.value, SyntaxError)
+    with pytest.raises(TaskError, match=r"Raising\.fail.*raised Unprintable"):
+        rlplat.get(actor.fail.remote("unprintable"), timeout=30)
+
+
+@pytest.mark.usefixtures("may_drop")
+@pytest.mark.parametrize(("kind", "max_concurrency"), KINDS, ids=["plain", "threads", "async"])
+def test_who_waits_for_an_error_that_cannot_be_told_hears_of_it(
+    cluster: None, kind: type, max_concurrency: int | None
+) -> None:
+    actor = rlplat.remote(kind).options(max_concurrency=max_concurrency).remote()
+    with pytest.raises(RuntimeFault, match="cannot execute this call: RuntimeError: no words"):
+        rlplat.get(actor.fail_to_tell.remote(), timeout=30)

@@ -51,7 +51,7 @@ class Dropped:
                     raise
                 self.add(f"{kind.__name__} from", sender, f"{type(error).__name__}: {error}", error)
 
-    def add(self, what: str, peer: str, why: str, error: Exception | None = None) -> None:
+    def add(self, what: str, peer: str, why: str, error: BaseException | None = None) -> None:
         """Count what is not handled, and say so. `what`: "Done from", "a message to"; `peer`: a client id."""
         self.count += 1
         where = ""

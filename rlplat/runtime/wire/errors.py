@@ -36,13 +36,27 @@ def describe_error(
         return ErrorInfo(kind, _shortened(f"{where}: {error}"), exception, class_names(type(error)))
     # What came out of a task that this one waited for: the user's own exception goes on, the text tells the whole way.
     own = error.cause if isinstance(error, TaskError) and error.cause is not None else error
+    try:
+        text = _traceback(error)
+    except Exception as failure:  # of a SyntaxError whose parts are not what Python puts there, for one
+        text = f"{_repr(own)} (its traceback cannot be formatted: {type(failure).__name__})"
+    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
+    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own, dumps), class_names(type(own)))
+
+
+def _traceback(error: BaseException) -> str:
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
     # The first frames are the runtime's own call of the user's function: of no use to its author.
     while len(frames.stack) > 1 and _calls_users(frames.stack[0].filename):
         del frames.stack[0]
-    text = "".join(frames.format())
-    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
-    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own, dumps), class_names(type(own)))
+    return "".join(frames.format())
+
+
+def _repr(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except Exception:
+        return object.__repr__(error)
 
 
 def _calls_users(filename: str) -> bool:

@@ -144,11 +144,14 @@ class LoopRunner:
         except ActorExit:
             self._ask_to_end(EXITED)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
-                with actor.link.lock:
-                    actor.replies.cancelled(key, num_returns, what)
-            else:
-                actor.replies.error(owner, message.task, what, num_returns, error)
+            try:
+                if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
+                    with actor.link.lock:
+                        actor.replies.cancelled(key, num_returns, what)
+                else:
+                    actor.replies.error(owner, message.task, what, num_returns, error)
+            except BaseException as failure:
+                actor.replies.not_executed(owner, message, failure)
         actor.spans.append((what, began, actor.link.clock()))
         if not self._will_flush:
             self._will_flush = True

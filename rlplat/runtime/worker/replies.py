@@ -66,6 +66,15 @@ class Replies:
         with self._lock:
             self.failed(owner, task, num_returns, info)
 
+    def not_executed(self, owner: str, message: Any, error: BaseException) -> None:
+        """A call that cannot be executed, or its end not be told: its caller must not wait for ever."""
+        why = f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._transport.dropped.add(f"{type(message).__name__} from", owner, why, error)
+            text = f"worker {self._link.client_id} cannot execute this call: {why}"
+            num_returns = getattr(message, "num_returns", 1)
+            self.failed(owner, message.task, num_returns, ErrorInfo("RuntimeFault", text))
+
     def describe(self, what: str, error: BaseException) -> ErrorInfo:
         """An exception that came out of the user's code."""
         where = f"{what} (worker {self._link.client_id}, pid {self._link.system.pid()})"

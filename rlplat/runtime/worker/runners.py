@@ -130,7 +130,11 @@ class ThreadRunner:
 
     def _run(self, owner: str, message: Any) -> None:
         self._running.begin_beside(owner, message)
-        reason = self._actor.call(owner, message)
+        try:
+            reason = self._actor.call(owner, message)
+        except BaseException as error:  # not the user's: what his code raises is a reply
+            reason = None
+            self._actor.replies.not_executed(owner, message, error)
         if reason is not None:
             self._ask_to_end(reason)
         with self._actor.link.lock:

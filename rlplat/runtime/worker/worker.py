@@ -26,7 +26,6 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
-from rlplat.runtime.wire.values import ErrorInfo
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.executor import ENTRIES, Executor
 from rlplat.runtime.worker.interrupts import Interrupts
@@ -189,7 +188,9 @@ class Worker(Client):
             try:
                 reason = execute(owner, message)
             except Exception as error:  # not the user's: what his code raises is a reply
-                self._drop_work(owner, message, error)
+                if type(message) is EndOfActor:
+                    raise
+                self._replies.not_executed(owner, message, error)
                 reason = None
             if reason is not None:
                 self._end_actor(reason)
@@ -218,18 +219,6 @@ class Worker(Client):
             with self._lock:
                 self._is_worn = True
                 self._give_back()
-
-    def _drop_work(self, owner: str, message: Any, error: Exception) -> None:
-        """It cannot be executed: its caller must not wait for ever."""
-        if type(message) is EndOfActor:
-            raise error
-        with self._lock:
-            self._transport.dropped.add(
-                f"{type(message).__name__} from", owner, f"{type(error).__name__}: {error}", error
-            )
-            text = f"worker {self.client_id} cannot execute this call: {type(error).__name__}: {error}"
-            num_returns = getattr(message, "num_returns", 1)
-            self._replies.failed(owner, message.task, num_returns, ErrorInfo("RuntimeFault", text))
 
     def _await_work(self) -> bool:
         """Send what there is and wait; False: this process may end."""
