@@ -270,7 +270,8 @@ class IoLoop:
         if chores_s is not None:
             timeout_s = chores_s if timeout_s is None else min(chores_s, timeout_s)
         self._lead(timeout_s)
-        self.keep_house()
+        if not self.is_closed:
+            self.keep_house()
 
     def until_chores_s(self) -> float | None:
         """How long the process may sleep when nothing comes in."""
@@ -288,18 +289,19 @@ class IoLoop:
         finally:
             self.lock.acquire()
             self._has_leader = False
+        if self.is_closed:  # and so may be what was polled: its numbers may be others' by now
+            return
         for descriptor, _ in ready:
             if descriptor == self._bell.fd:
                 self._bell.hear()
             elif descriptor == self._lifeline:
                 self._poller.unregister(self._lifeline)
                 self._lifeline = None
-                if not self.is_closed:
-                    self._on_lifeline()
+                self._on_lifeline()
         if self._background_sleeps:
             self._background_sleeps = False
             self._background_wakes.notify()
-        if not self.is_closed and self.failure is None:
+        if self.failure is None:
             self.drain()
         if self._num_users > 1:
             self._changed.notify_all()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlplat.errors import NotInitialized
 from rlplat.runtime.link.chores import NEVER, Chores
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.link.loop import IoLoop
@@ -134,3 +135,34 @@ def test_the_background_thread_looks_before_it_sleeps_alone(loop: IoLoop) -> Non
     loop.start()
     loop.wake()
     assert was_heard.wait(10)
+
+
+def test_who_waits_when_it_is_closed_reads_nothing_more() -> None:
+    """The numbers of its descriptors may be another's by then."""
+    loop = IoLoop(SilentTransport(), spin=False, handlers={}, chores=Chores())  # type: ignore[arg-type]
+    due: list[str] = []
+    chores_done: list[str] = []
+    loop._chores.add(lambda: chores_done.extend(due), lambda: NEVER, due)
+    ended: list[BaseException] = []
+
+    def check() -> None:
+        if loop.is_closed:
+            raise NotInitialized
+
+    def wait() -> None:
+        try:
+            with loop.lock:
+                loop.wait_until(lambda: False, 30, "news", check)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not loop._has_leader:
+        pass
+    with loop.lock:  # all of it before the leader comes back
+        due.append("one")
+        loop.close()
+    thread.join(10)
+    assert [type(error) for error in ended] == [NotInitialized]
+    assert chores_done == []
