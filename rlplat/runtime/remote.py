@@ -223,6 +223,9 @@ class ActorMethod(msgspec.Struct, eq=False, gc=False):
 
     def options(self, **changes: Any) -> ActorMethod:
         options = merge_options(self._options, changes, "an actor's method")
+        retries = self._handle._info.max_task_retries
+        if retries and options.max_task_retries is None:
+            options = msgspec.structs.replace(options, max_task_retries=retries)
         return ActorMethod(self._handle, self._name, options, self._signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -368,6 +368,13 @@ def test_exactly_once_calls_neither_vanish_nor_count_twice(cluster: None, tmp_pa
     assert get(ledger.read.remote())[1] == list(range(60))
 
 
+def test_a_call_with_options_of_its_own_is_exactly_once_too(cluster: None, tmp_path: Path) -> None:
+    ledger = make_ledger().remote()
+    add = ledger.add.options(max_task_retries=None)
+    assert get(add.remote(1, str(tmp_path / "marker"))) == 1
+    assert get(ledger.read.remote())[1] == [1]
+
+
 def test_exactly_once_keeps_errors_and_large_results(cluster: None) -> None:
     ledger = make_ledger().remote()
     with pytest.raises(ValueError, match="refused"):

@@ -83,6 +83,12 @@ def test_the_number_is_the_actors_unless_the_method_has_its_own(backend: str) ->
     assert rlplat.get(remote.options(max_task_retries=3).remote().as_the_actor_says.remote(3)) == 4
 
 
+def test_none_is_what_the_actor_was_created_with(backend: str) -> None:
+    actor = rlplat.remote(Flaky).options(max_task_retries=3).remote()
+    assert rlplat.get(actor.as_the_actor_says.options(max_task_retries=None).remote(3)) == 4
+    assert rlplat.get(actor.any_error.options(max_task_retries=None).remote(7)) == 8  # its own would be two
+
+
 def test_one_call_may_have_its_own(backend: str) -> None:
     actor = rlplat.remote(Flaky).remote()
     retried = actor.plain.options(retry_exceptions=[ValueError], max_task_retries=1)
