@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlplat.errors import OptionError, OptionTypeError
-from rlplat.runtime.core.resources import check_amount, check_resources, check_text
+from rlplat.runtime.core.resources import check_amount, check_gpus, check_resources, check_text
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.values import DYNAMIC, STREAMING, CallOptions, class_names
 
@@ -122,6 +122,8 @@ def merge_options(options: Any, changes: dict[str, Any], what: str) -> Any:
                 raise OptionError(f"{key} must be at most {_MOST}, not {value!r}")
         elif key in ("num_cpus", "num_gpus"):
             check_amount(key, value)
+            if key == "num_gpus":
+                check_gpus(key, value)
         elif key in _TEXTS:
             check_text(key, value)
         elif key in _FLAGS and not isinstance(value, bool):

@@ -72,3 +72,18 @@ def test_what_cannot_be_an_amount_is_refused(backend: str) -> None:
             task.options(resources={"x": amount})
         with pytest.raises(OptionError, match="bundle 0: 'CPU' must be at least 0 and at most"):
             rlplat.placement_group([{"CPU": amount}])
+
+
+GPUS = "must be a share of one GPU or a whole number of them, not 1.5"
+
+
+def test_more_than_one_gpu_is_a_whole_number_of_them(backend: str) -> None:
+    @rlplat.remote
+    def task() -> None: ...
+
+    with pytest.raises(OptionError, match=f"^num_gpus {GPUS}"):
+        task.options(num_gpus=1.5)
+    with pytest.raises(OptionError, match=f"^placement_group: bundle 1: GPU {GPUS}"):
+        rlplat.placement_group([{"GPU": 0.5}, {"GPU": 1.5}])
+    for fits in (0.25, 1, 1.0, 2, Fraction(2), 1.00001):  # (the last is 1, as near as amounts are told apart)
+        task.options(num_gpus=fits)

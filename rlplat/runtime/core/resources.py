@@ -26,6 +26,12 @@ def check_amount(what: str, amount: Any) -> None:
         raise OptionError(f"{what} must be at least 0 and at most {_MOST:g}, not {amount!r}")
 
 
+def check_gpus(what: str, amount: float) -> None:
+    """The same for a demand of GPUs: 1.5 of them would be one, and half of another that no process is given."""
+    if amount > 1 and exact(amount) % 1:
+        raise OptionError(f"{what} must be a share of one GPU or a whole number of them, not {amount!r}")
+
+
 def check_text(what: str, value: Any) -> None:
     """The same for a name: one that is not text, or that no message can carry."""
     if not isinstance(value, str):
@@ -62,12 +68,14 @@ def exact(amount: float) -> float:
 
 
 def exact_demand(demand: Resources, who: str) -> tuple[tuple[str, float], ...]:
-    """Sorted; OptionError for an amount that is too small to be counted."""
+    """Sorted; OptionError for an amount that is too small to be counted, or that no GPUs can be."""
     for name, amount in demand.items():
         if amount > 0 and not units(amount):
             raise OptionError(
                 f"{who}: {name}={amount!r} is less than {1 / _UNITS}, the smallest amount there is"
             )
+        if name == "GPU":
+            check_gpus(f"{who}: GPU", amount)
     return tuple(sorted((name, exact(amount)) for name, amount in demand.items() if amount))
 
 
