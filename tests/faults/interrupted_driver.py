@@ -251,7 +251,9 @@ def books() -> dict[str, int]:
     client: Any = rlplat.runtime.refs.backend()
     with client.link.lock:
         client.objects.collect()
-        leases = [lease for lane in client.tasks.lanes() for lease in lane.leases.values()]
+        leases = [
+            lease for lane in client.tasks.lanes() for lease in (*lane.leases.values(), *lane.doomed.values())
+        ]
         return {
             "calls": len(client.calls.records),
             "objects": len(client.objects.book),

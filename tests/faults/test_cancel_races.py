@@ -17,7 +17,8 @@ import rlplat
 from rlplat.errors import TaskCancelled
 from rlplat.runtime.client import cancels
 from rlplat.runtime.refs import backend
-from rlplat.runtime.wire import messages
+from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.values import Value
 from tests.faults.programs import eventually
 from tests.patience import dropped_generators_are_closed
 
@@ -102,3 +103,25 @@ def test_dropping_a_generator_that_is_being_cancelled_does_not_spare_its_worker(
     assert eventually(dropped_generators_are_closed)
     with pytest.raises(TaskCancelled, match="was cancelled by"):
         rlplat.get(end, timeout=60)
+
+
+def test_the_next_task_is_not_sent_to_a_worker_that_is_being_killed(cluster: None, tmp_path: Path) -> None:
+    """Its result was on its way when its worker was condemned, which looks free from then on."""
+
+    @rlplat.remote(num_cpus=2, max_retries=0)
+    def task(gate: str) -> int:
+        while gate and not os.path.exists(gate):
+            time.sleep(0.005)
+        return os.getpid()
+
+    pid = rlplat.get(task.remote(""), timeout=60)
+    ref = task.remote(str(tmp_path / "gate"))
+    client = backend()
+    record = client.calls.records[ref.id]  # type: ignore[attr-defined]
+    assert eventually(lambda: record.route.sent_to(record) is not None, 60)
+    with client.link.lock:  # type: ignore[attr-defined]
+        rlplat.cancel(ref, force=True)
+        client.calls.finish(record.target, ref.id, [Value(codec.pack("just in time").data)])  # type: ignore[attr-defined]
+        following = task.remote("")
+    assert rlplat.get(ref, timeout=60) == "just in time"
+    assert rlplat.get(following, timeout=60) != pid

@@ -129,7 +129,7 @@ class Invariants:
         for lane in client.tasks.lanes():
             if lane.num_requested < 0:
                 raise Violation(f"{name} has requested {lane.num_requested} leases")
-            for worker, lease in lane.leases.items():
+            for worker, lease in (*lane.leases.items(), *lane.doomed.items()):
                 leases.append(worker)
                 if len(lease.in_flight) > MAX_AHEAD:
                     raise Violation(f"{len(lease.in_flight)} tasks are in flight to {worker}")
@@ -182,7 +182,7 @@ class Invariants:
                 raise Violation(f"{client.client_id} still has objects: {entries[:5]}")
             if client.objects.borrows:
                 raise Violation(f"{client.client_id} still borrows {client.objects.borrows}")
-            leases = {worker for lane in client.tasks.lanes() for worker in lane.leases}
+            leases = {worker for lane in client.tasks.lanes() for worker in (*lane.leases, *lane.doomed)}
             if leases:
                 raise Violation(f"{client.client_id} still holds leases of {leases}")
         for name, amount in node.scheduler.total.items():

@@ -454,7 +454,10 @@ class Actors:
             self._calls.fail(record, error)
             self._advance(record.target)
 
-    def ended_with(self, record: TaskRecord, worker: str, spares_others: bool) -> bool:
+    def doom(self, worker: str) -> None:
+        pass
+
+    def ended_with(self, record: TaskRecord, worker: str) -> bool:
         return False  # the node's news of the actor says what becomes of its calls
 
     def held_up_by(self, record: TaskRecord) -> TaskRecord | None:

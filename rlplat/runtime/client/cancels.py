@@ -5,8 +5,9 @@ Rules
 2. One that was sent: its worker is asked. It drops a queued one, interrupts a running task (KeyboardInterrupt in its
    main thread), cancels a coroutine; a running sync call of an actor goes on. Whatever comes first counts, so a result
    that is under way stands.
-3. A task that has not ended `CANCEL_GRACE_S` later, or at once with `force`: its worker is killed. Others that were
-   queued there run elsewhere and are not charged. The calls of an actor are not worth its life, but at a deadline.
+3. A task that has not ended `CANCEL_GRACE_S` later, or at once with `force`: its worker is killed. From then on it gets
+   no other, whether this one still finishes or not; those that were queued there run elsewhere and are not charged.
+   The calls of an actor are not worth its life, but at a deadline.
 4. A deadline fails the ref at once, then ends the call as above with `DEADLINE_GRACE_S`, in actors too.
 5. A cancelled call is not retried, nor one whose generator nobody reads. One that has finished, or is not known, is
    left alone.
@@ -38,7 +39,6 @@ class Cancels:
         self._link, self._loop, self._transport = link, link.loop, link.transport
         self._objects, self._calls, self._clock = objects, calls, link.clock
         self._pending = Pending()
-        self._killed: set[str] = set()
         link.on(messages.CancelObject, lambda _, m: self._cancel(m.id, m.force, m.recursive))
         link.chore(lambda: self._tick(self._clock()), self._due_s)
 
@@ -157,7 +157,7 @@ class Cancels:
         for stopping in self._pending.due_kills(now):
             record = stopping.record
             if tasks.get(record.id) is record and record.route.sent_to(record) == stopping.worker:
-                self._killed.add(stopping.worker)
+                record.route.doom(stopping.worker)
                 reason = f"was killed to end {record.name} ({stopping.error.message})"
                 self._transport.post(NODE, messages.KillWorker(stopping.worker, reason))
                 self._transport.flush()
@@ -178,6 +178,5 @@ class Cancels:
         for stopping in self._pending.with_worker(worker):
             record = stopping.record
             is_open = self._calls.records.get(record.id) is record
-            if is_open and record.route.ended_with(record, worker, spares_others=worker in self._killed):
+            if is_open and record.route.ended_with(record, worker):
                 self._calls.fail(record, stopping.error)
-        self._killed.discard(worker)

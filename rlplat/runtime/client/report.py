@@ -35,7 +35,7 @@ def _tasks(client: Any, limit: int) -> Report:
     """Records of the calls that this process has submitted, and what waits in its own queue as a worker."""
     sent: dict[str, list[Any]] = {}
     for lane in client.tasks.lanes():
-        for lease in lane.leases.values():
+        for lease in (*lane.leases.values(), *lane.doomed.values()):
             sent.setdefault(lease.worker, []).extend(lease.in_flight.values())
     for actor in _actor_books(client).values():
         if actor.worker is not None and actor.in_flight:

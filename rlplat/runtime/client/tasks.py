@@ -42,11 +42,11 @@ class TaskRoute:
         return record.target
 
     def sent_to(self, record: TaskRecord) -> str | None:
-        lease = self.lane.leases.get(record.target)
+        lease = self.lane.lease_of(record.target)
         return record.target if lease is not None and record.id in lease.in_flight else None
 
     def in_flight(self, record: TaskRecord, worker: str) -> dict[int, TaskRecord] | None:
-        lease = self.lane.leases.get(worker)
+        lease = self.lane.lease_of(worker)
         if lease is None:
             return None
         lease.is_stalled = lease.was_asked_back = False
@@ -85,13 +85,12 @@ class TaskRoute:
     def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
         self._calls.fail(record, error)
 
-    def ended_with(self, record: TaskRecord, worker: str, spares_others: bool) -> bool:
-        lease = self.lane.leases.get(worker)
-        if lease is None or lease.in_flight.pop(record.id, None) is None:
-            return False
-        if spares_others:
-            self.lane.gave_back(worker, list(lease.in_flight))
-        return True
+    def doom(self, worker: str) -> None:
+        self.lane.doom(worker)
+
+    def ended_with(self, record: TaskRecord, worker: str) -> bool:
+        lease = self.lane.lease_of(worker)
+        return lease is not None and lease.in_flight.pop(record.id, None) is not None
 
     def held_up_by(self, record: TaskRecord) -> TaskRecord | None:
         return None
@@ -315,9 +314,10 @@ class Tasks:
                 self._objects.hand_over(value.keys(), sender, -1)
         for route in self._busy:
             lane = route.lane
-            if sender in lane.leases:
+            lease = lane.lease_of(sender)
+            if lease is not None:
                 lane.gave_back(sender, message.tasks)
-                if message.is_worn and not lane.leases[sender].in_flight:
+                if message.is_worn and not lease.in_flight and sender in lane.leases:
                     del lane.leases[sender]
                     self._transport.post(NODE, messages.ReturnLease(sender, is_worn=True))
                 self.touched[route] = True

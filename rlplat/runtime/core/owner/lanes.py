@@ -7,7 +7,8 @@ Rules
 3. Leases asked for = tasks not yet covered by a lease, at most `max_leases`.
 4. A worker that gave tasks back (it waits for something) gets none until it finishes one.
 5. When a worker dies its tasks run again one by one, as far as `retries` allows.
-6. When nothing is queued and a worker is idle, the fullest other worker is asked to give back what it has not begun.
+6. A worker that is to be killed gets nothing more; what it has besides when it dies runs again, uncharged.
+7. When nothing is queued and a worker is idle, the fullest other worker is asked to give back what it has not begun.
 """
 
 from __future__ import annotations
@@ -65,13 +66,24 @@ class Lane:
         self.max_leases = max_leases
         self.ready: deque[TaskRecord] = deque()
         self.leases: dict[str, Lease] = {}
+        self.doomed: dict[str, Lease] = {}
+        """Of workers that are to be killed."""
         self.num_requested = 0
         self.is_hungry = False
         """A worker may have nothing to do. A busy one takes what has gathered when its next results come in."""
 
     def is_done(self) -> bool:
         """Nothing is queued, leased or asked for."""
-        return not (self.ready or self.leases or self.num_requested)
+        return not (self.ready or self.leases or self.doomed or self.num_requested)
+
+    def lease_of(self, worker: str) -> Lease | None:
+        return self.leases.get(worker) or self.doomed.get(worker)
+
+    def doom(self, worker: str) -> None:
+        """It is to be killed."""
+        lease = self.leases.pop(worker, None)
+        if lease is not None:
+            self.doomed[worker] = lease
 
     def leases_to_request(self) -> int:
         """How many more to ask for now; counts them as requested."""
@@ -122,7 +134,7 @@ class Lane:
         return max(1, min(MAX_AHEAD, int(AHEAD_S / max(pace_s, 1e-6))))
 
     def to_ask_back(self) -> Lease | None:
-        """The worker to relieve (rule 6), once per filling."""
+        """The worker to relieve (rule 7), once per filling."""
         if self.ready or not any(not lease.in_flight for lease in self.leases.values()):
             return None
         fullest = max(self.leases.values(), key=lambda lease: len(lease.in_flight))
@@ -132,7 +144,7 @@ class Lane:
         return fullest
 
     def gave_back(self, worker: str, ids: list[int]) -> None:
-        lease = self.leases.get(worker)
+        lease = self.lease_of(worker)
         if lease is None:
             return
         records = [record for id in ids if (record := lease.in_flight.pop(id, None)) is not None]
@@ -141,7 +153,7 @@ class Lane:
 
     def again(self, record: TaskRecord) -> None:
         """It raised, and is to be tried again: behind those that wait."""
-        lease = self.leases.get(record.target)
+        lease = self.lease_of(record.target)
         if lease is not None:
             lease.in_flight.pop(record.id, None)
             lease.is_stalled = lease.was_asked_back = False
@@ -150,13 +162,14 @@ class Lane:
 
     def lose(self, worker: str, runs_again: Callable[[TaskRecord, bool], bool]) -> list[TaskRecord]:
         """The worker died. `runs_again(record, was it alone there)` is queued; those that do not are returned."""
-        lease = self.leases.pop(worker, None)
+        is_doomed = worker in self.doomed
+        lease = self.doomed.pop(worker) if is_doomed else self.leases.pop(worker, None)
         if lease is None:
             return []
         records = list(lease.in_flight.values())
         for record in records:
             record.target = ""  # what the dead worker may have sent last is refused from now on
-        failed = [record for record in records if not runs_again(record, len(records) == 1)]
+        failed = [record for record in records if not is_doomed and not runs_again(record, len(records) == 1)]
         self.ready.extendleft(record for record in reversed(records) if record not in failed)
         return failed
 

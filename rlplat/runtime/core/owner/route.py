@@ -55,9 +55,12 @@ class Route(Protocol):
         """It fails, and has not left this process."""
         ...
 
-    def ended_with(self, record: TaskRecord, worker: str, spares_others: bool) -> bool:
-        """Whether it was to end, and has done so with its worker. `spares_others`: what that had besides runs again,
-        and is not charged."""
+    def doom(self, worker: str) -> None:
+        """This worker is to be killed to end a call: what it has besides runs again, and is not charged."""
+        ...
+
+    def ended_with(self, record: TaskRecord, worker: str) -> bool:
+        """Whether it was to end, and has done so with its worker."""
         ...
 
     def held_up_by(self, record: TaskRecord) -> TaskRecord | None:

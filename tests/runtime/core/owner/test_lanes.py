@@ -140,6 +140,38 @@ def test_what_died_with_a_worker_runs_again_ahead_of_the_others() -> None:
     assert made.lose("w9", runs_again) == []
 
 
+def test_a_worker_that_is_to_be_killed_gets_nothing_more() -> None:
+    made = lane("w1", num_ready=1, max_leases=1)
+    made.assign(FAST)
+    made.doom("w1")
+    made.doom("w9")
+    del made.doomed["w1"].in_flight[0]  # its result was on its way
+    assert made.idle_leases(10.0, 0.0) == []
+    made.ready.append(task(1))
+    assert made.assign(FAST) == []
+    assert made.leases_to_request() == 1
+    made.leases["w2"], made.num_requested = Lease("w2"), 0
+    assert [lease.worker for lease, _ in made.assign(FAST)] == ["w2"]
+    assert not made.lose("w2", lambda record, was_alone: True)
+    made.ready.clear()
+    assert not made.is_done()
+    made.lose("w1", lambda record, was_alone: False)
+    assert made.is_done()
+
+
+def test_what_dies_with_a_worker_that_was_killed_runs_again_uncharged() -> None:
+    made = lane("w1", num_ready=4)
+    made.assign(FAST)
+    made.ready.append(task(4))
+    made.doom("w1")
+    tried_again = made.doomed["w1"].in_flight[3]
+    made.again(tried_again)
+    made.gave_back("w1", [2])
+    assert made.lose("w1", lambda record, was_alone: False) == []
+    assert [record.id for record in made.ready] == [0, 1, 2, 4, 3]
+    assert {record.target for record in made.ready} == {"", "w1"}
+
+
 def test_a_task_that_is_tried_again_leaves_its_worker() -> None:
     made = lane("w1", num_ready=1)
     made.assign(FAST)
