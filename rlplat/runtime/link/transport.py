@@ -4,8 +4,8 @@ Each process binds `ipc://<session>/<client id>`. Whoever connects is seen there
 connecting side labels that connection "<peer's id>": two processes may connect to each other without their labels
 meeting. The first label used for a peer stays in use, which keeps messages to it in order.
 
-Messages are posted to a peer's outbox and leave as one frame on `flush`, which is what coalesces a busy sender. Not
-thread-safe: the client's lock guards it; only `fd` may be polled without.
+Messages are posted to a peer's outbox and leave as one frame on `flush`, which is what coalesces a busy sender; very
+many, or very long ones, as several. Not thread-safe: the client's lock guards it; only `fd` may be polled without.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 
 _MAX_FRAME_BYTES = 1 << 30
+"""What a receiver takes: libzmq drops longer ones, and says nothing."""
+_FRAME_BYTES, _FRAME_MESSAGES = 64 << 20, 1024
+"""Where a sender begins another frame."""
 # As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
 _EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
@@ -107,7 +110,7 @@ class Transport:
     def post_result(self, peer: str, task: int, data: bytes) -> None:
         """Post a small result; those that follow each other share a message."""
         box = self._outbox.get(self._labels.get(peer) or self.label(peer))
-        if box and type(box[-1]) is messages.Done:
+        if box and type(box[-1]) is messages.Done and len(box[-1].tasks) < _FRAME_MESSAGES:
             box[-1].tasks.append(task)
             box[-1].data.append(data)
             self.num_unsent += 1
@@ -115,25 +118,42 @@ class Transport:
             self.post(peer, messages.Done([task], [data]))
 
     def flush(self) -> None:
-        """Send every outbox, a frame for each."""
+        """Send every outbox."""
         if not self.num_unsent:
             return
-        send, encode = self._socket.send, messages.encode
+        send = self._socket.send
         for label, box in self._outbox.items():
             if box:
                 try:
-                    frame = encode(box)  # ahead of the label, which must not be left alone
-                except Exception:
-                    frame = self._frame(label, box)
-                try:
-                    send(label, _MORE)
-                    send(frame, _NOBLOCK)
+                    for frame in self._frames(
+                        label, box
+                    ):  # made ahead of the label, which must not be left alone
+                        send(label, _MORE)
+                        send(frame, _NOBLOCK)
                 except zmq.ZMQError as error:
                     # The peer is gone; the node's WorkerDied says so to everybody and settles what was sent to it.
                     if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                         raise
                 box.clear()
         self.num_unsent = 0
+
+    def _frames(self, label: bytes, box: list[Any]) -> Iterator[bytes]:
+        """One for all of the messages, mostly; halves of them where that is too long."""
+        if len(box) <= _FRAME_MESSAGES:
+            try:
+                frame = messages.encode(box)
+            except Exception:
+                frame = self._frame(label, box)
+            if len(frame) <= _FRAME_BYTES or len(box) == 1:
+                if len(frame) <= _MAX_FRAME_BYTES:
+                    yield frame
+                else:
+                    self._drop(label, box[0], f"it is {len(frame):,} bytes long: no receiver takes that")
+                return
+            del frame
+        half = len(box) // 2
+        yield from self._frames(label, box[:half])
+        yield from self._frames(label, box[half:])
 
     def _frame(self, label: bytes, box: list[Any]) -> bytes:
         """The frame of those messages that can be encoded; each other one is dropped: kept, it would fail for ever."""
@@ -145,9 +165,11 @@ class Transport:
             except MemoryError:
                 raise  # not the message's fault
             except Exception as error:
-                what = f"a {type(message).__name__} to"
-                self.dropped.add(what, label.decode().removesuffix(">"), f"{type(error).__name__}: {error}")
+                self._drop(label, message, f"{type(error).__name__}: {error}")
         return messages.encode(good)
+
+    def _drop(self, label: bytes, message: Any, why: str) -> None:
+        self.dropped.add(f"a {type(message).__name__} to", label.decode().removesuffix(">"), why)
 
     def reply_once(self, peer: str, message: Any) -> None:
         """Answer somebody who has connected to us and asked; nothing here remembers him (if he has gone: nobody hears).

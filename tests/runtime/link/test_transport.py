@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from rlplat.runtime.link import transport
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import Value
@@ -67,6 +68,63 @@ def test_nothing_leaves_before_the_flush_and_then_as_one_frame(make: Callable[[s
         batches = list(b.receive())
         select.select([b.fd], [], [], 0.01)
     assert batches == [("w1", [done(0), done(1), done(2)])]
+
+
+def frames_of(receiver: Transport, num_messages: int) -> list[list[Any]]:
+    got: list[list[Any]] = []
+
+    def are_here() -> bool:
+        got.extend(batch for _, batch in receiver.receive())
+        return sum(map(len, got)) >= num_messages
+
+    assert soon(are_here, within_s=10), f"{sum(map(len, got))} of {num_messages} messages have come"
+    return got
+
+
+def test_a_long_outbox_leaves_as_several_frames(
+    make: Callable[[str], Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver refuses one that is too long, and nobody hears of it."""
+    monkeypatch.setattr(transport, "_MAX_FRAME_BYTES", 10_000)
+    monkeypatch.setattr(transport, "_FRAME_BYTES", 2_000)
+    a, b = make("w1"), make("w2")
+    sent = [messages.Item(n, n, Value(b"x" * (3_000 if n % 50 == 7 else n % 90))) for n in range(500)]
+    a.post_all("w2", sent)
+    a.flush()
+    assert a.num_unsent == 0
+    got = frames_of(b, 500)
+    assert [message for batch in got for message in batch] == sent
+    assert all(len(messages.encode(batch)) <= 2_000 or len(batch) == 1 for batch in got)
+    assert len(got) < 100
+
+
+def test_very_many_messages_leave_as_several_frames(make: Callable[[str], Transport]) -> None:
+    a, b = make("w1"), make("w2")
+    a.post_all("w2", [done(n) for n in range(5_000)])
+    for n in range(5_000, 10_000):
+        a.post_result("w2", n, b"")
+    a.flush()
+    got = frames_of(b, 5_004)
+    tasks = [task for batch in got for message in batch for task in message.tasks]
+    assert tasks == list(range(10_000))
+    assert max(map(len, got)) <= 1024
+    assert max(len(message.tasks) for batch in got for message in batch) <= 1024
+
+
+@pytest.mark.usefixtures("may_drop")
+def test_a_message_that_is_too_long_for_any_frame_is_dropped_aloud(
+    make: Callable[[str], Transport], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(transport, "_MAX_FRAME_BYTES", 10_000)
+    monkeypatch.setattr(transport, "_FRAME_BYTES", 2_000)
+    a, b = make("w1"), make("w2")
+    for message in (done(1), messages.Done([2], [b"x" * 10_000]), done(3)):
+        a.post("w2", message)
+    a.flush()
+    a.post("w2", done(4))
+    a.flush()
+    assert receive(b, 3) == [("w1", done(n)) for n in (1, 3, 4)]
+    assert "w1 dropped a Done to 'w2': it is 10,0" in capfd.readouterr().err
 
 
 def test_two_peers_may_connect_to_each_other_at_once(make: Callable[[str], Transport]) -> None:
