@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rlplat
+from rlplat.errors import SerializationError
 from tests.runtime import specimens
 
 LENGTHS = range(17_408 - 160, 17_408 + 4)
@@ -97,3 +98,42 @@ def test_random_values_go_everywhere_and_come_back_while_others_are_held(backend
     finally:
         held.clear()
         rlplat.shutdown()
+
+
+def test_arguments_that_fit_no_message_are_refused(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is small, so all would travel inside the call, which no receiver would take."""
+    from rlplat.runtime.wire import codec
+
+    monkeypatch.setattr(codec, "_MAX_BYTES", 100_000)
+
+    class Counter:
+        def __init__(self, *blobs: bytes) -> None:
+            self.num_bytes = sum(map(len, blobs))
+
+        def count(self, *blobs: bytes) -> int:
+            return sum(map(len, blobs))
+
+    @rlplat.remote
+    def count(*blobs: bytes) -> int:
+        return sum(map(len, blobs))
+
+    @rlplat.remote
+    def blob() -> bytes:
+        return b"x" * 10_000
+
+    kind = rlplat.remote(Counter)
+    actor = kind.remote()
+    ready = [rlplat.put(b"x" * 10_000) for _ in range(11)]
+    for refs in (ready, [blob.remote() for _ in range(11)]):
+        for call in (count.remote, actor.count.remote, lambda *refs: kind.remote(*refs).count.remote()):
+            with pytest.raises(
+                SerializationError, match=r"the arguments of .* cannot be sent: .* in one message"
+            ):
+                rlplat.get(call(*refs), timeout=60)
+        assert (
+            rlplat.get([count.remote(*refs[:9]), actor.count.remote(*refs[:9])], timeout=60) == [90_000] * 2
+        )
+    with pytest.raises(
+        SerializationError, match=r"detached actor .*Counter cannot be sent: .* in one message"
+    ):
+        kind.options(name="detached", lifetime="detached").remote(b"x" * 110_000)

@@ -487,4 +487,5 @@ def _inline(name: str, args: tuple, kwargs: dict) -> bytes:
             f"detached actor {name}: an argument contains {refs[0]!r}, and objects end with the process that made "
             "them: pass the value, or the ref itself as an argument"
         )
+    codec.check_fits(f"detached actor {name}", [len(data)], "Load what is large in the constructor.")
     return data

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rlplat.errors import SerializationError
 from rlplat.runtime.client.objects import Objects, check_travels
 from rlplat.runtime.client.rebuilding import Rebuilder
 from rlplat.runtime.client.streams import Streams
@@ -137,8 +138,19 @@ class Calls:
                 return
             if value.segment is not None:
                 value.holder = (ref.owner, ref.id)
-            record.message.deps.append((place, value))
-            if not record.waits and is_submitted:
+            values = record.message.deps
+            values.append((place, value))
+            if record.waits:
+                return
+            try:
+                way_out = "Join them: a value of 64 KiB or more goes through the object store."
+                what = f"the arguments of {record.name}"
+                codec.check_fits(what, (len(each.data) for _, each in values), way_out)
+            except SerializationError as error:
+                if record.id in self.records:
+                    record.route.fail_unsent(record, ErrorInfo("SerializationError", str(error)))
+                return
+            if is_submitted:
                 self._on_resolved(record)
 
         for place, ref in deps:

@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from rlplat.runtime.wire.signatures import Signature
 
 OUT_OF_BAND_BYTES = 64 * 1024
-_MAX_CODE_BYTES = 512 << 20
+_MAX_BYTES = 512 << 20
+"""Of code, or of values, inside one message: no receiver takes a frame of more than 1 GiB."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN = _SCALARS | {ObjectRef}
 NO_ARGS = pickle.dumps(((), {}), protocol=5)
@@ -136,6 +137,16 @@ def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[Object
         with collecting_refs():
             return cloudpickle.dumps(value, protocol=5), packed.refs
     return packed.data, packed.refs
+
+
+def check_fits(what: str, sizes: Iterable[int], way_out: str) -> None:
+    """Refuse values that are to travel inside one message and are too long for any."""
+    num_bytes = sum(sizes)
+    if num_bytes > _MAX_BYTES:
+        raise SerializationError(
+            f"{what} cannot be sent: {num_bytes / 1e6:.0f} MB in one message, and {_MAX_BYTES / 1e6:.0f} MB is the "
+            f"most. {way_out}"
+        )
 
 
 def unpack(data: Any, buffers: Any = ()) -> Any:
@@ -277,7 +288,7 @@ def dump_code(code: RemoteCode) -> None:
                 f"{code.name} cannot be sent to a worker: {culprit} cannot be pickled "
                 f"({type(error).__name__}: {error}). Create it inside {code.name}."
             ) from error
-        if len(blob) > _MAX_CODE_BYTES:
+        if len(blob) > _MAX_BYTES:
             raise SerializationError(
                 f"{code.name} cannot be sent to a worker: it carries {len(blob) / 1e6:.0f} MB, of its closure or of "
                 "global variables. Pass large values as arguments, or refs to them from rlplat.put."

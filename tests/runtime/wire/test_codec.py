@@ -172,7 +172,7 @@ def test_of_a_huge_exception_the_beginning_and_the_end_of_the_text_travel() -> N
 
 
 def test_code_that_carries_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "_MAX_CODE_BYTES", 1_000_000)
+    monkeypatch.setattr(codec, "_MAX_BYTES", 1_000_000)
     table = bytes(2_000_000)
     code = RemoteCode(lambda: table, "look_up")
     with pytest.raises(SerializationError, match=r"look_up cannot be sent .* carries 2 MB.*rlplat\.put"):
