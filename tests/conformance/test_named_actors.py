@@ -86,6 +86,24 @@ def test_that_a_name_is_taken_may_be_heard_while_the_question_is_sent(
     assert rlplat.get(make.remote().pid.remote()) == first
 
 
+def test_a_named_actor_that_waits_for_its_resources_is_there_already(cluster: None) -> None:
+    first = counter(name="first", num_cpus=2).remote()
+    rlplat.get(first.add.remote())
+    make, made = counter(name="second", num_cpus=2), []
+    creator = threading.Thread(target=lambda: made.append(make.remote(5)), daemon=True)
+    creator.start()
+    creator.join(30)
+    assert made, "its creation waits for its resources"
+    (second,) = made
+    assert second == rlplat.get_actor("second") == make.options(get_if_exists=True).remote(99)
+    with pytest.raises(ConfigError, match="exists already"):
+        make.remote()
+    later = second.add.remote()
+    assert rlplat.wait([later], timeout=0)[1] == [later]
+    rlplat.kill(first)
+    assert rlplat.get(later, timeout=60) == 6
+
+
 def test_get_if_exists_without_a_name_is_refused(backend: str) -> None:
     with pytest.raises(ConfigError, match="needs a name"):
         counter(get_if_exists=True).remote()

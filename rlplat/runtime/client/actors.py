@@ -137,11 +137,7 @@ class Actors:
             if options.name is not None:
                 taken = None
                 try:
-                    self._link.wait_until(
-                        lambda: bool(actor.worker or actor.gone or actor_id in self._is_taken),
-                        None,
-                        "the actor's name",
-                    )
+                    self._questions.await_node()  # that the name is taken is said ahead of the answer
                 finally:
                     self._naming.discard(actor_id)
                     if actor_id in self._is_taken:

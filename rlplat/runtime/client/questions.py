@@ -29,15 +29,23 @@ class Questions:
     def ask(self, make: Callable[[int], Any]) -> Any:
         with self._link.lock:
             self._link.check_open()
-            request = next(self._objects.ids)
-            self._asked.add(request)
-            try:
-                self._link.transport.post(NODE, make(request))
-                self._link.wait_until(lambda: request in self._answers, None, "the node's answer")
-                return self._answers[request]
-            finally:
-                self._asked.discard(request)
-                self._answers.pop(request, None)
+            return self._ask(make)
+
+    def _ask(self, make: Callable[[int], Any]) -> Any:
+        """Lock held, once: it is given up meanwhile."""
+        request = next(self._objects.ids)
+        self._asked.add(request)
+        try:
+            self._link.transport.post(NODE, make(request))
+            self._link.wait_until(lambda: request in self._answers, None, "the node's answer")
+            return self._answers[request]
+        finally:
+            self._asked.discard(request)
+            self._answers.pop(request, None)
+
+    def await_node(self) -> None:
+        """Lock held: the node has heard what was posted before, and what it had to say at once is here."""
+        self._ask(lambda request: messages.AskResources(request, False))
 
     def _on_answer(self, sender: str, message: Any) -> None:
         if message.request in self._asked:
