@@ -3,8 +3,8 @@
 An environment that hangs holds the very thread that would notice. A second thread looks at the deadline now and then:
 past it, a signal makes the stepping thread raise `EnvHung` inside the environment's own code. Where no Python code runs
 there to be interrupted (a C extension that waits, a thread other than the main one), the process ends itself with the
-stacks of all threads and, as its last line on stderr, what hung. There is no limit
-while a debugger holds the stepping thread.
+stacks of all threads and, as its last line on stderr, what hung. While a debugger holds the stepping thread there is
+no limit.
 
     watchdog.deadline = monotonic() + watchdog.timeout_s
     raw_env.step(actions)
