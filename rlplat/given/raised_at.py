@@ -17,9 +17,11 @@ _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in ', re.MULTILINE)
 
 
 def raised_here(error: BaseException) -> str:
-    """In this process; where no frame is its own, the library's that raised."""
+    """In this process; where no frame is its own, the library's that raised, but for gymnasium.make: what it complains
+    of is not there."""
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
-    return _place(frames) or _place(frames[-1:], _OURS)
+    inner = [frame for frame in frames[-1:] if not frame[0].endswith("gymnasium/envs/registration.py")]
+    return _place(frames) or _place(inner, _OURS)
 
 
 def raised_elsewhere(text: str) -> str:

@@ -165,11 +165,11 @@ def _action_form(leaf: Leaf, spec: ActionSpec) -> dict[str, Any]:
 
 def _choice_form(leaf: Leaf) -> dict[str, Any]:
     if leaf.kind == "discrete":
-        return {"discrete": {"n": leaf.nvec[0], "start": leaf.start[0]}}
+        return {"discrete": {"n": leaf.nvec[0], "start": leaf.start[0], "dtype": leaf.dtype}}
     if leaf.kind == "multi_binary":
         return {"multi_binary": {"n": list(leaf.shape)}}
     nvec, start = (np.reshape(each, leaf.shape).tolist() for each in (leaf.nvec, leaf.start))
-    return {"multi_discrete": {"nvec": nvec, "start": start}}
+    return {"multi_discrete": {"nvec": nvec, "start": start, "dtype": leaf.dtype}}
 
 
 def _tree(parts: list[tuple[Keys, dict[str, Any]]]) -> dict[str, Any]:

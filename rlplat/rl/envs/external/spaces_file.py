@@ -16,8 +16,8 @@ from rlplat.config import parse_yaml
 from rlplat.errors import ConfigError
 
 FORMS = (
-    "box: {low, high, shape, dtype}, discrete: {n, start}, multi_discrete: {nvec}, multi_binary: {n}, "
-    "dict: {NAME: ...}, tuple: [...]"
+    "box: {low, high, shape, dtype}, discrete: {n, start, dtype}, multi_discrete: {nvec, start, dtype}, "
+    "multi_binary: {n}, dict: {NAME: ...}, tuple: [...]"
 )
 
 
@@ -63,8 +63,12 @@ def make_space(said: Any, where: str) -> Any:
         return spaces.Tuple([make_space(part, f"{where}.{i}") for i, part in enumerate(given)])
     makers: dict[str, Callable[..., Any]] = {
         "box": _box,
-        "discrete": lambda n, start=0: spaces.Discrete(int(n), start=int(start)),
-        "multi_discrete": lambda nvec, start=None: spaces.MultiDiscrete(nvec, start=start),
+        "discrete": lambda n, start=0, dtype="int64": spaces.Discrete(
+            int(n), start=int(start), dtype=np.dtype(dtype).type
+        ),
+        "multi_discrete": lambda nvec, start=None, dtype="int64": spaces.MultiDiscrete(
+            nvec, dtype=np.dtype(dtype).type, start=start
+        ),
         "multi_binary": lambda n: spaces.MultiBinary(n),
     }
     if kind not in makers or not isinstance(given, dict):
