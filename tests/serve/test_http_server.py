@@ -94,6 +94,15 @@ def test_an_answer_that_closes_the_connection_is_written_before_it_is_closed() -
     assert len(transport.writes) == 1 and transport.writes[0].endswith(b"hello") and transport.is_closed
 
 
+def test_an_answer_that_is_no_json_is_an_error_like_others(capsys: pytest.CaptureFixture[str]) -> None:
+    async def strange(request: Any) -> Any:
+        return {"at": object()}
+
+    written = b"".join(writes(strange, get()).writes)
+    assert written.startswith(b"HTTP/1.1 500") and b'"code":"failed"' in written
+    assert "object cannot be written as JSON; return a starlette Response" in capsys.readouterr().err
+
+
 def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
     async def stream(request: Any) -> Any:
         async def parts() -> Any:

@@ -93,7 +93,9 @@ class StepStore:
         lanes = np.arange(first_lane, first_lane + B)
         old_tails = self.tails[lanes]
         before_gaps = self.heads[lanes]
-        gaps = [] if self._continues(batch, lanes) else [self._add_gap(int(lane)) for lane in lanes]
+        continues = batch.continues and self._is_next(batch, lanes)
+        self.newest[lanes] = batch.incarnation, -1 if batch.number is None else batch.number
+        gaps = [] if continues else [self._add_gap(int(lane)) for lane in lanes]
         old_heads = self.heads[lanes]
 
         # Lane by lane, in order of time; the final observation right after the step that was cut off.
@@ -220,13 +222,11 @@ class StepStore:
         for path, storage in self._storages.items():
             storage.set_state(rows, state["obs"][path or "obs"])
 
-    def _continues(self, batch: TransitionBatch, lanes: Array) -> bool:
-        """Whether its first rows follow the lanes' last ones: a fragment between them may have been lost on its way."""
+    def _is_next(self, batch: TransitionBatch, lanes: Array) -> bool:
+        """Whether it comes right behind what the lanes have: a fragment between them may have been lost on its way."""
         if batch.number is None:
-            return batch.continues
-        before = self.newest[lanes]
-        self.newest[lanes] = batch.incarnation, batch.number
-        return batch.continues and bool((before == (batch.incarnation, batch.number - 1)).all())
+            return True
+        return bool((self.newest[lanes] == (batch.incarnation, batch.number - 1)).all())
 
     def _kinds(self, batch: TransitionBatch, source: Array, is_real: Array) -> Array:
         terminated, truncated = batch.terminated.reshape(-1)[source], batch.truncated.reshape(-1)[source]

@@ -125,10 +125,8 @@ class Transport:
         for label, box in self._outbox.items():
             if box:
                 try:
-                    for frame in self._frames(
-                        label, box
-                    ):  # made ahead of the label, which must not be left alone
-                        send(label, _MORE)
+                    for frame in self._frames(label, box):
+                        send(label, _MORE)  # once the frame is made: a label must not be left alone
                         send(frame, _NOBLOCK)
                 except zmq.ZMQError as error:
                     # The peer is gone; the node's WorkerDied says so to everybody and settles what was sent to it.

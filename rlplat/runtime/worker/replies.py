@@ -41,9 +41,8 @@ class Replies:
         failed: list[Value] = []
         if len(made) < len(parts):
             failed = [Value(error=self.describe(what, parts[-1].error))] * (len(parts) - len(made))
-        values = (
-            self._objects.make_values(packed, owner) + failed
-        )  # last: nothing raises between here and the reply
+        # Last: nothing raises between here and the reply.
+        values = self._objects.make_values(packed, owner) + failed
         crash_point("after_store_before_report")
         with self._lock:
             if num_returns == 1 and values[0].segment is None and not values[0].refs:
