@@ -132,6 +132,7 @@ def test_what_cannot_be_sent_is_refused_in_words(
     assert said in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_a_machine_without_slurm_and_a_join_outside_a_job_say_so(
     write: Write, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

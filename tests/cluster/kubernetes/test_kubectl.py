@@ -69,6 +69,7 @@ def test_what_kubectl_refuses_is_said_in_its_words_with_the_fix(
     assert refused in said and "install its operator, 1.5.1 or later" in said
 
 
+@pytest.mark.process
 def test_without_kubectl_there_is_one_message_and_the_manifest_can_still_be_made(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,6 +220,7 @@ def test_submit_gives_the_task_to_sky_and_keeps_the_token_to_this_user(
     assert (home / "token").read_text() == token
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -64,6 +64,7 @@ def test_with_an_empty_replay_they_may_change(
     assert resumed[0]["learner/replay_size"] < 40 and resumed[-1]["env_steps"] >= 128
 
 
+@pytest.mark.process
 def test_workers_0_and_1_fill_the_same_replay(dqn: Path) -> None:
     assert train(resume=dqn, num_rollout_workers=1, stop={"env_steps": 300}).num_iterations > 0
 

@@ -53,6 +53,7 @@ def held(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_a_held_folder_stays_until_its_holder_ends(held: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", f"{HOLD}; time.sleep(60)", str(held)], stdout=subprocess.PIPE
