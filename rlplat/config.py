@@ -309,5 +309,5 @@ def _order(path: KeyPath, merged: Layer) -> tuple[str, int]:
     while path and path not in merged.origins:
         path = path[:-1]
     origin = merged.origins.get(path, "")
-    file, _, line = origin.rpartition(":")
-    return (file, int(line)) if line.isdigit() else (origin, 0)
+    match = re.match(r"(.*):(\d+)( \(merged in line \d+\))?$", origin)
+    return (match[1], int(match[2])) if match else (origin, 0)

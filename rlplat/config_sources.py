@@ -3,7 +3,8 @@
 A layer remembers for every key where it was written (`configs/ppo/pong.yaml:7`, `--stop.env-steps`), so that a
 complaint can point there. YAML is read as a graph of plain nodes (no tag can create an object), with limits on
 its size, depth and number of nodes, so that aliases cannot blow it up. Two readings differ from YAML 1.1, each
-because the other one surprises: `1e-4` is a float, and `on`, `off`, `yes`, `no` and dates are text.
+because the other one surprises: `1e-4` is a float, and `on`, `off`, `yes`, `no` and dates are text. Merge keys
+(`<<: *anchor`) are read as YAML 1.1 has them, and the lines in complaints are those of the anchor.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ KeyPath = tuple[str, ...]
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 10_000
 MAX_DEPTH = 32
+MERGE = "tag:yaml.org,2002:merge"
+"""The tag of a plain key `<<`."""
 
 _DIGITS = "[0-9]+(_[0-9]+)*"  # as Python's
 _INT = re.compile(rf"[-+]?{_DIGITS}$")
@@ -214,7 +217,14 @@ class _Reader:
     def _read_mapping(self, node: Any, path: KeyPath, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
+        written = [pair for pair in node.value if pair[0].tag != MERGE]
+        # What `<<: *anchor` brings is read first: the mapping's own keys win, wherever they stand.
+        for key_node, value_node, merged_in in self._merged(node, depth):
+            key = key_node.value
+            self._forget_origins((*path, key))
+            values[key] = self.read(value_node, (*path, key), depth + 1)
+            self.origins[(*path, key)] = f"{self.name}:{_line(key_node)} (merged in line {merged_in})"
+        for key_node, value_node in written:
             line = _line(key_node)
             if key_node.id != "scalar":
                 self.complaints.append(f"{self.name}:{line}: a key must be plain text")
@@ -226,9 +236,44 @@ class _Reader:
                 )
                 continue
             lines[key] = line
+            self._forget_origins((*path, key))
             self.origins[(*path, key)] = f"{self.name}:{line}"
             values[key] = self.read(value_node, (*path, key), depth + 1)
         return values
+
+    def _merged(self, node: Any, depth: int) -> list[tuple[Any, Any, int]]:
+        """(key, value, line of the merge key) of what the merge keys of a mapping bring, each key once.
+
+        As YAML 1.1 says (yaml.org/type/merge.html): of several mappings in a list the earlier ones win. A `<<` of a
+        merged mapping counts too.
+        """
+        found: dict[str, tuple[Any, Any, int]] = {}
+        merge_keys = [pair for pair in node.value if pair[0].tag == MERGE]
+        if len(merge_keys) > 1:  # readers disagree which of them wins
+            self.complaints.append(
+                f"{self.name}:{_line(merge_keys[1][0])}: key '<<' was already set in line "
+                f"{_line(merge_keys[0][0])}; merge several in one: `<<: [*first, *second]`"
+            )
+        for key_node, value_node in merge_keys:
+            sources = value_node.value if value_node.id == "sequence" else [value_node]
+            for source in sources:
+                if source.id != "mapping" or depth > MAX_DEPTH:
+                    self.complaints.append(
+                        f"{self.name}:{_line(key_node)}: `<<` merges a mapping, or a list of mappings, such as "
+                        "`<<: *anchor`"
+                    )
+                    break
+                own = {key.value: (key, value) for key, value in source.value if key.id == "scalar"}
+                own.pop("<<", None)
+                inherited = {key.value: (key, value) for key, value, _ in self._merged(source, depth + 1)}
+                for name, pair in {**inherited, **own}.items():
+                    found.setdefault(name, (*pair, _line(key_node)))
+        return list(found.values())
+
+    def _forget_origins(self, path: KeyPath) -> None:
+        """Those of a merged value that another one takes the place of."""
+        for key in [key for key in self.origins if key[: len(path)] == path]:
+            del self.origins[key]
 
 
 def read_plain(text: str) -> Any:

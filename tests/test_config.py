@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from rlplat.config import (
@@ -173,6 +175,42 @@ def test_a_dumped_config_reads_back_equal() -> None:
 def test_a_key_under_a_plain_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="'stop' was already set to 3"):
         layer_from_flags([("stop", "3"), ("stop.env-steps", "4")])
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a: &a {x: 1, y: {z: 2}}\nc:\n  <<: *a\n  y: 4\n", {"x": 1, "y": 4}),
+        ("a: &a {x: 1, y: 5}\nc:\n  y: 4\n  <<: *a\n", {"x": 1, "y": 4}),
+        ("a: &a {x: 1}\nb: &b {x: 2, y: 3}\nc: {<<: [*a, *b]}\n", {"x": 1, "y": 3}),
+        ("a: &a {x: 1}\nb: &b {<<: *a, y: 3}\nc: {<<: *b}\n", {"x": 1, "y": 3}),
+        ("c: {'<<': {x: 1}}\n", {"<<": {"x": 1}}),
+    ],
+)
+def test_merge_keys_are_read_as_yaml_has_them(text: str, values: dict[str, Any]) -> None:
+    read = parse_yaml(text, "c.yaml").values
+    assert read["c"] == values
+    assert read == yaml.safe_load(text)
+
+
+def test_a_complaint_about_a_merged_key_names_both_lines() -> None:
+    text = "stop: &budget {env_steps: 5}\npolicy:\n  <<: *budget\n"
+    with pytest.raises(ConfigError, match=r"'policy.env_steps' in c.yaml:1 \(merged in line 3\)"):
+        resolve(Config, [parse_yaml(text, "c.yaml")])
+
+
+@pytest.mark.parametrize("text", ["c: {<<: 3}", "c: {<<: [1]}", "a: &a {<<: *a}"])
+def test_what_cannot_be_merged_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"c.yaml:1: `<<` merges a mapping"):
+        parse_yaml(text, "c.yaml")
+
+
+def test_two_merge_keys_are_refused_with_the_cure() -> None:
+    text = "a: &a {x: 1}\nb:\n  <<: *a\n  <<: *a\n"
+    with pytest.raises(
+        ConfigError, match=r"c.yaml:4: key '<<' was already set in line 3; merge .*`<<: \[\*first"
+    ):
+        parse_yaml(text, "c.yaml")
 
 
 def test_a_flag_under_an_alias_overrides_the_file_under_the_field_name() -> None:

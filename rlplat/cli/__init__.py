@@ -97,9 +97,9 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. argv: None for the words of this program, which ends with the command."""
     try:
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        return _main(list(sys.argv[1:] if argv is None else argv), is_program=argv is None)
     except KeyboardInterrupt:  # while a command is imported: nothing has begun
         return 130
     except BrokenPipeError:  # `rlplat runs | head`: nobody reads any more
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _main(arguments: list[str]) -> int:
+def _main(arguments: list[str], *, is_program: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         lines = [f"  {name:<14}{line}" for name, line in COMMANDS.items()]
         print(_HELP.format(commands="\n".join(lines)), end="")
@@ -127,7 +127,7 @@ def _main(arguments: list[str]) -> int:
     from rlplat.cli.exit_codes import run_and_report
 
     module, function = home_of(command)
-    return run_and_report(getattr(module, function or "run"), arguments[1:])
+    return run_and_report(getattr(module, function or "run"), arguments[1:], is_program=is_program)
 
 
 def home_of(command: str) -> tuple[ModuleType, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 
+from rlplat.cli.output import print_json
 from rlplat.cli.train import split_setting_flags
 from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
     if options.json:
         findings = [{"severity": finding.severity, "text": finding.text} for finding in report.findings]
         counts = {"steps": report.steps, "episodes": report.episodes}
-        print(json.dumps({"env": report.name, "is_sound": report.is_sound, **counts, "findings": findings}))
+        print_json({"env": report.name, "is_sound": report.is_sound, **counts, "findings": findings})
     else:
         print(report)
     return 0 if report.is_sound else 1

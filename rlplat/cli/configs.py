@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from typing import Any
+
+from rlplat.cli.output import print_json
 
 _EPILOG = """\
 examples:
@@ -36,7 +37,7 @@ def run(arguments: list[str]) -> int:
 
     rows = [_described(name) for name in shipped_configs()]
     if options.json:
-        print(json.dumps(rows))
+        print_json(rows)
         return 0
     print(
         table(

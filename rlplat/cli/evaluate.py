@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError
 
 _EPILOG = """\
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
             "returns": [episode.episode_return for episode in episodes],
             "lengths": [episode.length for episode in episodes],
         }
-        print(json.dumps(report))
+        print_json(report)
         return 0
     if not episodes:
         print(f"{agent.plan.config.env}: no episode ended, {agent.checkpoint.path}")

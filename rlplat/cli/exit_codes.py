@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable
 
+from rlplat.cli.output import only_json
 from rlplat.errors import RlplatError, TaskError, UsageError
+from rlplat.given.spelling import spelled
 
 
-def run_and_report(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run `command(arguments)`; what it raises becomes a message on stderr and an exit code."""
+def run_and_report(
+    command: Callable[[list[str]], int], arguments: list[str], *, is_program: bool = False
+) -> int:
+    """Run `command(arguments)`; what it raises becomes a message on stderr and an exit code.
+
+    is_program: the process ends with it.
+    """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     program = arguments[len(own) :]  # `exec CLUSTER.yaml -- PROGRAM --debug`: its flags are its own
     debug = "--debug" in own
     arguments = [argument for argument in own if argument != "--debug"] + program
+    is_for_programs = "--json" in own and not {"-h", "--help"} & set(own)
     try:
-        return command(arguments)
+        with only_json(is_last=is_program) if is_for_programs else contextlib.nullcontext():
+            return command(arguments)
     except KeyboardInterrupt as interrupt:
         return getattr(interrupt, "exit_code", 130)
     except SystemExit as leaving:  # argparse, after its own message; a file of the user's, with its message
@@ -48,7 +58,7 @@ def message_of(error: BaseException) -> str:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error} (--debug shows where)"
-    return "\n".join([text, *getattr(error, "advice", [])])  # the notes also hold remote tracebacks
+    return spelled("\n".join([text, *getattr(error, "advice", [])]))  # the notes also hold remote tracebacks
 
 
 def _remote_message(error: TaskError) -> str:

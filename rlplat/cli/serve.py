@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import signal
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError, UsageError
 from rlplat.listening import read_token
 
@@ -170,7 +170,7 @@ def _of_file(verb: str, options: argparse.Namespace) -> int:
     elif verb == "shutdown":
         verbs.shutdown(options.file)
     elif options.json:
-        print(json.dumps(verbs.status(options.file), indent=1))
+        print_json(verbs.status(options.file))
     else:
         _show(verbs.status(options.file))
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 import typing
 from collections.abc import Iterator
 from typing import Any
+
+from rlplat.cli.output import print_json
 
 _EPILOG = """\
 examples:
@@ -53,7 +54,7 @@ def run(arguments: list[str]) -> int:
         for row in rows:
             row["value"] = _plain(_value_at(plan.config, row["key"], row["default"]))
     if options.json:
-        print(json.dumps(rows))
+        print_json(rows)
         return 0
     for note in notes:
         print(f"{note}\n")

@@ -15,6 +15,7 @@ from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError
+from rlplat.given.spelling import spelled
 
 _EPILOG = """\
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
@@ -173,7 +174,7 @@ def run(arguments: list[str]) -> int:
         )
     print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
     again = f"rlplat evaluate {shlex.quote(str(trained.directory))}"
-    print(f"the run is in {trained.directory}; look at it again: {again}")
+    print(spelled(f"the run is in {trained.directory}; evaluate it: {again}"))
     return 0
 
 

@@ -245,7 +245,7 @@ def test_commands_in_messages_can_be_pasted_where_the_directory_has_a_blank(here
     assert train("--stop.env-steps", "20", "--out", "my demo") == 2
     assert "to resume it: --resume 'my demo'" in capsys.readouterr().err
     assert train("--stop.env-steps", "20", "--out", "other demo") == 0
-    assert "look at it again: rlplat evaluate 'other demo'" in capsys.readouterr().out
+    assert "evaluate it: rlplat evaluate 'other demo'" in capsys.readouterr().out
 
 
 def test_a_directory_that_cannot_be_made_is_one_message(here: Path, capsys: Any) -> None:

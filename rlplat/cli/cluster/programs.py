@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.cluster.options import add_dry_run, cluster_parser, launcher_of, refuse_dry_run, with_program
+from rlplat.cli.output import print_json
 from rlplat.durations import duration_text
 from rlplat.errors import UsageError
 
@@ -181,7 +182,7 @@ def jobs(arguments: list[str]) -> int:
         rows = launcher.ask_head("jobs")["jobs"]
     if options.json:
         for row in rows:
-            print(json.dumps(row))
+            print_json(row)
         return 0
     print(
         "\n".join(f"{row['id']:>4}  {_state(row):<22}{shlex.join(row['command'])}" for row in rows)

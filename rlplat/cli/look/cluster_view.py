@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +27,6 @@ def chosen(options: argparse.Namespace) -> str | None:
 def check_limit(limit: int) -> None:
     if limit < 1:
         raise ConfigError(f"--limit is a positive number, not {limit}")
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=str))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], indent: str = "") -> None:

@@ -10,11 +10,11 @@ from rlplat.cli.look.cluster_view import (
     add_cluster_options,
     check_limit,
     chosen,
-    print_json,
     print_silent,
     print_table,
     size_of,
 )
+from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError
 
 _EPILOG = """\

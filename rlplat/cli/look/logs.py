@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen, print_json, print_table, size_of
+from rlplat.cli.look.cluster_view import add_cluster_options, chosen, print_table, size_of
+from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError
 
 _EPILOG = """\

@@ -9,12 +9,12 @@ from rlplat.cli.look.cluster_view import (
     add_cluster_options,
     check_limit,
     chosen,
-    print_json,
     print_silent,
     print_table,
     size_of,
     store_text,
 )
+from rlplat.cli.output import print_json
 
 _EPILOG = """\
 examples:

@@ -7,7 +7,8 @@ import linecache
 import os
 from typing import Any
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen, print_json
+from rlplat.cli.look.cluster_view import add_cluster_options, chosen
+from rlplat.cli.output import print_json
 
 _EPILOG = """\
 examples:

@@ -9,11 +9,11 @@ from rlplat.cli.look.cluster_view import (
     add_cluster_options,
     amounts,
     chosen,
-    print_json,
     print_silent,
     print_table,
     store_text,
 )
+from rlplat.cli.output import print_json
 from rlplat.durations import duration_text
 
 _EPILOG = """\

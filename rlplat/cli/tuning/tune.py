@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.cli.exit_codes import is_usage_error, message_of
+from rlplat.cli.output import print_json
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
+from rlplat.given.spelling import spelled
 
 if TYPE_CHECKING:
     from rlplat.tune.results.analysis import Analysis
@@ -194,7 +194,7 @@ def _run_one(
         print(f"the experiment is in {spec.out}; to resume: {_resuming(arguments, spec)}", file=sys.stderr)
         raise
     if options.json:
-        print(json.dumps(summary(spec, analysis), allow_nan=False))
+        print_json(summary(spec, analysis))
     elif analysis.pareto_front:
         print("\n".join(_result(spec, analysis)))
     if not analysis.pareto_front:
@@ -218,8 +218,8 @@ def summary(spec: ExperimentSpec, analysis: Analysis) -> dict[str, Any]:
             {
                 "trial": trial.number,
                 "values": dict(zip(spec.metric, trial.values, strict=True)),
-                "params": _finite(trial.params),
-                "config": _finite(trial.config),
+                "params": trial.params,
+                "config": trial.config,
             }
             for trial in (analysis.pareto_front if len(spec.metric) > 1 else analysis.pareto_front[:1])
         ],
@@ -258,7 +258,7 @@ def _resuming(arguments: Sequence[str], spec: ExperimentSpec) -> str:
     """The command that goes on with what this one began."""
     words = [word for word in arguments if word not in ("--resume", "--json")]
     out = [] if "runs" in spec.origins or _has_option(words, "--out") else ["--out", str(spec.out)]
-    return shlex.join(["rlplat", "tune", *words, *out, "--resume"])
+    return spelled(shlex.join(["rlplat", "tune", *words, *out, "--resume"]))
 
 
 def _has_option(words: Sequence[str], name: str) -> bool:
@@ -276,12 +276,3 @@ def _last_error(analysis: Analysis) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

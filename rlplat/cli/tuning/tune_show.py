@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.look.cluster_view import print_table
+from rlplat.cli.output import print_json
 from rlplat.durations import duration_text
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
         _write_page(page, analysis, pictures, goes_on)
         pictures = {**pictures, "report": page}
     if options.json:
-        print(json.dumps(summary(analysis, pictures, goes_on)))
+        print_json(summary(analysis, pictures, goes_on))
     else:
         _print(analysis, pictures, goes_on)
     return 0

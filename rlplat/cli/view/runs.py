@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from rlplat.catalog import describe_experiment, describe_run, find
+from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError
 
 _EPILOG = """\
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
     runs = [row for row in found if row["kind"] == "run"]
     experiments = [row for row in found if row["kind"] == "experiment"]
     if options.json:
-        print(json.dumps(found))
+        print_json(found)
     elif not found:
         print(f"no runs in {options.directory}; start one: rlplat train --algo ppo --env CartPole-v1")
     if not options.json and runs:

@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rlplat.durations import duration_text
+from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
 
@@ -176,7 +177,7 @@ class TrainingPanel:
 
     def say(self, text: str) -> None:
         try:
-            self._console.print(Text(text), soft_wrap=True)
+            self._console.print(Text(spelled(text)), soft_wrap=True)
         except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
             pass
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TextIO
 
+from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 
 LINE_PERIOD_S = 10.0
@@ -116,7 +117,7 @@ class ProgressLines:
 
     def say(self, text: str) -> None:
         try:
-            print(text, file=self._stream, flush=True)
+            print(spelled(text), file=self._stream, flush=True)
         except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
             pass
 
