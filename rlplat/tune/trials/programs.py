@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.errors import CheckpointError, ConfigError
+from rlplat.given.global_random import seed_everything
 from rlplat.tune.trials.checkpoints import TrialCheckpoints
-from rlplat.tune.trials.global_random import seed_everything
 from rlplat.tune.trials.program import Program, TrialContext
 from rlplat.tune.trials.reported import Metrics, plain_metrics
 from rlplat.tune.trials.thread import Progress, TrialThread, wrapped

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import CheckpointError
+from rlplat.given.global_random import GlobalRandom
 from rlplat.tune.trials.checkpoints import TrialCheckpoints
-from rlplat.tune.trials.global_random import GlobalRandom
 from rlplat.tune.trials.program import Program, StillRunning, TrialContext
 
 
