@@ -59,6 +59,7 @@ from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
 from rlplat.rl.sampling.perturbed_episodes import PerturbedEpisodes
 from rlplat.rl.schedules import LearningRate
+from rlplat.rl.seeding import seed_process
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import Unused
@@ -206,6 +207,7 @@ class ESWorker:
         self.config = ESConfig.model_validate(config)
         self._noise = NoiseTable(noise)
         self._pairs = share_of_population(self.config, worker_index)
+        seed_process(self.config.seed, "rollout", worker_index)
         num_episodes = len(self._pairs) * self.config.episodes_per_perturbation
         self._env = make_vector_env(
             self.config.env,

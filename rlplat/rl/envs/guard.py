@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError
+from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
@@ -71,6 +72,8 @@ class GuardedEnv:
         self._episode_start: dict[str, Any] = {}
         self._action: Any = None
         self._step: Callable[[Any], Any] = env.step
+        self.owns_process = False
+        """Nothing else draws from the generators of this process: a seed is theirs as well."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
         obs, info = self.call_reset(seed)
@@ -81,6 +84,8 @@ class GuardedEnv:
     def call_reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """reset() with everything checked but the observation."""
         self.episode_step = 0
+        if seed is not None:
+            self._seed_shared(seed)
         if self._keeps_state:
             self._episode_start = {
                 "seed": seed,
@@ -130,6 +135,19 @@ class GuardedEnv:
         if terminated or truncated:
             obs = copy_obs(obs)  # it is read after reset(), which may write into the same memory
         return obs, reward, terminated, truncated, {}
+
+    def _seed_shared(self, seed: int) -> None:
+        """What an environment draws from beside `np_random`: its spaces, and what a process of its own has."""
+        seeds = np.random.SeedSequence([seed, 1]).generate_state(5, np.uint32)
+        seen: set[int] = set()
+        for env, first in ((self.env, 1), (getattr(self.env, "unwrapped", None), 3)):
+            for place, name in enumerate(("action_space", "observation_space")):
+                space: Any = getattr(env, name, None)
+                if hasattr(space, "seed") and id(space) not in seen:
+                    seen.add(id(space))
+                    space.seed(int(seeds[first + place] >> 1))
+        if self.owns_process:
+            seed_everything(int(seeds[0]))
 
     def close(self) -> None:
         """An environment whose close() raises has been used to the end all the same: a warning that names it."""

@@ -19,11 +19,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError, UsageError
+from rlplat.given.global_random import seed_everything
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import action_row
 from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs
+from rlplat.rl.seeding import number_of
 from rlplat.rl.spaces import ObsSpec
 
 
@@ -255,10 +257,13 @@ class PoolLoop:
 
 
 def process_makers(
-    make_guard: Callable[[int], GuardedEnv], num_envs: int, tell: Callable[[str], None]
+    make_guard: Callable[[int], GuardedEnv],
+    num_envs: int,
+    tell: Callable[[str], None],
+    seed: np.random.SeedSequence,
 ) -> list[Callable[[], Any]]:
     """One function per environment; what it makes in a child process dies with the process that called this. tell: is
-    told, there, why none could be made."""
+    told, there, why none could be made; seed: of the generators that each process has for itself."""
     parent = os.getpid()
 
     def maker(index: int) -> Callable[[], GuardedEnv]:
@@ -267,8 +272,14 @@ def process_makers(
                 return make_guard(index)
             _die_with(parent)
             _leave_signals_to_the_parent()
+            # Made with draws of its own; from its first seeded reset on, with those of the seed.
+            seed_everything(
+                number_of(np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, index, 1)))
+            )
             try:
-                return make_guard(index)
+                guard = make_guard(index)
+                guard.owns_process = True
+                return guard
             except RlplatError as error:
                 tell(f"{error} (in the process of environment {index})")
                 raise SystemExit(1) from None

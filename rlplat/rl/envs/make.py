@@ -28,6 +28,7 @@ from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, kill_unmade, pro
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
 from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.seeding import sequence_of
 
 __all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
 
@@ -137,7 +138,7 @@ def make_vector_env(
     if vectorization == "async":
         facts["vectorization"] = "async"
         make_guard(0).close()  # for `with_info_mask`, before the processes are forked
-        raw = _make_async(source, make_guard, num_envs, step_timeout_s)
+        raw = _make_async(source, make_guard, num_envs, step_timeout_s, sequence_of(seed))
         return VectorEnv(
             raw, source.name, seed=seed, step_timeout_s=math.inf, facts=facts, keeps_state=keep_state
         )
@@ -253,7 +254,11 @@ def _fire_action(rom: str, settings: dict[str, Any]) -> int | None:
 
 
 def _make_async(
-    source: EnvSource, make_guard: Callable[[int], GuardedEnv], num_envs: int, timeout_s: float
+    source: EnvSource,
+    make_guard: Callable[[int], GuardedEnv],
+    num_envs: int,
+    timeout_s: float,
+    seed: np.random.SeedSequence,
 ) -> AsyncLoop:
     import gymnasium
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode
@@ -274,7 +279,7 @@ def _make_async(
     # It prints the traceback of every environment that fails; ours travels in the EnvError.
     gymnasium.logger.min_level = 50
     try:
-        makers = process_makers(make_guard, num_envs, problems.put)
+        makers = process_makers(make_guard, num_envs, problems.put, seed)
         envs = Envs(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=context)
     finally:
         problems.close()

@@ -23,6 +23,7 @@ from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
 from rlplat.rl.envs.watchdog import EnvHung, NullWatchdog, StepWatchdog
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_no_choice, find_not_finite, map_obs, take_obs, where_rows
+from rlplat.rl.seeding import sequence_of
 from rlplat.rl.spaces import MASK, action_leaves
 
 
@@ -58,7 +59,7 @@ class VectorEnv:
         self.spec = self._reader.spec
         self._raw = raw
         self._mode = _autoreset_mode(raw, name)
-        self._seed: np.random.SeedSequence | None = _sequence(seed)
+        self._seed: np.random.SeedSequence | None = sequence_of(seed)
         self._facts = facts or {}
         self._convert = action_converter(self.action_space)
         self._is_float_action = self.spec.action.kind in ("box", "composite")
@@ -103,7 +104,7 @@ class VectorEnv:
 
         Environment i gets the i-th child of the seed's sequence, whatever the number of environments.
         """
-        sequence = _sequence(seed) if seed is not None else self._seed
+        sequence = sequence_of(seed) if seed is not None else self._seed
         self._seed = None
         self._watchdog.bind_thread()
         self._resetting, self._fires, self._actions = None, None, None
@@ -434,10 +435,6 @@ def _autoreset_mode(raw: Any, name: str) -> Literal["SAME_STEP", "NEXT_STEP", "D
             "gymnasium.vector.AutoresetMode, or set vectorization to 'sync'"
         )
     return label
-
-
-def _sequence(seed: int | np.random.SeedSequence) -> np.random.SeedSequence:
-    return seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
 
 
 def _raw_seed(raw: Any, sequence: np.random.SeedSequence) -> Any:

@@ -20,6 +20,7 @@ from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.schedules import Schedule, schedule_value
+from rlplat.rl.seeding import seed_process
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -39,6 +40,7 @@ class Learner(Generic[Config]):
         """rank: the number of this learner in its group; learner 0 publishes. The subclass publishes the first weights
         when it has them (`publish`)."""
         keep_freed_memory()
+        seed_process(config.seed, "learner", rank)
         self.config = config
         self._parameter_server = parameter_server
         self.rank, self.num_learners = rank, 1

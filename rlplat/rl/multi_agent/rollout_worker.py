@@ -20,7 +20,7 @@ from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.vector_env import make_multi_agent_vector_env
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.sampling.recorders import Record, has_core
-from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.seeding import seed_process, seed_sequences
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -50,6 +50,7 @@ class MultiAgentRolloutWorker:
         self._plan = plan
         self._pool = pool
         policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
+        seed_process(config["seed"], "rollout", worker_index, incarnation)
         *policy_seeds, opponent_seed = policy_seed.spawn(len(plan.policies) + 1)
         self._rng = np.random.Generator(np.random.PCG64(opponent_seed))
         num_copies = config["num_envs_per_worker"]

@@ -167,6 +167,10 @@ class MultiAgentVectorEnv:
         self._returns[copy], self._lengths[copy] = {}, {}
         self._decided[copy] = set()
         self._game_steps[copy] = 0
+        if seed is not None:
+            for place, agent in enumerate(self._plan.agents):
+                for which, space in enumerate(self._games[copy].spaces(agent)):
+                    space.seed(int(np.random.SeedSequence([seed, place, which]).generate_state(1)[0] >> 1))
         moment = self._guarded(self._games[copy].reset, seed)
         if moment.is_over:
             raise EnvError(f"{self._place()}: after reset() no agent is there to act; see `agents`")

@@ -18,7 +18,7 @@ from rlplat.rl.offline.episodes import Episodes
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.evaluation import raw_env_kwargs
 from rlplat.rl.run.trained_agent import Agent
-from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.seeding import process_seeded, seed_sequences
 from rlplat.rl.spaces import MASK, ActionSpec, action_leaves
 
 
@@ -62,6 +62,7 @@ def record(
     tracks = [Track() for _ in range(num_envs)]
     with (
         DataWriter(out, env=settings["env"], spaces=spaces, env_kwargs=kwargs, source=source) as writer,
+        process_seeded(settings["seed"], "evaluation", 1),
         make_vector_env(settings["env"], num_envs, env_kwargs=kwargs) as env,
     ):
         obs = copy_obs(env.reset(env_seed))

@@ -35,6 +35,7 @@ from rlplat.rl.learning.given_weights import require_fitting
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
+from rlplat.rl.seeding import ProcessSeeds
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
 from rlplat.rl.user_code import folder_of, named_in
@@ -93,6 +94,7 @@ class Algorithm(Generic[Config]):
             user_code = folder_of(named_in(config.model_dump()))
             rlplat.init(backend=backend, preload=self.preload(), user_code=user_code)
             self.ends.callback(rlplat.shutdown)
+        self.ends.callback(ProcessSeeds().give_back)
         self.ends.callback(self._evaluation.close)
         try:
             self.setup()

@@ -27,7 +27,7 @@ from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy,
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
 from rlplat.rl.sampling.worker_group import CLOSE_S
-from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.seeding import process_seeded, seed_sequences
 from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
@@ -125,6 +125,10 @@ class Evaluator:
     ) -> Evaluated:
         """pinned: (version, weights); with_video: record one episode more; tells: say on stderr
         how far it is, for who waits."""
+        with process_seeded(self._settings["seed"], "evaluation"):
+            return self._run(pinned, episodes, with_video, tells)
+
+    def _run(self, pinned: tuple[int, Weights], episodes: int, with_video: bool, tells: bool) -> Evaluated:
         from rlplat.rl.multi_agent.evaluation import GamePlayer
         from rlplat.rl.multi_agent.policy_map import plan_multi_agent
 
@@ -166,11 +170,12 @@ class Evaluator:
         on_episode: Callable[[Episode], None] | None = None,
     ) -> list[Episode]:
         """Episodes in front of the camera: those that environment 0 of an evaluation begins with."""
-        env = open_filmed_env(self._settings["env"], raw_env_kwargs(self._settings), film)
-        try:
-            return self._play(env, pinned[1], episodes, max_steps=max_steps, on_episode=on_episode)
-        finally:
-            env.close()
+        with process_seeded(self._settings["seed"], "evaluation"):
+            env = open_filmed_env(self._settings["env"], raw_env_kwargs(self._settings), film)
+            try:
+                return self._play(env, pinned[1], episodes, max_steps=max_steps, on_episode=on_episode)
+            finally:
+                env.close()
 
     def _play(self, env: VectorEnv, weights: Weights, episodes: int, **options: Any) -> list[Episode]:
         policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation")

@@ -16,7 +16,7 @@ from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.recorders import Record, has_core, make_recorder, values_in_columns
 from rlplat.rl.sampling.simulator_rollouts import SimulatorRollouts, act_by_themselves
-from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.seeding import seed_process, seed_sequences
 
 
 class RolloutWorker:
@@ -43,6 +43,7 @@ class RolloutWorker:
         self._version = -1
         self._deterministic: bool = config["deterministic"]
         policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
+        seed_process(config["seed"], "rollout", worker_index, incarnation)
         num_threads = cpu_share(config["num_rollout_workers"])
         self._env: VectorEnv | SimulatorRollouts
         if act_by_themselves(config):

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from rlplat.given.global_random import seed_from_entropy
 from rlplat.runtime.envs import spec
 from rlplat.runtime.machine.session import (
     MARK,
@@ -156,11 +157,10 @@ def main() -> None:
 
 def _live(life: dict[str, Any], has_variables: bool = False) -> None:
     import faulthandler
-    import random
 
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    random.seed()
+    seed_from_entropy()
     spec.apply(life["env"], has_variables)
     crash_point("worker_before_hello")
     from rlplat.runtime.worker.main import main
