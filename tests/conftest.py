@@ -33,6 +33,7 @@ SHARING = tuple(
         "concurrency_groups",
         "generators",
         "getting",
+        "long_chains",
         "map",
         "max_calls",
         "objects",

@@ -19,6 +19,7 @@ from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.retries import runs_again_after_error
 from rlplat.runtime.core.owner.route import Route
 from rlplat.runtime.link.link import Link
+from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.codec import RemoteCode
@@ -44,7 +45,7 @@ class Calls:
         self._client_id, self._loop, self._transport = link.client_id, link.loop, link.transport
         self._running_again = self.rebuilder.under_way
         link.on(messages.Done, self._on_done)
-        link.on(messages.DoneFull, lambda sender, m: self.finish(sender, m.task, m.values))
+        link.on(messages.DoneFull, lambda sender, m: self._finish(sender, m.task, m.values))
         link.on(messages.WhoMakes, self._on_who_makes)
         link.at_end(self._fail_all)
 
@@ -203,6 +204,7 @@ class Calls:
         in_flight: dict[int, TaskRecord] | None = None
         if len(message.tasks) != len(message.data):
             raise ValueError(f"{len(message.data)} results of {len(message.tasks)} tasks")
+        raised: Exception | None = None
         for id, data in zip(message.tasks, message.data, strict=True):
             record = tasks.get(id)
             if record is not None:
@@ -221,7 +223,24 @@ class Calls:
                     record.refs = None
                     entry.value = Value(data)
                     continue
-            self.finish(sender, id, (Value(data),))
+            try:
+                self._finish(sender, id, (Value(data),))
+            except Exception as error:  # which is this result's alone: the others that came with it count
+                raised = raised or error
+        if raised is not None:
+            raise raised
+
+    def _finish(self, sender: str, id: int, values: Sequence[Value]) -> None:
+        """`finish`; a result that cannot be taken in, by a fault of ours, becomes an error of who waits for it."""
+        record = self.records.get(id)
+        try:
+            self.finish(sender, id, values)
+        except Exception as error:
+            if record is not None and sender == record.route.worker_of(record) and not is_of_handler(error):
+                text = f"{record.name}: its result could not be taken in: {type(error).__name__}: {error}"
+                record.route.ended_with(record, sender)
+                self.fail(record, ErrorInfo("RuntimeFault", text))
+            raise
 
     def finish(self, sender: str, id: int, values: Sequence[Value]) -> None:
         """The result of a call, from the worker that it was sent to, or an old one."""

@@ -9,11 +9,13 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from rlplat.errors import NotInitialized, ObjectStoreFull, UsageError
+from rlplat.runtime.core.callbacks import Callbacks
 from rlplat.runtime.core.gone import Dead, Gone
 from rlplat.runtime.core.owner.book import Book, Entry, after_death
 from rlplat.runtime.core.owner.lineage import Lineage
@@ -65,6 +67,7 @@ class Objects:
         self._confirming: dict[str, dict[str, None]] = {}
         """For each death: owners that have not answered our `Held`."""
         self._last_acts: dict[int | Key, Callable[[], None]] = {}
+        self._callbacks = Callbacks()
         self.dropped: deque[int | Key] = deque()
         """Refs that were garbage-collected (ids of ours, or keys); `collect` acts on them."""
         self.drop = self.dropped.append
@@ -156,7 +159,11 @@ class Objects:
         return _IDLE_S if self.book.entries or self.borrows else NEVER
 
     def collect(self) -> None:
-        """Act on refs that were garbage-collected and on objects that nobody needs."""
+        """Act on refs that were garbage-collected and on objects that nobody needs, and on those that these held."""
+        while self.dropped or self.book.freed:
+            self._collect()
+
+    def _collect(self) -> None:
         dropped, book = self.dropped, self.book
         while dropped:
             key = dropped.popleft()
@@ -293,8 +300,7 @@ class Objects:
                 self.store.account.owned(sum(value.segment.sizes), 1)
         if entry is not None and entry.callbacks:
             callbacks, entry.callbacks = entry.callbacks, None
-            for callback in callbacks:
-                callback(value)
+            self._callbacks.run(partial(callback, value) for callback in callbacks)
 
     def holder(self, ref: ObjectRef) -> Entry | Borrow:
         """What has, or will have, the value of `ref`; a borrowed one is asked for."""
@@ -401,8 +407,7 @@ class Objects:
         borrow.value, borrow.inner = value, inner
         if borrow.callbacks:
             callbacks, borrow.callbacks = borrow.callbacks, None
-            for callback in callbacks:
-                callback(value)
+            self._callbacks.run(partial(callback, value) for callback in callbacks)
         self._loop.notify()
 
     def heard_who_lives(self, alive: list[str], next_number: int, reasons: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
+from rlplat.runtime.core.callbacks import Callbacks
 from rlplat.runtime.generators import ObjectRefGenerator
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec
@@ -37,6 +38,11 @@ class _Entry:
         self.callbacks: list[Callable[[], None]] = []
 
 
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.of_thread = Callbacks()
+
+
 class LocalObjects:
     """Values are late only where coroutines make them; everything else is there before its ref is."""
 
@@ -45,6 +51,7 @@ class LocalObjects:
         self._entries: dict[int, _Entry] = {}
         self._dropped: deque[int] = deque()
         self.changed = threading.Condition(threading.RLock())
+        self._callbacks = _OfThread()
         self.on_freed: Callable[[int], None] = lambda id: None
         self.loop_thread: threading.Thread | None = None
         """Its coroutines make late values, so it must never block on one."""
@@ -76,8 +83,7 @@ class LocalObjects:
             entry.outcome = outcome
             callbacks, entry.callbacks = entry.callbacks, []
             self.changed.notify_all()
-        for callback in callbacks:
-            callback()
+        self._callbacks.of_thread.run(callbacks)
 
     def collect(self) -> None:
         """Forget what nobody holds a ref to."""
