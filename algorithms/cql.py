@@ -16,7 +16,9 @@ whose sum over all actions is estimated (appendix F) with K uniform ones and K o
 Everything else is SAC's (algorithms/sac.py): soft targets, actor, temperature. Different from the paper:
 
 - conservative_coef is fixed, without the Lagrange multiplier of appendix F;
-- the targets keep the entropy term; actor and critics have one learning rate.
+- the targets keep the entropy term; actor and critics have one learning rate;
+- the authors' code imitates the data for its first 40,000 gradient steps, and estimates the sum with the policy's
+  actions in the next state too: here neither.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ stored state and burn-in. Different from the papers:
 - the last n steps of every environment wait for their windows, until its next fragment has come;
 - importance weights are divided by the largest of the minibatch, not of the whole replay;
 - C51's priority is KL(target || prediction), QR's the error of the mean, a sequence's 0.9 max + 0.1 mean (R2D2);
+  with C51 new transitions get the largest priority so far, in Ape-X too: errors of returns are of another scale;
 - R2D2's value rescaling is left out; new sequences get the largest priority so far.
 """
 

@@ -17,7 +17,8 @@ Different from the paper:
   function for each environment;
 - targets of the model are scaled too, not only its inputs;
 - rollouts are made while SAC learns, by the newest policy; there it is once for each training of the model;
-- the L2 coefficient is the same in every layer.
+- the L2 coefficient is the same in every layer;
+- target_entropy: auto is SAC's; the authors' code has a number for each environment (configs/mbpo/_mujoco.yaml).
 """
 
 from __future__ import annotations
@@ -194,7 +195,9 @@ class MBPOLearner(ReplayLearner):
     def draw(self, size: int) -> Minibatch:
         """Of the replay and, after rollouts of the present policy, of the model's."""
         config, num_batches = self.config, size // self.config.batch_size
-        if self._num_real == config.batch_size:
+        if (
+            self._num_real == config.batch_size or self._fitted_at is None
+        ):  # no finite row to train the model on
             return super().draw(size)
         started = perf_counter()
         starts = super().draw(num_batches * config.model_rollouts_per_update)

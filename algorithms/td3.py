@@ -157,5 +157,8 @@ class TD3(ReplayRing[TD3Config]):
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its actor's, for the target actor too."""
-        learner = given_to(state["learner"], weights) | {"target_actor": network_weights(weights)}
+        learner = given_to(state["learner"], weights) | {
+            "target_actor": network_weights(weights),
+            "acts_from_start": True,
+        }
         return state | {"learner": learner}

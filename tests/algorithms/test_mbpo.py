@@ -10,10 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rlplat.algorithms.mbpo import MBPO, MBPOConfig, rollout_steps
+from rlplat.algorithms.mbpo import MBPO, MBPOConfig, MBPOLearner, rollout_steps
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.errors import ConfigError, NonFiniteError, UsageError
+from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.schedules import schedule_value
+from rlplat.rl.torch.model_based.ensemble import DynamicsEnsemble
 from tests.states import assert_equal, assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -75,7 +77,7 @@ def test_the_schedule_of_the_paper(epochs: float) -> None:
     assert found == int(min(max(1 + (epochs - 20) / (100 - 20) * (15 - 1), 1), 15))
 
 
-def test_without_its_replays_a_resumed_run_warms_up_again(runtime: None) -> None:
+def test_without_its_replays_a_resumed_run_fills_new_ones_by_its_policy(runtime: None) -> None:
     config = MBPOConfig(**QUICK | MODEL, save_replay=False)
     with MBPO(config) as one:
         for _ in range(3):
@@ -83,6 +85,7 @@ def test_without_its_replays_a_resumed_run_warms_up_again(runtime: None) -> None
         state = one.get_state()
     with MBPO(config) as other:
         other.set_state(state)
+        assert other.policy_weights(other.get_state())[EPSILON] == 0.0
         updates = [other.step().metrics["learner/updates"] for _ in range(3)]
     assert updates == [8, 8, 16]
 
@@ -107,6 +110,21 @@ def test_what_is_not_finite_ends_the_run_or_is_left_out(runtime: None) -> None:
                 assert metrics["learner/model_skipped_minibatches"] == 0 and np.isfinite(
                     metrics["learner/model_loss"]
                 )
+
+
+def test_a_model_that_was_never_trained_predicts_nothing(
+    runtime: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no row of the replay is finite: minibatches are real."""
+
+    def predict(*_: Any) -> None:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr(MBPOLearner, "_fit_model", lambda self: None)
+    monkeypatch.setattr(DynamicsEnsemble, "predict", predict)
+    with MBPO(MBPOConfig(**QUICK | MODEL)) as mbpo:
+        metrics = [mbpo.step().metrics for _ in range(4)][-1]
+    assert metrics["learner/updates"] == 16 and metrics["learner/model_replay_size"] == 0
 
 
 def test_what_it_cannot_take_names_who_can(runtime: None) -> None:

@@ -14,6 +14,7 @@ import rlplat
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
 from rlplat.errors import CheckpointError, ConfigError, UsageError
+from rlplat.rl.policies.exploration import EPSILON
 from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -76,16 +77,39 @@ def test_a_dead_rollout_worker_costs_its_rollout_and_nothing_else(runtime: None)
         assert result.metrics["rollout/worker_restarts"] == 1 and result.iteration == 2
 
 
-def test_without_its_replay_a_resumed_run_warms_up_again(runtime: None) -> None:
-    config = SACConfig(**(QUICK | {"save_replay": False}))
-    with SAC(config) as one:
+def acts_uniformly(algorithm: Any) -> bool:
+    return bool(rlplat.get(algorithm.weights())[1][EPSILON][0] == 1.0)
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_without_its_replay_a_resumed_run_fills_a_new_one_by_its_policy(
+    runtime: None, algorithm: Any
+) -> None:
+    """No gradient steps before `learning_starts` steps are there again, and no uniform actions: those are the run's."""
+    config = algorithm.config_class(**(QUICK | {"save_replay": False}))
+    with algorithm(config) as one:
         for _ in range(4):
             one.step()
         assert "replay" in one.not_saved[-1]
         state = one.get_state()
-    with SAC(config) as other:
+    with algorithm(config) as other:
+        assert acts_uniformly(other)
         other.set_state(state)
-        assert other.step().metrics["learner/updates"] == state["learner"]["updates"] == 16
+        assert not acts_uniformly(other)
+        updates = [other.step().metrics["learner/updates"] for _ in range(3)]
+        assert updates == [16, 16, 24] and not acts_uniformly(other)
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_weights_of_another_run_act_from_the_start(runtime: None, algorithm: Any) -> None:
+    config = algorithm.config_class(**QUICK)
+    with algorithm(config) as one, algorithm(config) as other:
+        other.set_weights(rlplat.get(one.weights())[1])
+        assert not acts_uniformly(other) and acts_uniformly(one) and "no uniform actions" in other.notes[-1]
+        other.step()
+        assert not acts_uniformly(other)
+        one.set_state(other.get_state())  # as a resumed run does
+        assert not acts_uniformly(one)
 
 
 @pytest.mark.parametrize("algorithm", [SAC, TD3])

@@ -74,6 +74,6 @@ class OffPolicyConfig(AlgorithmConfig):
     replay_capacity: Count = 1_000_000
     """Steps that the replay holds."""
     save_replay: bool = True
-    """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
+    """Checkpoints hold the replay (its filled part); false: after a resume it fills anew, by the policy."""
     hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
     """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""

@@ -123,6 +123,9 @@ class ReplayLearner(TransitionLearner):
     """Keeps the replay, into which rollout workers' transitions come. A subclass may change where the minibatches come
     from (`draw`), and what happens before the gradient steps of a round (`learn`)."""
 
+    acts_from_start = False
+    """Whether it began with the weights of another run: these act, also before `learning_starts`."""
+
     def __init__(
         self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
     ) -> None:
@@ -169,13 +172,16 @@ class ReplayLearner(TransitionLearner):
         return drawn
 
     def beside(self) -> Weights:
-        """The share of uniform actions as well."""
-        warms_up = self.replay.env_steps < self.config.learning_starts
+        """The share of uniform actions as well: by the run's env steps, not the replay's. A trained policy fills a new
+        replay itself (a resumed run without its replay, `--init-from`)."""
+        warms_up = self.env_steps < self.config.learning_starts and not self.acts_from_start
         return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
 
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | self.replay.get_state()
+        state = super().get_state() | self.replay.get_state()
+        return state | {"acts_from_start": self.acts_from_start}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        self.acts_from_start = bool(state.get("acts_from_start"))
         self.replay.set_state(state)
         super().set_state(state)

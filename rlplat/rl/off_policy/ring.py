@@ -90,7 +90,11 @@ class ReplayRing(Algorithm[RingConfig]):
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its actor's; the critics stay."""
-        return state | {"learner": given_to(state["learner"], weights)}
+        return state | {"learner": given_to(state["learner"], weights) | {"acts_from_start": True}}
+
+    def set_weights(self, weights: Weights) -> None:
+        super().set_weights(weights)
+        self.notes += ("these weights act from the first step on: no uniform actions before learning_starts",)
 
 
 def bounded_actor(

@@ -24,10 +24,13 @@ class ReplayShard:
             shape, spec.obs, spec.action, seed_sequences(config["seed"], "learner", 1 + index)[1]
         )
         self._saves = config["save_replay"]
+        # The error of the Q-values, in units of returns. C51's priority is a divergence in nats: beside it new
+        # transitions get the largest so far, as in Rainbow.
+        self._priorities_by_actor = config.get("distributional") != "c51"
 
     def add(self, batch: TransitionBatch, first_lane: int) -> tuple[int, UpdateReport]:
         """-> (what can be drawn now, env steps, episodes and times of the batch)."""
-        self._replay.add(batch, first_lane, priorities_by_actor=True)
+        self._replay.add(batch, first_lane, priorities_by_actor=self._priorities_by_actor)
         metrics = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()}
         metrics["rollout/weights_version"] = batch.weights_version
         return len(self._replay), UpdateReport(batch.env_steps, batch.episodes, metrics)

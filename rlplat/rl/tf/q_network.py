@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -51,6 +52,8 @@ class QNetwork(tf.Module):
             state = tf.zeros((num_envs, self.state_size))
         if self.core is not None:
             features, state = self.core(features, state, starts)
+        if self.value_head is not None:
+            features = _with_rescaled_gradient(features)
         outputs = tf.reshape(self.advantage_head(features), (-1, self.spec.action.n, self.q.num_outputs))
         if self.value_head is not None:
             outputs += self.value_head(features)[:, None] - tf.reduce_mean(outputs, axis=1, keepdims=True)
@@ -109,6 +112,13 @@ class NoisyLinear(tf.Module):
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         weight = self.weight + self.weight_sigma * (self.noise_out[:, None] * self.noise_in[None, :])
         return tf.matmul(features, weight, transpose_b=True) + self.bias + self.bias_sigma * self.noise_out
+
+
+@tf.custom_gradient
+def _with_rescaled_gradient(features: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """The features; of their gradient 1/sqrt(2), since both streams of a dueling network send one into the encoder
+    (Wang et al. 2016, section 4.2)."""
+    return tf.identity(features), lambda gradient: gradient / math.sqrt(2.0)
 
 
 class _Head(tf.Module):

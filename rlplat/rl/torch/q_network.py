@@ -56,6 +56,8 @@ class QNetwork(nn.Module):
             state = features.new_zeros(num_envs, self.state_size)
         if self.core is not None:
             features, state = self.core(features, state, starts)
+        if self.value_head is not None and self.training and features.requires_grad:
+            features.register_hook(_rescaled_gradient)
         outputs = self.advantage_head(features).view(-1, self.spec.action.n, self.q.num_outputs)
         if self.value_head is not None:
             outputs = outputs - outputs.mean(dim=1, keepdim=True) + self.value_head(features).unsqueeze(1)
@@ -102,6 +104,11 @@ class QNetwork(nn.Module):
                 module.weight.data.copy_(weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+
+def _rescaled_gradient(gradient: Tensor) -> Tensor:
+    """Both streams of a dueling network send gradients into the encoder: Wang et al. 2016, section 4.2."""
+    return gradient / math.sqrt(2.0)
 
 
 class _Head(nn.Module):

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Array, Episode
+from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.replay.buffer import (
     MIN_PRIORITY,
     Priorities,
@@ -19,9 +21,10 @@ from rlplat.rl.replay.buffer import (
     bytes_of_replay,
     make_replay,
 )
+from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.replay.step_store import GOES_ON, TERMINATED, TRUNCATED
 from rlplat.rl.sampling.transition_batch import TransitionBatch
-from rlplat.rl.spaces import ActionSpec, ObsSpec
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 STACK = ObsSpec("image", (4, 2, 2), "uint8", "CHW")
 NUMBER = ObsSpec("vector", (1,), "float32")
@@ -345,6 +348,20 @@ def test_actors_priorities_are_their_errors() -> None:
         )
         checked += 1
     assert checked > 5
+
+
+@pytest.mark.parametrize("distributional", ["none", "qr", "c51"])
+def test_priorities_of_a_shard_have_one_scale(distributional: str) -> None:
+    """What the learner sends back for C51 is a divergence in nats: an error of returns beside it would be drawn for
+    its unit. There, new transitions get the largest so far."""
+    settings = {"seed": 1, "save_replay": False, "distributional": distributional}
+    spec = policy_spec(PolicyConfig().model_dump(), SpaceSpec({"stack": STACK, "number": NUMBER}, ACTION))
+    shard = ReplayShard(settings, spec, replace(SHAPE, alpha=1.0), 0)
+    shard.add(play([Game(lane, np.random.default_rng(2), 4.0) for lane in range(3)], 11), 0)
+    replay = shard._replay
+    assert isinstance(replay, ReplayBuffer) and replay._priorities is not None
+    priorities = replay._priorities.tree.get(np.flatnonzero(replay.store.is_complete))
+    assert (len(np.unique(priorities)) == 1) == (distributional == "c51")
 
 
 def test_rewards_by_sign() -> None:

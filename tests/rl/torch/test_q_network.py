@@ -77,6 +77,22 @@ def test_observations_are_normalised_by_what_comes_with_the_weights(policy_class
     assert abs(expected - plain.q_values(obs)).max() > 0.01
 
 
+@pytest.mark.parametrize("dueling", [False, True])
+def test_of_the_gradient_of_two_streams_the_encoder_gets_its_share(dueling: bool) -> None:
+    """1/sqrt(2) of it (Wang et al. 2016, section 4.2); heads get theirs whole, outputs do not change."""
+    network = network_of(spec_of(), replace(PLAIN, dueling=dueling))
+    obs = torch.randn(9, 5)
+    gradients = []
+    for is_training in (True, False):  # who acts has no gradients
+        network.train(is_training)
+        outputs, _ = network(obs)
+        names, parameters = zip(*network.named_parameters(), strict=True)
+        gradients.append(dict(zip(names, torch.autograd.grad(outputs[:, 0].sum(), parameters), strict=True)))
+    for name, whole in gradients[1].items():
+        share = 0.5**0.5 if dueling and name.startswith("encoder") else 1.0
+        torch.testing.assert_close(gradients[0][name], share * whole)
+
+
 def test_dueling_heads_and_expectations() -> None:
     """Q = V + A - mean(A), atom by atom; C51: sum_i z_i p_i (Wang et al. 2016, eq. 9; Bellemare et al. 2017)."""
     q = replace(PLAIN, dueling=True, distributional="c51")
