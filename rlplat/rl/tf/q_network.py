@@ -114,7 +114,7 @@ class NoisyLinear(tf.Module):
         return tf.matmul(features, weight, transpose_b=True) + self.bias + self.bias_sigma * self.noise_out
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator]
 def _with_rescaled_gradient(features: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """The features; of their gradient 1/sqrt(2), since both streams of a dueling network send one into the encoder
     (Wang et al. 2016, section 4.2)."""
