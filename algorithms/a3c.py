@@ -81,14 +81,14 @@ class A3CConfig(AlgorithmConfig):
     }
     fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
 
-    num_rollout_workers: int = Field(2, ge=0, le=10_000)
+    num_rollout_workers: int = Field(default=2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
     rollout_length: Count = 5
     """t_max: steps of every environment per gradient."""
     gae_lambda: Share = 1.0
     """1: n-step returns up to the fragment's end (the paper); less: generalised advantage estimation."""
 
-    num_parameter_servers: int = Field(1, ge=1, le=1024)
+    num_parameter_servers: int = Field(default=1, ge=1, le=1024)
     """Actors that share the parameters among them."""
     max_staleness: CountOrZero = 100
     """A gradient on weights more than this many versions old is dropped; its worker gets fresh weights."""
@@ -97,7 +97,7 @@ class A3CConfig(AlgorithmConfig):
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """The parameter server's; its statistics are shared by all workers."""
-    rmsprop_decay: float = Field(0.99, ge=0.0, lt=1.0)
+    rmsprop_decay: float = Field(default=0.99, ge=0.0, lt=1.0)
     """alpha of RMSProp."""
     optimizer_epsilon: Epsilon = 1e-5
     """RMSProp's (the paper gives no value), or Adam's."""

@@ -76,17 +76,17 @@ class AlphaZeroConfig(AlgorithmConfig):
 
     num_simulations: Count = 50
     """Simulations of each search: evaluations of the network for a move."""
-    num_envs_per_worker: int = Field(64, ge=1, le=100_000)
+    num_envs_per_worker: int = Field(default=64, ge=1, le=100_000)
     """Games that a self-play worker plays side by side."""
     rollout_length: Count = 16
     """Moves in every game per round; then come the gradient steps that are due."""
     sampling_moves: CountOrZero = 10
     """Moves of a game that are drawn in proportion to their visits; later ones are the most visited."""
-    dirichlet_alpha: float = Field(1.0, gt=0.0, le=1000.0)
+    dirichlet_alpha: float = Field(default=1.0, gt=0.0, le=1000.0)
     """Of the noise at the root; the paper's is 10 / (legal moves, as they usually are)."""
-    noise_share: float = Field(0.25, ge=0.0, lt=1.0)
+    noise_share: float = Field(default=0.25, ge=0.0, lt=1.0)
     """epsilon: share of the noise in the root's priors, in self-play only."""
-    c_init: float = Field(1.25, ge=0.0, le=1000.0)
+    c_init: float = Field(default=1.25, ge=0.0, le=1000.0)
     """How much the search explores."""
     play_simulations: Count | None = None
     """Simulations of a move in evaluations, `play` and `rlplat.load`; null: num_simulations."""
@@ -95,7 +95,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Adam's step size."""
     batch_size: Count = 256
     """Positions per gradient step."""
-    env_steps_per_update: float = Field(32.0, gt=0.0, le=1e9)
+    env_steps_per_update: float = Field(default=32.0, gt=0.0, le=1e9)
     """Moves played for each gradient step; a position is drawn batch_size / env_steps_per_update times."""
     learning_starts: Count = 2_000
     """Positions of finished games before the first gradient step."""

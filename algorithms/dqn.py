@@ -97,7 +97,7 @@ class QPolicyConfig(PolicyConfig):
 class QEvaluationConfig(EvaluationConfig):
     """Episodes played between updates; greedy but for `epsilon`."""
 
-    epsilon: float = Field(0.0, ge=0.0, le=1.0)
+    epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of random actions in a deterministic evaluation, from the evaluation's own seed: 0.05 in Mnih et al. 2015,
     0.001 in Rainbow. A greedy policy can wait for ever where only another action goes on."""
 
@@ -119,12 +119,12 @@ class DQNConfig(AlgorithmConfig):
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
-    num_envs_per_worker: int = Field(1, ge=1, le=100_000)
+    num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
     rollout_length: Count = 16
     """T: steps of every environment per fragment (synchronous: per round)."""
 
-    env_steps_per_update: float = Field(4.0, gt=0.0, le=1e9)
+    env_steps_per_update: float = Field(default=4.0, gt=0.0, le=1e9)
     """Env steps for each gradient step."""
     batch_size: Count = 32
     """Transitions (with a core: sequences) per gradient step."""
@@ -132,7 +132,7 @@ class DQNConfig(AlgorithmConfig):
     """Env steps before the first gradient step."""
     target_period: Count = 1_000
     """Gradient steps between updates of the target network."""
-    target_tau: float = Field(1.0, gt=0.0, le=1.0)
+    target_tau: float = Field(default=1.0, gt=0.0, le=1.0)
     """What the target network then takes over: 1 copies; small, with target_period 1, is Polyak averaging."""
     loss: Literal["huber", "mse"] = "huber"
     """Of the temporal-difference error; distributional losses have their own."""
@@ -151,17 +151,17 @@ class DQNConfig(AlgorithmConfig):
     """The online network chooses the next action, the target network values it."""
     dueling: bool = False
     """Heads for V and A: Q = V + A - mean(A)."""
-    n_step: int = Field(1, ge=1, le=10_000)
+    n_step: int = Field(default=1, ge=1, le=10_000)
     """Rewards that are summed before the bootstrap."""
     distributional: Literal["none", "c51", "qr"] = "none"
     """Learn the distribution of returns: on fixed atoms, or by quantiles."""
-    num_atoms: int = Field(51, ge=2, le=100_000)
+    num_atoms: int = Field(default=51, ge=2, le=100_000)
     """Atoms or quantiles; 51 in C51, 200 in QR-DQN."""
     value_range: tuple[AtomValue, AtomValue] = (-10.0, 10.0)
     """C51: returns of the first and the last atom."""
     noisy: bool = False
     """Noise in the heads' weights explores; set epsilon to 0 with it."""
-    head_hidden_size: int = Field(0, ge=0, le=1_000_000)
+    head_hidden_size: int = Field(default=0, ge=0, le=1_000_000)
     """Width of a hidden layer in each head, 0: none; Rainbow's CNN has 512."""
 
     replay_capacity: Count = 100_000
@@ -170,7 +170,7 @@ class DQNConfig(AlgorithmConfig):
     """Keep each frame of an image stack [C, H, W] once; false where channels are no frames in time (3 never are)."""
     prioritized: bool = False
     """Draw in proportion to the error."""
-    priority_alpha: float = Field(0.6, gt=0.0, le=1.0)
+    priority_alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """Priorities are |error|^alpha."""
     importance_beta: ScheduledShare = LinearSchedule(start=0.4, end=1.0)
     """How much of the bias of prioritised draws importance weights take back."""
@@ -179,18 +179,18 @@ class DQNConfig(AlgorithmConfig):
     hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
     """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
 
-    burn_in: int = Field(20, ge=0, le=1_000_000)
+    burn_in: int = Field(default=20, ge=0, le=1_000_000)
     """With a core: steps that warm its state up before those that are learnt from."""
-    unroll_length: int = Field(20, ge=2, le=1_000_000)
+    unroll_length: int = Field(default=20, ge=2, le=1_000_000)
     """With a core: steps of a sequence that are learnt from; sequences overlap by half."""
 
     asynchronous: bool = False
     """Ape-X: actors that do not wait for each other; not reproducible."""
-    num_replay_shards: int = Field(1, ge=1, le=1024)
+    num_replay_shards: int = Field(default=1, ge=1, le=1024)
     """asynchronous: actors that share the replay."""
     updates_per_call: Count = 8
     """asynchronous: gradient steps per message to the learner, after which it publishes its weights."""
-    ratio_slack: float = Field(2_000.0, ge=0.0, le=1e12)
+    ratio_slack: float = Field(default=2_000.0, ge=0.0, le=1e12)
     """asynchronous: env steps that rollout workers, or the learner, may be ahead of env_steps_per_update (never less
     than what is under way at any time)."""
 

@@ -95,7 +95,7 @@ class ESConfig(AlgorithmConfig):
     """n: noise vectors per update; each is tried with both signs."""
     episodes_per_perturbation: Count = 1
     """Episodes whose mean return is one perturbation's."""
-    noise_std: float = Field(0.05, gt=0.0, le=1000.0)
+    noise_std: float = Field(default=0.05, gt=0.0, le=1000.0)
     """sigma: deviation of the perturbations, in the parameters' own units."""
     noise_table_size: Count = 25_000_000
     """Floats of noise, 4 bytes each, drawn once; a hundred times the parameters and more."""
@@ -106,7 +106,7 @@ class ESConfig(AlgorithmConfig):
     """Step size of the optimizer."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum."""
-    momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Of SGD."""
     adam_epsilon: Epsilon = 1e-8
     """Of Adam."""
@@ -128,7 +128,7 @@ class ESConfig(AlgorithmConfig):
     unperturbed_share: Share = 0.0
     """Further episodes with the weights as they are, per perturbed one: `es/unperturbed_return_mean`."""
 
-    num_envs_per_worker: int = Field(32, ge=1, le=100_000)
+    num_envs_per_worker: int = Field(default=32, ge=1, le=100_000)
     """Perturbations that a rollout worker plays side by side."""
     reduce_fan_in: Literal[2, 4, 8, 16, 32, 64] = 16
     """Answers of more workers than this are combined in a tree of tasks, so many at a time."""

@@ -72,7 +72,7 @@ class ImpalaConfig(AlgorithmConfig):
     }
     fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
 
-    num_rollout_workers: int = Field(2, ge=0, le=10_000)
+    num_rollout_workers: int = Field(default=2, ge=0, le=10_000)
     """Processes that roll out; 0: everything in this process."""
     rollout_length: Count = 20
     """n: steps of every environment per rollout."""
@@ -104,7 +104,7 @@ class ImpalaConfig(AlgorithmConfig):
     """The paper's is RMSProp."""
     optimizer_epsilon: Epsilon = 1e-5
     """Adam's, or RMSProp's."""
-    rmsprop_decay: float = Field(0.99, ge=0.0, lt=1.0)
+    rmsprop_decay: float = Field(default=0.99, ge=0.0, lt=1.0)
     """alpha of RMSProp."""
     epsilon_inside_root: bool = False
     """RMSProp divides by sqrt(g) + epsilon (PyTorch); true: by sqrt(g + epsilon) (TensorFlow, the paper)."""

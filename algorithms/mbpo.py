@@ -56,19 +56,19 @@ if TYPE_CHECKING:
 class ModelConfig(Section):
     """The ensemble of dynamics models. The defaults are those of the paper."""
 
-    hidden_sizes: list[Width] = Field([200, 200, 200, 200], min_length=1)
+    hidden_sizes: list[Width] = Field(default=[200, 200, 200, 200], min_length=1)
     """Widths of the layers of each network."""
-    ensemble_size: int = Field(7, ge=1, le=1000)
+    ensemble_size: int = Field(default=7, ge=1, le=1000)
     """Networks, each trained on its own bootstrap sample."""
-    num_elites: int = Field(5, ge=1, le=1000)
+    num_elites: int = Field(default=5, ge=1, le=1000)
     """Of these, how many predict: those of the least validation loss."""
-    learning_rate: float = Field(1e-3, gt=0.0, le=10.0)
+    learning_rate: float = Field(default=1e-3, gt=0.0, le=10.0)
     """Adam's step size."""
     batch_size: Count = 256
     """Transitions per gradient step of each network."""
     weight_decay: Coefficient = 5e-5
     """L2 coefficient of the weights."""
-    validation_share: float = Field(0.2, ge=0.0, lt=1.0)
+    validation_share: float = Field(default=0.2, ge=0.0, lt=1.0)
     """Share of the transitions that are held out at each training, 5,000 at most."""
     patience: Count = 5
     """Training ends after so many epochs in which no network has got better by 1 %."""
@@ -95,7 +95,7 @@ class MBPOConfig(SACConfig):
 
     rollout_length: Count = 10
     """T: steps of every environment per round; then come the gradient steps that are due."""
-    env_steps_per_update: float = Field(0.05, gt=0.0, le=1e9)
+    env_steps_per_update: float = Field(default=0.05, gt=0.0, le=1e9)
     """Env steps for each gradient step of SAC; 0.05: twenty gradient steps per env step."""
     learning_starts: Count = 5_000
     """Env steps before the model and SAC are trained, with actions drawn uniformly between the bounds."""

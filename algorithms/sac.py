@@ -47,7 +47,7 @@ class SACConfig(OffPolicyConfig):
 
     entropy_coef: Auto | Annotated[float, Field(ge=0.0, le=1000.0)] = "auto"
     """alpha, what a nat of entropy is worth in rewards; auto: learnt, so that the entropy is target_entropy."""
-    initial_entropy_coef: float = Field(1.0, gt=0.0, le=1000.0)
+    initial_entropy_coef: float = Field(default=1.0, gt=0.0, le=1000.0)
     """entropy_coef auto: where it starts."""
     target_entropy: Auto | Annotated[float, Field(ge=-1e6, le=1e6)] = "auto"
     """entropy_coef auto: the mean entropy to reach, of actions within (-1, 1); auto: minus their number."""

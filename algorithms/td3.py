@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 class TD3Config(OffPolicyConfig):
     """TD3's settings. The defaults are those of the paper, with the batch and the networks of SAC."""
 
-    exploration_noise: float = Field(0.1, ge=0.0, le=10.0)
+    exploration_noise: float = Field(default=0.1, ge=0.0, le=10.0)
     """Standard deviation of the noise on actions, in units of half the width of their bounds."""
     policy_delay: Count = 2
     """Gradient steps of the critics for one of the actor and of all targets."""
-    target_noise: float = Field(0.2, ge=0.0, le=10.0)
+    target_noise: float = Field(default=0.2, ge=0.0, le=10.0)
     """Standard deviation of the noise on the target's actions, in the same units."""
-    target_noise_clip: float = Field(0.5, ge=0.0, le=10.0)
+    target_noise_clip: float = Field(default=0.5, ge=0.0, le=10.0)
     """That noise is cut off here."""
 
 

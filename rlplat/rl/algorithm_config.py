@@ -36,7 +36,7 @@ class PolicyConfig(Section):
 
     encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | ClassPath = "auto"
     """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for uint8 images, else mlp."""
-    hidden_sizes: list[Width] = Field([64, 64], min_length=1)
+    hidden_sizes: list[Width] = Field(default=[64, 64], min_length=1)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Non-linearity of the MLP."""
@@ -44,7 +44,7 @@ class PolicyConfig(Section):
     """One encoder for policy and value; auto: shared for images, separate for MLPs."""
     orthogonal_init: bool = True
     """Orthogonal initialisation with small policy head; false: the framework's own."""
-    initial_log_std: float = Field(0.0, ge=-20.0, le=10.0)
+    initial_log_std: float = Field(default=0.0, ge=-20.0, le=10.0)
     """Box actions: log of the standard deviation at the start, one parameter per dimension."""
     rescale_actions: bool = False
     """Box actions: the bounds are -1 and 1 to the policy; false: it acts in the environment's own units, with a first
@@ -75,9 +75,9 @@ class LearnerConfig(Section):
     """auto: the GPU for an image encoder if the learner has one, else the CPU (faster for an MLP)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of image encoders; auto: bfloat16 where the hardware has it. Weights are float32 always."""
-    num_threads: int = Field(0, ge=0, le=4096)
+    num_threads: int = Field(default=0, ge=0, le=4096)
     """CPU threads of an update; 0: one for an MLP, all for images."""
-    num_learners: int = Field(1, ge=1, le=1024)
+    num_learners: int = Field(default=1, ge=1, le=1024)
     """PPO: processes that share every minibatch and sum their gradients (torch.distributed). With a core they compute
     what one learner would only while every minibatch has a fragment for each."""
 
@@ -91,7 +91,7 @@ class EvaluationConfig(Section):
     """Episodes per evaluation; 0: no evaluation."""
     max_episode_steps: Count = 30_000
     """An episode that lasts longer is cut off: it is counted (eval/cut_episodes), and left out of the mean."""
-    num_envs: int = Field(8, ge=1, le=100_000)
+    num_envs: int = Field(default=8, ge=1, le=100_000)
     """Environments side by side."""
     deterministic: bool = True
     """Take the most likely action; false: sample as in training."""
@@ -105,7 +105,7 @@ class StopConfig(Section):
     env_steps: Count = 1_000_000
     """Agent decisions over all environments; schedules without a horizon of their own run from 0 to here."""
     episode_return_mean: float | None = Field(
-        None, validation_alias=AliasChoices("episode_return_mean", "episode_return")
+        default=None, validation_alias=AliasChoices("episode_return_mean", "episode_return")
     )
     """Mean raw return of the last 100 training episodes (needs 100 of them)."""
     wall_s: Seconds | None = None
@@ -152,7 +152,7 @@ class AlgorithmConfig(Section):
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it."""
-    seed: int = Field(0, ge=0, le=2**64 - 1)
+    seed: int = Field(default=0, ge=0, le=2**64 - 1)
     """Root of all random numbers of the run: same seed, same config, same curve."""
     framework: Literal["torch", "tf"] = "torch"
     """Deep-learning framework of the learner."""
@@ -163,9 +163,9 @@ class AlgorithmConfig(Section):
     """How the environments of a worker are stepped: native, by their own vector implementation (of gymnasium, C++);
     sync, one after the other; async, each in a process of its own, for slow ones; envpool, by EnvPool's threads in C++,
     where that package is installed; auto: native if there is one, else sync."""
-    num_rollout_workers: int = Field(1, ge=0, le=10_000)
+    num_rollout_workers: int = Field(default=1, ge=0, le=10_000)
     """Processes that step environments; 0: everything in this process, for debuggers."""
-    num_envs_per_worker: int = Field(8, ge=1, le=100_000)
+    num_envs_per_worker: int = Field(default=8, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
     max_worker_restarts: CountOrZero = 3
     """Replacements of one rollout worker within 60 s, lost rollouts not counted, before the run gives up."""
@@ -184,7 +184,7 @@ class AlgorithmConfig(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint_period: CountOrZero = 0
     """Env steps between checkpoints; 0: only by the clock and at the end."""
-    checkpoint_period_s: float = Field(600.0, ge=0.0, le=1e9)
+    checkpoint_period_s: float = Field(default=600.0, ge=0.0, le=1e9)
     """Seconds between checkpoints; 0: not by the clock. A failure and the end of a run save one in any case."""
     callbacks: NamedClasses = Field(default_factory=list)
     """Code of your own that hears of every step, evaluation and checkpoint: ./file.py:Class (docs/callbacks.md)."""

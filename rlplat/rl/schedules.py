@@ -29,7 +29,7 @@ class LinearSchedule(Section):
     """Value at the start of the run."""
     end: float
     """Value once `until` is reached."""
-    until: float = Field(1.0, gt=0.0, le=1000.0)
+    until: float = Field(default=1.0, gt=0.0, le=1000.0)
     """Share of the run after which the value stays at `end`."""
     horizon: PositiveInt | None = None
     """Env steps at which progress is 1; null: the run's (first) stop.env_steps."""

@@ -31,7 +31,7 @@ class SelfPlayConfig(Section):
     """The policy whose snapshots these are; may be left out where only one is trained."""
     snapshot_period: Count = 10_000
     """Env steps between snapshots."""
-    pool: int = Field(10, ge=1, le=10_000)
+    pool: int = Field(default=10, ge=1, le=10_000)
     """Snapshots that are kept; the oldest goes."""
     sampling: Literal["latest", "uniform"] = "uniform"
     """Which snapshot an opponent plays a rollout fragment with."""

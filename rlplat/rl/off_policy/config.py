@@ -20,7 +20,7 @@ class ContinuousPolicyConfig(PolicyConfig):
 
     encoder: Literal["auto", "mlp"] = "auto"
     """Observations are taken as numbers side by side."""
-    hidden_sizes: list[Width] = Field([256, 256], min_length=1)
+    hidden_sizes: list[Width] = Field(default=[256, 256], min_length=1)
     """Widths of the layers."""
     activation: Literal["tanh", "relu"] = "relu"
     """Non-linearity of the layers."""
@@ -47,22 +47,22 @@ class OffPolicyConfig(AlgorithmConfig):
     }
 
     policy: ContinuousPolicyConfig = Field(default_factory=ContinuousPolicyConfig)
-    num_rollout_workers: int = Field(0, ge=0, le=10_000)
+    num_rollout_workers: int = Field(default=0, ge=0, le=10_000)
     """Processes that step environments; 0: everything in this process, which is faster unless environments are slow."""
-    num_envs_per_worker: int = Field(1, ge=1, le=100_000)
+    num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
     rollout_length: Count = 32
     """T: steps of every environment per round; then come the gradient steps that are due."""
 
-    env_steps_per_update: float = Field(1.0, gt=0.0, le=1e9)
+    env_steps_per_update: float = Field(default=1.0, gt=0.0, le=1e9)
     """Env steps for each gradient step; 0.5: two gradient steps per env step."""
     batch_size: Count = 256
     """Transitions per gradient step."""
     learning_starts: Count = 1_000
     """Env steps before the first gradient step, with actions drawn uniformly between the bounds."""
-    target_tau: float = Field(0.005, gt=0.0, le=1.0)
+    target_tau: float = Field(default=0.005, gt=0.0, le=1.0)
     """Polyak averaging of target networks: what they take over of the online ones."""
-    n_step: int = Field(1, ge=1, le=10_000)
+    n_step: int = Field(default=1, ge=1, le=10_000)
     """Rewards that are summed before the bootstrap."""
     adam_epsilon: Epsilon = 1e-8
     """Adam's epsilon."""
