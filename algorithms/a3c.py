@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle, ObjectRef
+    from rlplat.rl.run.typed_settings import A3CSettings
 
 
 _ON_CPU = "a3c's workers compute gradients on the CPU; the learner of --algo ppo takes a GPU"
@@ -124,6 +125,10 @@ class A3CConfig(AlgorithmConfig):
     normalize_observations: bool = False
     """Subtract the running mean, divide by the deviation (merged at the server), clip to +-10; of an image, each
     pixel's."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[A3CSettings]) -> None: ...
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy")

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import AlphaZeroSettings
 
 
 class BoardPolicyConfig(PolicyConfig):
@@ -111,6 +112,10 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Gradients are scaled down to this global norm; null: they are not."""
 
     policy: BoardPolicyConfig = Field(default_factory=BoardPolicyConfig)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[AlphaZeroSettings]) -> None: ...
 
 
 def losses(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import BCSettings
 
 
 class BCConfig(DataConfig):
@@ -54,6 +55,10 @@ class BCConfig(DataConfig):
     """Adam's epsilon."""
     normalize_observations: bool = False
     """Subtract the mean of the data, divide by its deviation, clip to +-10; of images each pixel's."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, data: str, env: Any = ..., **settings: Unpack[BCSettings]) -> None: ...
 
 
 def cloning_loss(log_probs: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import CQLSettings
     from rlplat.rl.torch.continuous.trainee import Transitions
 
 
@@ -79,6 +80,10 @@ class CQLConfig(DataConfig, SACConfig):
     """alpha of equation 4: how much the critics are held down at actions that were not recorded; 0 is SAC on data."""
     num_sampled_actions: Count = 10
     """K: uniform actions, and as many of the policy, for each recorded state."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, data: str, env: Any = ..., **settings: Unpack[CQLSettings]) -> None: ...
 
 
 def log_sum_exp_q(q_uniform: Tensor, q_policy: Tensor, log_probs: Tensor, num_actions: int) -> Tensor:

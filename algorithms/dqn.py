@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import DQNSettings
 
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
 _FIXED = ("asynchronous", "num_replay_shards", *(field.name for field in fields(QSpec)))
@@ -196,6 +197,10 @@ class DQNConfig(AlgorithmConfig):
 
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[DQNSettings]) -> None: ...
 
 
 def td_losses(

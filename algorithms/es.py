@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import pickle
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -67,6 +67,7 @@ from rlplat.section import Coefficient, Count, Epsilon, Share
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
+    from rlplat.rl.run.typed_settings import ESSettings
 
 
 _MLPS = "es has MLPs only; use ppo, a3c or dqn for other networks"
@@ -132,6 +133,10 @@ class ESConfig(AlgorithmConfig):
     """Perturbations that a rollout worker plays side by side."""
     reduce_fan_in: Literal[2, 4, 8, 16, 32, 64] = 16
     """Answers of more workers than this are combined in a tree of tasks, so many at a time."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[ESSettings]) -> None: ...
 
 
 # -- the estimate

@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import ImpalaSettings
 
 
 class ImpalaConfig(AlgorithmConfig):
@@ -115,6 +116,10 @@ class ImpalaConfig(AlgorithmConfig):
     """Divide rewards by the running deviation of the discounted return, clip to +-10."""
     normalize_observations: bool = False
     """Subtract the running mean, divide by the running deviation, clip to +-10."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[ImpalaSettings]) -> None: ...
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy", "rho_clipped", "clip_fraction")

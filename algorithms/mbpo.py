@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import shlex
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -51,6 +51,7 @@ from rlplat.section import Coefficient, Count, Section, Share, Within
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import MBPOSettings
 
 
 class ModelConfig(Section):
@@ -111,6 +112,10 @@ class MBPOConfig(SACConfig):
     """Transitions of the model that are kept, the newest."""
     real_share: Share = 0.05
     """Of each minibatch, the share of real transitions; the others are the model's."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[MBPOSettings]) -> None: ...
 
 
 def rollout_steps(length: float) -> int:

@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle
+    from rlplat.rl.run.typed_settings import PPOSettings
 
 
 class PPOConfig(AlgorithmConfig):
@@ -111,6 +112,10 @@ class PPOConfig(AlgorithmConfig):
 
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[PPOSettings]) -> None: ...
 
 
 LOSS_STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")

@@ -22,7 +22,7 @@ Different from the paper:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -37,6 +37,7 @@ from rlplat.rl.policies.spec import PolicySpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlplat.rl.run.typed_settings import SACSettings
     from rlplat.rl.torch.continuous.trainee import Transitions
 
 Auto = Literal["auto"]
@@ -51,6 +52,10 @@ class SACConfig(OffPolicyConfig):
     """entropy_coef auto: where it starts."""
     target_entropy: Auto | Annotated[float, Field(ge=-1e6, le=1e6)] = "auto"
     """entropy_coef auto: the mean entropy to reach, of actions within (-1, 1); auto: minus their number."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[SACSettings]) -> None: ...
 
 
 def soft_targets(

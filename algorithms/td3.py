@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -42,6 +42,7 @@ from rlplat.section import Count
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlplat.rl.run.typed_settings import TD3Settings
     from rlplat.rl.torch.continuous.trainee import Transitions
 
 
@@ -56,6 +57,10 @@ class TD3Config(OffPolicyConfig):
     """Standard deviation of the noise on the target's actions, in the same units."""
     target_noise_clip: float = Field(default=0.5, ge=0.0, le=10.0)
     """That noise is cut off here."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, env: Any, **settings: Unpack[TD3Settings]) -> None: ...
 
 
 def smoothed_actions(outputs: Tensor, noise: Tensor, *, std: float, clip: float) -> Tensor:

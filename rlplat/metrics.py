@@ -161,7 +161,7 @@ def replace_file(path: Path, text: str) -> None:
         raise
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: str | os.PathLike[str]) -> list[Record]:
     """The records of a metrics.jsonl; a half-written last line (the writer was killed) is left out."""
     records: list[Record] = []
     try:

@@ -7,6 +7,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         metavar="CONFIG",
         help="a run's settings: a YAML file, or a shipped config such as ppo/Pong (rlplat configs lists them)",
+    )
+    parser.add_argument(
+        "--no-config",
+        action="store_true",
+        help="the algorithm's plain defaults, not the tuned config of this environment",
     )
     parser.add_argument(
         "--algo",
@@ -121,13 +127,15 @@ def run(arguments: list[str]) -> int:
     parser = build_parser()
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
+    if options.no_config and options.config:
+        raise ConfigError(f"--no-config is without a config file: omit it, or {options.config}")
     choose_engine(options)
     for name in options.track:
         from rlplat.tracking.tracker import load_tracker
 
         load_tracker(name)  # before anything starts: is it there?
     # the heavy half comes after the arguments are known to be good
-    from rlplat.rl.run.training_loop import stop_rules, train
+    from rlplat.rl.run.training_loop import TrainOptions, stop_rules, train_layers
 
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
     named = layer_from_flags([*((name, text) for name, text in given if text is not None), *flags])
@@ -138,15 +146,10 @@ def run(arguments: list[str]) -> int:
     layers = [*external_layers(options), named, settings_layer(options.set)]
     try:
         with tracking(options.track) as callbacks:
-            trained = train(
-                options.algo,
-                config=options.config,
-                out=options.out,
-                resume=options.resume,
-                init_from=options.init_from,
-                flags=layers,
-                callbacks=callbacks,
-            )
+            places = TrainOptions(options.out, options.config, options.resume, options.init_from)
+            if options.no_config:
+                places = replace(places, config=False)
+            trained = train_layers(options.algo, layers, places, callbacks)
     except KeyboardInterrupt as interrupt:
         if not hasattr(
             interrupt, "exit_code"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlplat.errors import OptionError
@@ -197,7 +197,10 @@ def is_initialized() -> bool:
 # ---------------------------------------------------------------- values
 
 
-def put(value: Any) -> ObjectRef:
+_Value = TypeVar("_Value")
+
+
+def put(value: _Value) -> ObjectRef[_Value]:
     """Store `value` (a copy) and return its ref."""
     if isinstance(value, ObjectRef):
         raise TypeError("rlplat.put takes a value, not an ObjectRef: pass the ref on as it is")
@@ -205,9 +208,9 @@ def put(value: Any) -> ObjectRef:
 
 
 @overload
-def get(refs: ObjectRef, *, timeout: float | None = None) -> Any: ...
+def get(refs: ObjectRef[_Value], *, timeout: float | None = None) -> _Value: ...  # type: ignore[overload-overlap]
 @overload
-def get(refs: Sequence[ObjectRef], *, timeout: float | None = None) -> list[Any]: ...
+def get(refs: Iterable[ObjectRef[_Value]], *, timeout: float | None = None) -> list[_Value]: ...
 def get(refs: Any, *, timeout: float | None = None) -> Any:
     """Wait for the values of one ref or of a list of refs.
 
@@ -218,14 +221,21 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     """
     if isinstance(refs, ObjectRef):
         return connected().get([refs], timeout)[0]
+    if not isinstance(refs, Iterable) or isinstance(refs, str | bytes):
+        raise TypeError(f"rlplat.get takes an ObjectRef or a list of them, not {_shown(refs)}")
     refs = list(refs)
     for ref in refs:
         if not isinstance(ref, ObjectRef):
-            raise TypeError(f"rlplat.get takes an ObjectRef or a list of them, not {type(ref).__name__}")
+            raise TypeError(f"rlplat.get takes an ObjectRef or a list of them, and in it is {_shown(ref)}")
     return connected().get(refs, timeout)
 
 
-_Waitable = TypeVar("_Waitable", ObjectRef, ObjectRefGenerator, ObjectRef | ObjectRefGenerator)
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+_Waitable = TypeVar("_Waitable", bound="ObjectRef[Any] | ObjectRefGenerator")
 
 
 def wait(

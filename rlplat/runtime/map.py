@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from rlplat.errors import OptionError
 from rlplat.runtime import api
@@ -47,12 +47,19 @@ class _Chunk:
         return results, error, time.perf_counter() - began
 
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@overload
 def map(
-    function: RemoteFunction | Callable[[Any], Any],
-    items: Iterable[Any],
-    *,
-    chunk_size: int | None = None,
-) -> Iterator[Any]:
+    function: RemoteFunction[_Result], items: Iterable[Any], *, chunk_size: int | None = None
+) -> Iterator[_Result]: ...
+@overload
+def map(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, chunk_size: int | None = None
+) -> Iterator[_Result]: ...
+def map(function: Any, items: Iterable[Any], *, chunk_size: int | None = None) -> Iterator[Any]:
     """`function(item)` for each item, in worker processes; an iterator of the results, in the order of the items.
 
     function: a plain function, or a remote one, whose options (num_cpus, max_retries, ...) then hold for each chunk.
@@ -72,7 +79,9 @@ def map(
         )
     if chunk_size is not None and chunk_size < 1:
         raise OptionError(f"rlplat.map: chunk_size must be at least 1, not {chunk_size!r}")
-    chunk = RemoteFunction(RemoteCode(_Chunk(code.target, code.name), f"map({code.name})"), options)
+    chunk: RemoteFunction[Any] = RemoteFunction(
+        RemoteCode(_Chunk(code.target, code.name), f"map({code.name})"), options
+    )
     return _results(chunk, iter(items), chunk_size)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -15,6 +15,9 @@ from rlplat.runtime.process.signals import uninterrupted, wrap_handlers
 
 if TYPE_CHECKING:
     from rlplat.runtime.backend import Backend
+
+Value = TypeVar("Value", covariant=True)
+Item = TypeVar("Item")
 
 INPROC = "inproc"
 """The client id of the in-process backend, which owns all of its objects."""
@@ -25,8 +28,9 @@ _forked_from = 0
 _collecting = threading.local()
 
 
-class ObjectRef(msgspec.Struct, eq=False, gc=False):
-    """A handle to a value that exists now or later. Hashable, awaitable, and at home in any argument or result.
+class ObjectRef(msgspec.Struct, Generic[Value], eq=False, gc=False):
+    """A handle to a value that exists now or later: `ObjectRef[int]`, of which `rlplat.get` brings an int. Hashable,
+    awaitable, and can be passed in any argument or result.
 
     `owner` is the client id of the process that keeps the object's book; `id` counts up in that process.
     When a ref is gone, `_drop` hears of it (from whatever thread the garbage collector runs in: it only appends to a
@@ -69,12 +73,23 @@ class ObjectRef(msgspec.Struct, eq=False, gc=False):
         """`binary()` in hexadecimal digits."""
         return self.binary().hex()
 
-    def future(self) -> Future[Any]:
+    def future(self) -> Future[Value]:
         """A `concurrent.futures.Future` of the value."""
         return backend().future(self)
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, Value]:
         return backend().value_of(self).__await__()
+
+    if (
+        TYPE_CHECKING
+    ):  # What a call returns depends on the function: a generator's is an ObjectRefGenerator, which
+        # has these, and so has a list of refs (num_returns) the first. No checker could tell where it knows no type.
+
+        def __iter__(self: ObjectRef[Iterator[Item]]) -> Iterator[ObjectRef[Item]]: ...
+        def __next__(self: ObjectRef[Iterator[Item]]) -> ObjectRef[Item]: ...
+        def completed(self: ObjectRef[Iterator[Any]]) -> ObjectRef[None]: ...
+        def next_ready(self: ObjectRef[Iterator[Any]]) -> bool: ...
+        def is_finished(self: ObjectRef[Iterator[Any]]) -> bool: ...
 
 
 class collecting_refs:  # noqa: N801  (a context manager; not a generator's, which a signal may interrupt on its way out)

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -20,7 +20,33 @@ from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.signatures import ANYTHING, Signature, method_signature, signature_of
 from rlplat.runtime.wire.values import PLAIN_CALL, STREAMING, ActorInfo, CallOptions
 
+Returned = TypeVar("Returned")
 
+
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, target: type, /) -> RemoteClass: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[..., Returned], /) -> RemoteFunction[Returned]: ...
+
+
+class _DecoratorOfSeveral(Protocol):
+    """With `num_returns`: a call returns a list of refs, or a generator of them."""
+
+    @overload
+    def __call__(self, target: type, /) -> RemoteClass: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[..., Any], /) -> RemoteFunction[Any]: ...
+
+
+@overload
+def remote(target: type, /) -> RemoteClass: ...  # type: ignore[overload-overlap]
+@overload
+def remote(target: Callable[..., Returned], /) -> RemoteFunction[Returned]: ...
+@overload
+def remote(*, num_returns: Any, **options: Any) -> _DecoratorOfSeveral: ...
+@overload
+def remote(**options: Any) -> _Decorator: ...
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function a task or a class an actor: `@remote`, `@remote(num_cpus=2)`, or `remote(f)`."""
     if len(args) == 1 and not options and callable(args[0]):
@@ -88,7 +114,7 @@ def _nowhere(args: tuple, kwargs: dict) -> Any:
     raise AssertionError("no backend is bound")
 
 
-class RemoteFunction:
+class RemoteFunction(Generic[Returned]):
     """A task: `f.remote(*args)` returns its ref (a list of refs with `num_returns` > 1, None with 0)."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
@@ -102,7 +128,7 @@ class RemoteFunction:
         self.__name__ = code.name
         self.__doc__ = code.target.__doc__
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: Any, **kwargs: Any) -> ObjectRef[Returned]:
         if kwargs or not self._least <= len(args) <= self._most:
             self._check(args, kwargs)
         if self._backend is not connection._backend:
@@ -119,7 +145,11 @@ class RemoteFunction:
     def __reduce__(self) -> Any:
         return RemoteFunction, (self._code, self._options)
 
-    def options(self, **changes: Any) -> RemoteFunction:
+    @overload
+    def options(self, *, num_returns: Any, **changes: Any) -> RemoteFunction[Any]: ...
+    @overload
+    def options(self, **changes: Any) -> RemoteFunction[Returned]: ...
+    def options(self, **changes: Any) -> RemoteFunction[Any]:
         return RemoteFunction(self._code, merge_options(self._options, changes, "a task or actor"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -42,6 +42,13 @@ def test_get_of_anything_else_is_refused(backend: str, wrong: Any) -> None:
         rlplat.get(wrong)
 
 
+def test_what_get_is_given_is_shown() -> None:
+    with pytest.raises(TypeError, match=r"takes an ObjectRef or a list of them, not 3 \(int\)"):
+        rlplat.get(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"and in it is 'x' \(str\)"):
+        rlplat.get(["x"])  # type: ignore[list-item]
+
+
 def test_get_with_a_timeout_of_what_is_there(backend: str) -> None:
     ref = rlplat.put(1)
     assert rlplat.get(ref, timeout=5) == 1

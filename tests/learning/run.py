@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import rlplat
 from rlplat.cli.train import settings_layer
-from rlplat.config import load_yaml
+from rlplat.config import layer_from_arguments, load_yaml
 from rlplat.errors import RlplatError
+from rlplat.rl.run.training_loop import TrainOptions, train_layers
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -47,7 +47,8 @@ class Outcome:
 def learn(config: Path, seed: int, out: Path, settings: Sequence[str] = ()) -> Outcome:
     """One run of one config with one seed; `settings` are KEY=VALUE as in `rlplat train --set`."""
     started_s = time.monotonic()
-    run = rlplat.train(config=config, out=out, flags=[settings_layer(settings)], seed=seed)
+    layers = [settings_layer(settings), layer_from_arguments({"seed": seed})]
+    run = train_layers(None, layers, TrainOptions(out=out, config=config))
     seconds = time.monotonic() - started_s
     reached = {
         "episode_return_mean": run.result.episode_return_mean if run.result else None,

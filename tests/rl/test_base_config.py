@@ -7,7 +7,10 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from rlplat.algorithms.ppo import PPOConfig
+from rlplat.cli.train import run
 from rlplat.config import layer_from_flags, load_yaml
+from rlplat.errors import ConfigError
 from rlplat.rl.envs.names import env_family
 from rlplat.rl.run.registry import (
     algorithm_homes,
@@ -61,6 +64,14 @@ def test_a_tuned_config_goes_before_its_familys() -> None:
     tuned = plan("ppo", "Pong")
     assert tuned.notes == ["using the tuned config configs/ppo/Pong.yaml"]
     assert tuned.base == "configs/ppo/Pong.yaml"
+
+
+def test_false_and_no_config_are_the_plain_defaults() -> None:
+    plain = plan_training("PPO", False, [layer_from_flags([("env", "CartPole-v1")])])
+    assert plain.config == PPOConfig(env="CartPole-v1") != plan("ppo", "CartPole-v1").config
+    assert plain.algo == "ppo" and plain.notes == ["no config: the plain defaults of ppo apply"]
+    with pytest.raises(ConfigError, match="--no-config is without a config file: omit it, or ppo/Pong"):
+        run(["ppo/Pong", "--no-config"])
 
 
 def test_pong_is_the_fast_one_and_the_published_one_has_a_name() -> None:

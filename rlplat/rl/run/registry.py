@@ -51,13 +51,19 @@ def _announced_in_source_tree(group: str) -> dict[str, str]:
 
 def is_announced(name: str) -> bool:
     """Whether an algorithm is found by this name."""
-    return ":" in name or not {name, name.lower()}.isdisjoint(algorithm_homes())
+    return ":" in name or announced_name(name) in algorithm_homes()
+
+
+def announced_name(name: str) -> str:
+    """`ppo` for `PPO`; a name that is not announced as it is."""
+    homes = algorithm_homes()
+    return name.lower() if name not in homes and name.lower() in homes else name
 
 
 def load_algorithm(name: str) -> type[Any]:
     """The class of `ppo`, or of `pkg.mod:Class`; an `Algorithm`."""
     homes = algorithm_homes()
-    home = homes.get(name) or homes.get(name.lower()) or (name if ":" in name else None)
+    home = homes.get(announced_name(name)) or (name if ":" in name else None)
     if home is None and (known := switches_of(name)):
         raise ConfigError(f"'{name}' is {known} (only `rlplat train` takes that name)")
     if home is None:

@@ -62,12 +62,12 @@ class Agent:
         self._num_rows = 0  # of the calls since `reset`, where there is a core
 
     @overload
-    def act(self, obs: Any, *, greedy: bool = True, mask: Any = None, rng: Any = None) -> Any: ...
+    def act(self, obs: Any, *, greedy: bool = True, mask: Any = None, rng: Any = None) -> Array: ...
 
     @overload
     def act(
         self, obs: Any, *, state: Array, greedy: bool = True, mask: Any = None, rng: Any = None
-    ) -> tuple[Any, Array]: ...
+    ) -> tuple[Array, Array]: ...
 
     def act(
         self,

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import rlplat
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
@@ -41,6 +41,9 @@ from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_fr
 from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
+
+if TYPE_CHECKING:
+    from rlplat.rl.run.typed_settings import AnySettings
 
 SAVE_ATTEMPTS = 3
 """For the checkpoint at the end of a run, and the one after a failure."""
@@ -161,33 +164,50 @@ class TrainedRun:
 
 def train(
     algo: str | None = None,
-    *,
     env: Any = None,
+    *,
     out: str | os.PathLike[str] | None = None,
-    config: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | Literal[False] | None = None,
     resume: str | os.PathLike[str] | None = None,
     init_from: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Any] = (),
-    flags: Sequence[Layer] = (),
-    **overrides: Any,
+    **settings: Unpack[AnySettings],
 ) -> TrainedRun:
     """The same as the command `rlplat train`: settings, run directory, training, checkpoints, final evaluation.
 
     algo: a name (`ppo`) or `pkg.mod:Class`; env: a name, a class, a function that makes an environment, or one that can
     be copied (a run of those that no name leads to needs `env` again where it is resumed or loaded);
-    config: a YAML file (default: the tuned one of algo and env, if any); out: the run directory (default:
-    runs/<algo>-<env>-<time>); resume: a run directory to resume;
+    config: a YAML file (default: the tuned one of algo and env, if any; False: none, the algorithm's own defaults);
+    out: the run directory (default: runs/<algo>-<env>-<time>); resume: a run directory to resume;
     init_from: RUN, RUN:best or RUN:step_N, whose weights (and normaliser statistics) the run begins with;
     callbacks: `Callback`s, and names of such as in a config (docs/callbacks.md);
-    flags: layers of settings that know where they came from; overrides: settings by name, `stop={"wall_s": 60}`.
+    settings: the algorithm's by name, `stop={"wall_s": 60}` (`rlplat settings ppo` lists them).
 
     Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
     """
-    given = {"env": env, **overrides} if env is not None else overrides
+    given: dict[str, Any] = {"env": env, **settings} if env is not None else {**settings}
     objects = [each for each in callbacks if isinstance(each, Callback)]
     if names := [each for each in callbacks if not isinstance(each, Callback)]:
         given = {**given, "callbacks": names}
-    layers = [*flags, layer_from_arguments(given)]
+    options = TrainOptions(out=out, config=config, resume=resume, init_from=init_from)
+    return train_layers(algo, [layer_from_arguments(given)], options, objects)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `train` takes beside the settings of the algorithm."""
+
+    out: str | os.PathLike[str] | None = None
+    config: str | os.PathLike[str] | Literal[False] | None = None
+    resume: str | os.PathLike[str] | None = None
+    init_from: str | os.PathLike[str] | None = None
+
+
+def train_layers(
+    algo: str | None, layers: Sequence[Layer], options: TrainOptions, callbacks: Sequence[Callback] = ()
+) -> TrainedRun:
+    """`train` with settings that know where they were written."""
+    out, config, resume, init_from = options.out, options.config, options.resume, options.init_from
     checkpoint: Checkpoint | None = None
     initial: InitialWeights | None = None
     if resume is not None:
@@ -212,7 +232,7 @@ def train(
             initial = find_initial(source)
             plan.init_from = initial.path
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
-    told = Callbacks(getattr(plan.config, "callbacks", ()), objects)
+    told = Callbacks(getattr(plan.config, "callbacks", ()), callbacks)
     if resume is not None or out is not None:
         return _run(plan, Path(resume or out or ""), checkpoint, initial, told)
     directory = default_directory(plan)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlplat.config import Layer, dump, load_yaml, resolve
 from rlplat.config_sources import KeyPath, merge, put
@@ -19,6 +19,7 @@ from rlplat.rl.names_elsewhere import Switches, switches_of
 from rlplat.rl.run.registry import (
     BaseConfig,
     algorithm_homes,
+    announced_name,
     base_config,
     configs_directory,
     is_algorithm,
@@ -57,10 +58,10 @@ class TrainingPlan:
 
 
 def plan_training(
-    algo: str | None, config_file: str | os.PathLike[str] | None, layers: Sequence[Layer]
+    algo: str | None, config_file: str | os.PathLike[str] | Literal[False] | None, layers: Sequence[Layer]
 ) -> TrainingPlan:
-    """defaults < config file (given, or the tuned one of that algorithm and env, or its family's) < layers (flags,
-    arguments)."""
+    """defaults < config file (given, or the tuned one of that algorithm and env, or its family's; False: none) < layers
+    (flags, arguments)."""
     layers = list(layers)
     known, asked = switches_of(algo) if isinstance(algo, str) and not is_announced(algo) else None, algo
     if known is not None:
@@ -81,9 +82,9 @@ def _layer_of(known: Switches, origin: str) -> Layer:
 
 
 def _plan(
-    algo: str | None, config_file: str | os.PathLike[str] | None, layers: Sequence[Layer]
+    algo: str | None, config_file: str | os.PathLike[str] | Literal[False] | None, layers: Sequence[Layer]
 ) -> TrainingPlan:
-    if config_file is not None:
+    if config_file is not None and config_file is not False:
         file = require_config(config_file)
         plan = plan_from_file(file, layers, algo)
         if file != Path(config_file):
@@ -95,9 +96,13 @@ def _plan(
         raise ConfigError(
             "which algorithm? give --algo ppo (and --env NAME), or a config file: rlplat train CONFIG.yaml"
         )
-    algorithm_class = load_algorithm(algo)
+    algorithm_class, algo = load_algorithm(algo), announced_name(algo)
     env = next((layer.values["env"] for layer in reversed(layers) if "env" in layer.values), None)
-    path, note = base_config(algo, env) if isinstance(env, str) else BaseConfig(None, "")
+    path, note = BaseConfig(None, "")
+    if config_file is False:
+        note = f"no config: the plain defaults of {algo} apply"
+    elif isinstance(env, str):
+        path, note = base_config(algo, env)
     if path is None:
         plan = TrainingPlan(
             algo,
@@ -130,7 +135,7 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     name = algo or written or _algo_by_directory(path)
     if name is None:
         raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
-    algorithm_class = load_algorithm(name)
+    algorithm_class, name = load_algorithm(name), announced_name(name)
     config = resolve(algorithm_class.config_class, [layer, *layers], owners_of)
     origins = merge([layer, *layers]).origins
     return TrainingPlan(name, algorithm_class, config, base=_base(path), origins=origins, init_from=init_from)

@@ -1,0 +1,538 @@
+"""Settings as type checkers and editors know them. Written by `python -m tests.house.typed_settings`: do not edit.
+
+A group of settings is a dict or an object of its config class; keys without a default (`env`, `data`) are parameters of
+their own where a config is made. `AnySettings` are those of all algorithms together, for `rlplat.train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Required, TypedDict
+
+from rlplat.rl.algorithm_config import EvaluationConfig, ExpectConfig, LearnerConfig, PolicyConfig, StopConfig
+from rlplat.rl.multi_agent.config import AgentPolicyConfig, MultiAgentConfig, SelfPlayConfig
+from rlplat.rl.replay.hindsight import HindsightConfig
+from rlplat.rl.schedules import LinearSchedule, PiecewiseSchedule
+from rlplat.section import Section
+
+
+class LinearScheduleSettings(TypedDict, total=False):
+    schedule: Required[Literal["linear"]]
+    start: Required[float]
+    end: Required[float]
+    until: float
+    horizon: int | None
+
+
+class PiecewiseScheduleSettings(TypedDict, total=False):
+    schedule: Required[Literal["piecewise"]]
+    points: Required[Sequence[tuple[float, float] | list[float]]]
+    horizon: int | None
+
+
+ScheduleSetting = (
+    float | LinearScheduleSettings | LinearSchedule | PiecewiseScheduleSettings | PiecewiseSchedule
+)
+
+
+class PolicySettings(TypedDict, total=False):
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | str
+    hidden_sizes: Sequence[int]
+    activation: Literal["tanh", "relu"]
+    share_encoder: Literal["auto"] | bool
+    orthogonal_init: bool
+    initial_log_std: float
+    rescale_actions: bool
+    squash_actions: bool
+    core: Literal["none", "lstm", "gru", "attention"]
+    core_size: int
+    attention_window: int
+    attention_heads: int
+    custom: Literal[""] | str
+
+
+class LearnerSettings(TypedDict, total=False):
+    backend: Literal["auto", "torch", "numpy"]
+    num_gpus: Literal["auto"] | float
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["auto", "float32", "bfloat16"]
+    num_threads: int
+    num_learners: int
+
+
+class EvaluationSettings(TypedDict, total=False):
+    period: int
+    episodes: int
+    max_episode_steps: int
+    num_envs: int
+    deterministic: bool
+    video_period: int
+
+
+class StopSettings(TypedDict, total=False):
+    env_steps: int
+    episode_return_mean: float | None
+    episode_return: float | None
+    wall_s: float | None
+
+
+class ExpectSettings(TypedDict, total=False):
+    episode_return_mean: float | None
+    evaluation_return_mean: float | None
+
+
+class HindsightSettings(TypedDict, total=False):
+    goal_selection_strategy: Literal["none", "future", "final", "episode"]
+    n_sampled_goal: int
+
+
+class QEvaluationSettings(TypedDict, total=False):
+    period: int
+    episodes: int
+    max_episode_steps: int
+    num_envs: int
+    deterministic: bool
+    video_period: int
+    epsilon: float
+
+
+class AgentPolicySettings(TypedDict, total=False):
+    policy: Mapping[str, Any]
+    trained: bool
+
+
+class SelfPlaySettings(TypedDict, total=False):
+    opponent: Required[str]
+    learner: str
+    snapshot_period: int
+    pool: int
+    sampling: Literal["latest", "uniform"]
+    swap_sides: bool
+
+
+class MultiAgentSettings(TypedDict, total=False):
+    policies: Mapping[str, AgentPolicySettings | AgentPolicyConfig]
+    mapping: Mapping[str, str]
+    self_play: SelfPlaySettings | SelfPlayConfig | None
+    episode_return: Literal["mean", "sum"]
+
+
+class ContinuousPolicySettings(TypedDict, total=False):
+    encoder: Literal["auto", "mlp"]
+    hidden_sizes: Sequence[int]
+    activation: Literal["tanh", "relu"]
+    share_encoder: Literal["auto"] | bool
+    orthogonal_init: bool
+    initial_log_std: float
+    rescale_actions: bool
+    squash_actions: bool
+    core: Literal["none", "lstm", "gru", "attention"]
+    core_size: int
+    attention_window: int
+    attention_heads: int
+    custom: Literal[""] | str
+
+
+class ModelSettings(TypedDict, total=False):
+    hidden_sizes: Sequence[int]
+    ensemble_size: int
+    num_elites: int
+    learning_rate: float
+    batch_size: int
+    weight_decay: float
+    validation_share: float
+    patience: int
+    max_epochs: int
+
+
+class AnyPolicySettings(TypedDict, total=False):
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | str | Literal["auto", "mlp"]
+    hidden_sizes: Sequence[int]
+    activation: Literal["tanh", "relu"]
+    share_encoder: Literal["auto"] | bool
+    orthogonal_init: bool
+    initial_log_std: float
+    rescale_actions: bool
+    squash_actions: bool
+    core: Literal["none", "lstm", "gru", "attention"]
+    core_size: int
+    attention_window: int
+    attention_heads: int
+    custom: Literal[""] | str
+
+
+class CommonSettings(TypedDict, total=False):
+    env_kwargs: Mapping[str, Any]
+    seed: int
+    framework: Literal["torch", "tf"]
+    deterministic: bool
+    vectorization: Literal["auto", "native", "sync", "async", "envpool"]
+    num_rollout_workers: int
+    num_envs_per_worker: int
+    max_worker_restarts: int
+    on_env_error: Literal["fail", "restart"]
+    non_finite: Literal["stop", "skip"]
+    learning_rate: ScheduleSetting
+    discount: float
+    learner: LearnerSettings | LearnerConfig
+    checkpoint_period: int
+    checkpoint_period_s: float
+    stop: StopSettings | StopConfig
+    expect: ExpectSettings | ExpectConfig
+
+
+class A3CSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    gae_lambda: float
+    num_parameter_servers: int
+    max_staleness: int
+    updates_per_report: int
+    optimizer: Literal["rmsprop", "adam"]
+    rmsprop_decay: float
+    optimizer_epsilon: float
+    epsilon_inside_root: bool
+    max_gradient_norm: float | None
+    value_coef: float
+    entropy_coef: ScheduleSetting
+    normalize_advantages: bool
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
+
+
+class AlphaZeroSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    num_simulations: int
+    rollout_length: int
+    sampling_moves: int
+    dirichlet_alpha: float
+    noise_share: float
+    c_init: float
+    play_simulations: int | None
+    batch_size: int
+    env_steps_per_update: float
+    learning_starts: int
+    replay_capacity: int
+    use_symmetries: bool
+    weight_decay: float
+    adam_epsilon: float
+    max_gradient_norm: float | None
+
+
+class BCSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    updates_per_round: int
+    batch_size: int
+    max_gradient_norm: float | None
+    adam_epsilon: float
+    normalize_observations: bool
+
+
+class CQLSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_tau: float
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    entropy_coef: Literal["auto"] | float
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
+    updates_per_round: int
+    conservative_coef: float
+    num_sampled_actions: int
+
+
+class DQNSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: QEvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_period: int
+    target_tau: float
+    loss: Literal["huber", "mse"]
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    epsilon: ScheduleSetting
+    clip_rewards: bool
+    normalize_observations: bool
+    double: bool
+    dueling: bool
+    n_step: int
+    distributional: Literal["none", "c51", "qr"]
+    num_atoms: int
+    value_range: tuple[float, float] | list[float]
+    noisy: bool
+    head_hidden_size: int
+    replay_capacity: int
+    frame_stacks: bool
+    prioritized: bool
+    priority_alpha: float
+    importance_beta: ScheduleSetting
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    burn_in: int
+    unroll_length: int
+    asynchronous: bool
+    num_replay_shards: int
+    updates_per_call: int
+    ratio_slack: float
+    multi_agent: MultiAgentSettings | MultiAgentConfig
+
+
+class ESSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    population_size: int
+    episodes_per_perturbation: int
+    noise_std: float
+    noise_table_size: int
+    return_shaping: Literal["centered_ranks", "standardize", "none"]
+    optimizer: Literal["adam", "sgd"]
+    momentum: float
+    adam_epsilon: float
+    weight_decay: float
+    normalize_observations: bool
+    obs_gathering_probability: float
+    linear_policy: bool
+    sample_actions: bool
+    action_noise: float
+    max_episode_steps: int | None
+    unperturbed_share: float
+    reduce_fan_in: Literal[2, 4, 8, 16, 32, 64]
+
+
+class ImpalaSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    rollouts_per_update: int
+    num_epochs: int
+    max_staleness: int
+    updates_per_report: int
+    rho_bar: float
+    c_bar: float
+    trace_lambda: float
+    clip_range: ScheduleSetting | None
+    value_coef: float
+    entropy_coef: ScheduleSetting
+    max_gradient_norm: float | None
+    optimizer: Literal["adam", "rmsprop"]
+    optimizer_epsilon: float
+    rmsprop_decay: float
+    epsilon_inside_root: bool
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
+
+
+class MBPOSettings(CommonSettings, total=False):
+    policy: ContinuousPolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_tau: float
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    entropy_coef: Literal["auto"] | float
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
+    model: ModelSettings | Section
+    model_period: int
+    model_rollout_length: ScheduleSetting
+    model_rollouts_per_update: int
+    model_replay_capacity: int
+    real_share: float
+
+
+class PPOSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    num_epochs: int
+    minibatch_size: int
+    gae_lambda: float
+    clip_range: ScheduleSetting
+    clip_value_loss: bool
+    value_coef: float
+    entropy_coef: ScheduleSetting
+    normalize_advantages: bool
+    max_gradient_norm: float | None
+    adam_epsilon: float
+    target_kl: float | None
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
+    overlap_sampling: Literal["auto"] | bool
+    multi_agent: MultiAgentSettings | MultiAgentConfig
+
+
+class SACSettings(CommonSettings, total=False):
+    policy: ContinuousPolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_tau: float
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    entropy_coef: Literal["auto"] | float
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
+
+
+class TD3Settings(CommonSettings, total=False):
+    policy: ContinuousPolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_tau: float
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    exploration_noise: float
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+
+
+class AnySettings(CommonSettings, total=False):
+    policy: AnyPolicySettings | PolicyConfig
+    evaluation: QEvaluationSettings | EvaluationConfig
+    rollout_length: int
+    gae_lambda: float
+    num_parameter_servers: int
+    max_staleness: int
+    updates_per_report: int
+    optimizer: Literal["rmsprop", "adam"] | Literal["adam", "sgd"] | Literal["adam", "rmsprop"]
+    rmsprop_decay: float
+    optimizer_epsilon: float
+    epsilon_inside_root: bool
+    max_gradient_norm: float | None
+    value_coef: float
+    entropy_coef: ScheduleSetting | Literal["auto"] | float
+    normalize_advantages: bool
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
+    num_simulations: int
+    sampling_moves: int
+    dirichlet_alpha: float
+    noise_share: float
+    c_init: float
+    play_simulations: int | None
+    batch_size: int
+    env_steps_per_update: float
+    learning_starts: int
+    replay_capacity: int
+    use_symmetries: bool
+    weight_decay: float
+    adam_epsilon: float
+    updates_per_round: int
+    target_tau: float
+    n_step: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
+    conservative_coef: float
+    num_sampled_actions: int
+    target_period: int
+    loss: Literal["huber", "mse"]
+    epsilon: ScheduleSetting
+    double: bool
+    dueling: bool
+    distributional: Literal["none", "c51", "qr"]
+    num_atoms: int
+    value_range: tuple[float, float] | list[float]
+    noisy: bool
+    head_hidden_size: int
+    frame_stacks: bool
+    prioritized: bool
+    priority_alpha: float
+    importance_beta: ScheduleSetting
+    burn_in: int
+    unroll_length: int
+    asynchronous: bool
+    num_replay_shards: int
+    updates_per_call: int
+    ratio_slack: float
+    multi_agent: MultiAgentSettings | MultiAgentConfig
+    population_size: int
+    episodes_per_perturbation: int
+    noise_std: float
+    noise_table_size: int
+    return_shaping: Literal["centered_ranks", "standardize", "none"]
+    momentum: float
+    obs_gathering_probability: float
+    linear_policy: bool
+    sample_actions: bool
+    action_noise: float
+    max_episode_steps: int | None
+    unperturbed_share: float
+    reduce_fan_in: Literal[2, 4, 8, 16, 32, 64]
+    rollouts_per_update: int
+    num_epochs: int
+    rho_bar: float
+    c_bar: float
+    trace_lambda: float
+    clip_range: ScheduleSetting | None
+    model: ModelSettings | Section
+    model_period: int
+    model_rollout_length: ScheduleSetting
+    model_rollouts_per_update: int
+    model_replay_capacity: int
+    real_share: float
+    minibatch_size: int
+    clip_value_loss: bool
+    target_kl: float | None
+    overlap_sampling: Literal["auto"] | bool
+    exploration_noise: float
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+    data: str
