@@ -11,8 +11,9 @@ many workers come together in a tree of tasks (`reduce_fan_in`).
 
 A worker plays many perturbations side by side: slot b of its vector environment acts with the b-th of B networks in one
 batched matrix product. Every episode of an update follows from (seed, number of the update, place in the population):
-whichever process plays it, and however often workers die, the returns are the same, and nothing but weights, optimizer,
-observation statistics and counts is needed to go on with a run. No framework is imported: `framework` changes nothing.
+whichever process plays it, however many there are and however often they die, the returns are the same, and nothing but
+weights, optimizer, observation statistics and counts is needed to go on with a run. No framework is imported:
+`framework` changes nothing.
 
 What the paper leaves open, or this does otherwise; each is a switch in `ESConfig`:
 
@@ -57,7 +58,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
-from rlplat.rl.sampling.perturbed_episodes import PerturbedEpisodes
+from rlplat.rl.sampling.perturbed_episodes import EpisodeChance, PerturbedEpisodes
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_process
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
@@ -220,6 +221,7 @@ class ESWorker:
             env_kwargs=self.config.env_kwargs,
             num_threads=cpu_share(self.config.num_rollout_workers),
             vectorization=self.config.vectorization,
+            seeds_each=True,
         )
         self._shape = mlp_shape(self.config, self._env.spec)
         self._mlps = PerturbedMLPs(
@@ -243,20 +245,19 @@ class ESWorker:
             self._shape.num_params,
             config.population_size,
         )[self._pairs.start : self._pairs.stop]
-        env_seed, *others = seed_of(config.seed, "episodes", version, self._pairs.start).spawn(3)
-        rng, gathering_rng = map(np.random.default_rng, others)
-        gatherer = (
-            ObsGatherer(weights[OBS_MEAN], config.obs_gathering_probability, gathering_rng)
-            if config.normalize_observations
-            else NullGatherer()
-        )
+        gatherer = ObsGatherer(weights[OBS_MEAN]) if config.normalize_observations else NullGatherer()
         starts = np.repeat(indices, config.episodes_per_perturbation)
         sigmas = np.full(len(starts), config.noise_std)
-        extra = np.zeros(unperturbed_episodes(config, self._pairs))
+        unperturbed = unperturbed_episodes(config, self._pairs)
+        extra = np.zeros(len(unperturbed))
+        E = config.episodes_per_perturbation
+        places = range(self._pairs.start * E, self._pairs.stop * E)
+        plus_chances = [self._chance(version, place, 0) for place in (*places, *unperturbed)]
+        minus_chances = [self._chance(version, place, 1) for place in places]
         plus = self._episodes.play(
-            np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), env_seed, rng, gatherer
+            np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), plus_chances, gatherer
         )
-        minus = self._episodes.play(starts, -sigmas, env_seed, rng, gatherer)
+        minus = self._episodes.play(starts, -sigmas, minus_chances, gatherer)
         self._env.pop_episodes()  # counted here, without those that were not to the end
         perturbed = np.stack([plus[: len(starts)], minus], axis=1).reshape(num_pairs, -1, 2, 2)
         returns, lengths = np.moveaxis(perturbed.swapaxes(1, 2), -1, 0)
@@ -268,6 +269,13 @@ class ESWorker:
             gatherer.sums(),
             np.array([*self._episodes.pop_seconds(), perf_counter() - started]),
         )
+
+    def _chance(self, version: int, place: int, half: int) -> EpisodeChance:
+        """Of the episode at this place of the population; both halves of a pair meet the same environment."""
+        env_seed, *of_halves = seed_of(self.config.seed, "episodes", version, place).spawn(3)
+        rng = np.random.default_rng(of_halves[half])
+        is_gathered = bool(rng.random() < self.config.obs_gathering_probability)
+        return EpisodeChance(env_seed, rng, is_gathered)
 
     def close(self) -> None:
         self._env.close()
@@ -284,21 +292,26 @@ def share_of_population(config: ESConfig, worker_index: int) -> range:
     return range(n * worker_index // num_workers, n * (worker_index + 1) // num_workers)
 
 
-def unperturbed_episodes(config: ESConfig, pairs: range) -> int:
-    """How many of them go with these pairs; over the population they add up, however it is shared out."""
-    per_pair = config.unperturbed_share * 2 * config.episodes_per_perturbation
-    return math.floor(per_pair * pairs.stop) - math.floor(per_pair * pairs.start)
+def unperturbed_episodes(config: ESConfig, pairs: range) -> range:
+    """Their places, after those of all pairs, that go with these pairs; over the population they add up, however it is
+    shared out."""
+    E = config.episodes_per_perturbation
+    first, per_pair = config.population_size * E, config.unperturbed_share * 2 * E
+    return range(first + math.floor(per_pair * pairs.start), first + math.floor(per_pair * pairs.stop))
 
 
 def seed_of(
     run_seed: int,
     purpose: Literal["noise", "initial", "indices", "episodes"],
     version: int = 0,
-    first_pair: int = 0,
+    place: int = 0,
 ) -> np.random.SeedSequence:
-    """ES's own branch of the run's tree: no state to be saved, the number of the update says what comes next."""
+    """ES's own branch of the run's tree: no state to be saved, the number of the update says what comes next.
+
+    place: of an episode in the population.
+    """
     purposes = ("noise", "initial", "indices", "episodes")
-    return np.random.SeedSequence(run_seed, spawn_key=(3, purposes.index(purpose), version, first_pair))
+    return np.random.SeedSequence(run_seed, spawn_key=(3, purposes.index(purpose), version, place))
 
 
 # -- the learner

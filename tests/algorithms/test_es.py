@@ -64,7 +64,7 @@ def test_learns_cartpole() -> None:
         while len(results) < 15 and results[-1].metrics["es/unperturbed_return_mean"] <= 400:
             results.append(es.step())
         assert results[-1].metrics["es/unperturbed_return_mean"] > 400
-        assert max(result.episode_return_mean for result in results) > 200
+        assert max(result.episode_return_mean for result in results) > 120
         evaluated = es.evaluate(5)
         assert len(evaluated) == 5 and np.mean([episode.episode_return for episode in evaluated]) > 300
         assert results[-1].episodes == len(results) * 64
@@ -127,7 +127,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(runtime: None, optimi
 @pytest.mark.process
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Through the command: kill -9 after some checkpoint, resume, and the lines are those of a run without."""
-    settings = QUICK | {"deterministic": True, "checkpoint_period": 1, "stop": {"env_steps": 8_000}}
+    settings = QUICK | {"deterministic": True, "checkpoint_period": 1, "stop": {"env_steps": 16_000}}
     settings |= {"evaluation": {"episodes": 2, "num_envs": 2}}
     train("es", out=tmp_path / "whole", **settings)
     program = (

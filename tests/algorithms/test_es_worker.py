@@ -31,7 +31,7 @@ NOISE = make_noise(10_000, np.random.SeedSequence(0))
 
 def config_of(env: str, **settings: Any) -> ESConfig:
     defaults: dict[str, Any] = {
-        "env": f"{ENVS}:{env}",
+        "env": env if "-v" in env else f"{ENVS}:{env}",
         "seed": 5,
         "num_rollout_workers": 0,
         "population_size": 6,
@@ -93,23 +93,20 @@ def test_returns_are_those_of_the_mirrored_perturbations(num_envs: int) -> None:
     np.testing.assert_allclose(got.unperturbed, [[expected(theta), 3]] * 6, rtol=1e-4)
 
 
-def test_every_slot_plays_its_share_whatever_the_lengths() -> None:
-    """Episode k is the (k // B)th of environment k % B: none is left out because it is long."""
-    config = config_of("RandomLengthEnv", population_size=10)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_episode_follows_from_its_place(vectorization: str) -> None:
+    """Of RandomLengthEnv, whose reset decides everything: none is left out because it is long."""
+    config = config_of("RandomLengthEnv", population_size=10, vectorization=vectorization)
     got = sample(config)
-    env_seed = seed_of(5, "episodes", 0, 0).spawn(3)[0]
-    with make_vector_env(config.env, 4) as env:
-        env.reset(np.random.SeedSequence(env_seed.entropy, spawn_key=(*env_seed.spawn_key, 0)))
-        by_slot: list[list[tuple[float, int]]] = [[], [], [], []]
-        sums, steps = np.zeros(4), np.zeros(4, int)
-        while min(map(len, by_slot)) < 3:
-            step = env.step(np.zeros(4, np.int64))
-            sums += step.rewards
-            steps += 1
-            for slot in np.flatnonzero(step.truncated):
-                by_slot[slot].append((sums[slot], steps[slot]))
-                sums[slot], steps[slot] = 0.0, 0
-    expected = [by_slot[k % 4][k // 4] for k in range(10)]
+    expected = []
+    with make_vector_env(config.env, 1) as env:
+        for place in range(10):
+            env.reset([seed_of(5, "episodes", 0, place).spawn(1)[0]])
+            total, length, step = 0.0, 0, None
+            while step is None or not step.truncated[0]:
+                step = env.step(np.zeros(1, np.int64))
+                total, length = total + float(step.rewards[0]), length + 1
+            expected.append((total, length))
     assert len({length for _, length in expected}) > 4
     np.testing.assert_array_equal(got.returns[:, 0, 0], [episode_return for episode_return, _ in expected])
     np.testing.assert_array_equal(got.lengths[:, 0, 0], [length for _, length in expected])
@@ -135,18 +132,26 @@ def test_the_same_version_is_the_same_whoever_plays_it_and_whatever_came_before(
     worker.close()
 
 
-def test_the_noise_does_not_depend_on_the_number_of_workers() -> None:
-    alone = sample(config_of("TargetEnv", linear_policy=True))
-    for number in (2, 4, 6):
-        config = config_of("TargetEnv", linear_policy=True, num_rollout_workers=number)
-        shares = [sample(config, index) for index in range(number)]
-        joined = shares[0]
-        for share in shares[1:]:
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("CartPole-v1", {"sample_actions": True, "unperturbed_share": 0.2, "population_size": 7}),
+        ("Pendulum-v1", {"action_noise": 0.3, "max_episode_steps": 20, "episodes_per_perturbation": 2}),
+        ("RandomLengthEnv", {}),
+    ],
+)
+def test_returns_do_not_depend_on_the_number_of_workers(env: str, settings: dict[str, Any]) -> None:
+    """Nor on how many environments each of them steps side by side."""
+    settings |= {"normalize_observations": True, "obs_gathering_probability": 0.5}
+    alone = sample(config_of(env, **settings))
+    for number, num_envs in ((1, 1), (2, 4), (3, 2)):
+        config = config_of(env, **settings, num_rollout_workers=number, num_envs_per_worker=num_envs)
+        joined, *shares = [sample(config, index) for index in range(number)]
+        for share in shares:
             joined = join_returns(joined, share)
-        np.testing.assert_array_equal(joined.indices, alone.indices)
-        np.testing.assert_allclose(
-            joined.returns, alone.returns, rtol=1e-5
-        )  # this environment has no chance in it
+        for name in ("indices", "returns", "lengths", "unperturbed"):
+            np.testing.assert_array_equal(getattr(joined, name), getattr(alone, name), err_msg=name)
+        np.testing.assert_allclose(joined.obs_sums, alone.obs_sums, rtol=1e-12)
 
 
 def test_shares_and_unperturbed_episodes_add_up() -> None:
@@ -155,7 +160,8 @@ def test_shares_and_unperturbed_episodes_add_up() -> None:
         shares = [share_of_population(config, index) for index in range(number)]
         assert [pair for share in shares for pair in share] == list(range(41))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        assert sum(unperturbed_episodes(config, share) for share in shares) == 8  # of 82
+        places = [place for share in shares for place in unperturbed_episodes(config, share)]
+        assert places == list(range(41, 49))  # 8 beside 82
 
 
 def test_gathered_sums_are_those_of_the_episodes_that_were_played() -> None:
@@ -181,7 +187,7 @@ def test_gathered_sums_are_those_of_the_episodes_that_were_played() -> None:
 def test_gathering_far_from_zero_keeps_the_variance() -> None:
     """Sums of squares around 0 would have lost it: 1e8^2 has no digits left for 1e-2."""
     reference = np.full(1, 1e8)
-    gatherer = ObsGatherer(reference, 1.0, np.random.default_rng(0))
+    gatherer = ObsGatherer(reference)
     gatherer.begin(1, True)
     obs = 1e8 + np.random.default_rng(1).normal(0.5, 0.1, (5000, 2, 1))
     for one in obs:

@@ -44,6 +44,8 @@ class SyncLoop:
         self.single_observation_space = guards[0].observation_space
         self.single_action_space = guards[0].action_space
         self.metadata = {"autoreset_mode": "SAME_STEP"}
+        self.next_seeds: list[int | None] = [None] * self.num_envs
+        """With which each is reset when its episode ends; None: its generator draws on."""
         self.current = 0
         """Index of the environment that is being stepped or reset."""
         reader = ObsReader(self.single_observation_space, self.single_action_space)
@@ -62,7 +64,7 @@ class SyncLoop:
     def reset(self, *, seed: list[int] | None = None) -> tuple[Obs, dict[str, Any]]:
         obs = copy_obs(self._empty)
         for i, guard in enumerate(self.guards):
-            self.current = i
+            self.current, self.next_seeds[i] = i, None
             put_row(obs, i, guard.reset(seed=None if seed is None else seed[i])[0])
         return obs, {}
 
@@ -85,7 +87,8 @@ class SyncLoop:
                 if not info:
                     info["final_obs"] = copy_obs(self._empty)
                 put_row(info["final_obs"], i, row)
-                row = guard.reset()[0]
+                row = guard.reset(seed=self.next_seeds[i])[0]
+                self.next_seeds[i] = None
             if is_plain:
                 obs[i] = row
             else:

@@ -45,6 +45,7 @@ def make_vector_env(
     vectorization: Vectorization = "auto",
     step_timeout_s: float = 60.0,
     keep_state: bool = False,
+    seeds_each: bool = False,
 ) -> VectorEnv:
     """env: a name, or a class, function or environment (env_objects.py).
 
@@ -52,6 +53,7 @@ def make_vector_env(
 
     `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
     `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what can be saved.
+    `seeds_each`: `auto` takes only environments with a generator each.
     """
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; at least one environment is needed")
@@ -94,7 +96,8 @@ def make_vector_env(
 
         spec = gymnasium.spec(source.env_id)
         facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
-        if vectorization == "auto" and keep_state and not is_native_saved(spec.vector_entry_point):
+        is_saved = not keep_state or is_native_saved(spec.vector_entry_point)
+        if vectorization == "auto" and (seeds_each or not is_saved):
             vectorization = "sync"
         raw = None
         if _use_native(source, spec, kwargs, vectorization):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Literal, NoReturn, cast
 
@@ -99,12 +100,24 @@ class VectorEnv:
             else NullWatchdog()
         )
 
-    def reset(self, seed: int | np.random.SeedSequence | None = None) -> Obs:
+    @property
+    def seeds_each(self) -> bool:
+        """Whether one environment alone can be given the seed of its next episode (`seed_next`)."""
+        return hasattr(self._raw, "next_seeds")
+
+    def seed_next(self, index: int, seed: np.random.SeedSequence) -> None:
+        """When this environment's episode ends, it is reset with this seed."""
+        self._raw.next_seeds[index] = _raw_number(seed)
+
+    def reset(
+        self, seed: int | np.random.SeedSequence | Sequence[np.random.SeedSequence] | None = None
+    ) -> Obs:
         """Starts new episodes everywhere -> obs [B, ...]. Without a seed, only the first reset is seeded.
 
-        Environment i gets the i-th child of the seed's sequence, whatever the number of environments.
+        Environment i gets the i-th child of the seed's sequence, whatever the number of environments; of a list the
+        i-th one, where each has a generator of its own (else the first is that of all).
         """
-        sequence = sequence_of(seed) if seed is not None else self._seed
+        sequence = self._seed if seed is None else seed if isinstance(seed, Sequence) else sequence_of(seed)
         self._seed = None
         self._watchdog.bind_thread()
         self._resetting, self._fires, self._actions = None, None, None
@@ -437,17 +450,21 @@ def _autoreset_mode(raw: Any, name: str) -> Literal["SAME_STEP", "NEXT_STEP", "D
     return label
 
 
-def _raw_seed(raw: Any, sequence: np.random.SeedSequence) -> Any:
+def _raw_number(sequence: np.random.SeedSequence) -> int:
+    """31 bits."""
+    return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+
+
+def _raw_seed(raw: Any, sequence: np.random.SeedSequence | Sequence[np.random.SeedSequence]) -> Any:
     """31-bit seeds in the form that the vector environment takes: a list, an array (ALE), or the one of the first.
 
     Children are derived by hand: `sequence.spawn` counts, and a second call would give other ones.
     """
-    children = [
-        np.random.SeedSequence(
-            sequence.entropy, spawn_key=(*sequence.spawn_key, i), pool_size=sequence.pool_size
-        )
-        for i in range(raw.num_envs)
-    ]
-    seeds = [int(child.generate_state(1, np.uint32)[0] >> 1) for child in children]
+    if isinstance(sequence, np.random.SeedSequence):
+        entropy, key, size = sequence.entropy, sequence.spawn_key, sequence.pool_size
+        sequence = [
+            np.random.SeedSequence(entropy, spawn_key=(*key, i), pool_size=size) for i in range(raw.num_envs)
+        ]
+    seeds = [_raw_number(each) for each in sequence]
     form = getattr(raw, "seed_form", "array" if hasattr(raw, "ale") else "one")
     return seeds if form == "list" else np.array(seeds) if form == "array" else seeds[0]

@@ -3,8 +3,8 @@
     shape = MLPShape(spaces, hidden_sizes=(16,), activation="tanh")
     mlps = PerturbedMLPs(shape, num_slots=32, noise=table)
     mlps.set_weights(weights)
-    mlps.load(slot=3, index=1_234_567, scale=-0.05)             # slot 3 acts with theta - 0.05 * noise from there on
-    actions = mlps.act(obs, rng)                                # row b of obs through network b
+    mlps.load(3, index=1_234_567, scale=-0.05, rng=rng)         # slot 3 acts with theta - 0.05 * noise from there on
+    actions = mlps.act(obs)                                     # row b of obs through network b
 
 `MLPPolicy` is the same network unperturbed, one for all rows, as an `interfaces.Policy`.
 """
@@ -102,6 +102,7 @@ class PerturbedMLPs:
         self._theta = np.zeros(shape.num_params, np.float32)
         self._params = np.zeros((num_slots, shape.num_params), np.float32)
         self._layers = shape.split(self._params)
+        self._rngs = [np.random.default_rng(0)] * num_slots
         self._sample_actions, self._action_noise = sample_actions, action_noise
         self._normalize = ObsNormalizer()
 
@@ -110,18 +111,24 @@ class PerturbedMLPs:
         self._theta = self._shape.flat(weights)
         self._normalize.set_weights(weights)
 
-    def load(self, slot: int, index: int, scale: float) -> None:
-        """From now on `slot` acts with theta + scale * (the noise at `index`)."""
+    def load(self, slot: int, index: int, scale: float, rng: np.random.Generator) -> None:
+        """From now on `slot` acts with theta + scale * (the noise at `index`), and draws from `rng` if it draws."""
+        self._rngs[slot] = rng
         row = self._params[slot]
         np.multiply(self._noise.slice(index, self._shape.num_params), np.float32(scale), out=row)
         row += self._theta
 
-    def act(self, obs: Array, rng: np.random.Generator) -> Array:
+    def act(self, obs: Array) -> Array:
         """obs: [B, ...] -> int64[B] or float32[B, A]."""
         x = forward(_features(self._normalize, obs), self._layers, self._shape.activation)
         if self._shape.is_discrete:
-            return choose(x, rng if self._sample_actions else None)
-        return add_noise(x, rng, self._action_noise)
+            if not self._sample_actions:
+                return choose(x)
+            return np.concatenate([choose(row[None], rng) for row, rng in zip(x, self._rngs, strict=True)])
+        if not self._action_noise:
+            return x
+        deviation = self._action_noise
+        return np.stack([add_noise(row, rng, deviation) for row, rng in zip(x, self._rngs, strict=True)])
 
 
 class MLPPolicy:
@@ -181,7 +188,7 @@ def _features(normalize: ObsNormalizer, obs: Array) -> Array:
     return features.reshape(len(obs), -1)
 
 
-def choose(outputs: Array, rng: np.random.Generator | None) -> Array:
+def choose(outputs: Array, rng: np.random.Generator | None = None) -> Array:
     """outputs: float32[B, n] -> int64[B]: drawn from softmax(outputs), or without a generator the largest."""
     if rng is not None:
         # Gumbel-max: argmax(outputs + G) is a draw from softmax(outputs), and -log(Exponential) is such a G.
@@ -190,7 +197,7 @@ def choose(outputs: Array, rng: np.random.Generator | None) -> Array:
 
 
 def add_noise(outputs: Array, rng: np.random.Generator, deviation: float) -> Array:
-    """outputs: float32[B, A] -> the same with Gaussian noise (themselves where it is 0)."""
+    """outputs: float32[..., A] -> the same with Gaussian noise (themselves where it is 0)."""
     if deviation == 0.0:
         return outputs
     return outputs + np.float32(deviation) * rng.standard_normal(outputs.shape, dtype=np.float32)

@@ -11,19 +11,18 @@ from rlplat.rl.normalization import RunningMeanVar
 class ObsGatherer:
     """Sums over the observations of some episodes, less a reference near their mean, so that squares do not cancel."""
 
-    def __init__(self, reference: Array, probability: float, rng: np.random.Generator) -> None:
-        """reference: [*shape] of one observation; probability: of an episode to be gathered."""
+    def __init__(self, reference: Array) -> None:
+        """reference: [*shape] of one observation."""
         self._reference = reference.astype(np.float64).reshape(-1)
-        self._probability, self._rng = probability, rng
         self._slots: list[int] = []
         self._sums = np.zeros(0)
         self._rows: list[Array] = []
 
-    def begin(self, slot: int, counts: bool) -> None:
-        """An episode begins in `slot`; one that does not count is never gathered."""
+    def begin(self, slot: int, is_gathered: bool) -> None:
+        """An episode begins in `slot`."""
         if slot in self._slots:
             self._slots.remove(slot)
-        if counts and self._rng.random() < self._probability:
+        if is_gathered:
             self._slots.append(slot)
 
     def add(self, obs: Array) -> None:
@@ -46,7 +45,7 @@ class ObsGatherer:
 class NullGatherer:
     """Where observations are taken as they are."""
 
-    def begin(self, slot: int, counts: bool) -> None: ...
+    def begin(self, slot: int, is_gathered: bool) -> None: ...
 
     def add(self, obs: Array) -> None: ...
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +12,15 @@ from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.interfaces import Array
 from rlplat.rl.policies.perturbed_mlp import PerturbedMLPs
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer
+
+
+class EpisodeChance(NamedTuple):
+    """All chance in one episode."""
+
+    env: np.random.SeedSequence
+    actions: np.random.Generator
+    is_gathered: bool
+    """Whether its observations are gathered."""
 
 
 class PerturbedEpisodes:
@@ -27,30 +38,28 @@ class PerturbedEpisodes:
         self,
         starts: Array,
         scales: Array,
-        env_seed: np.random.SeedSequence,
-        rng: np.random.Generator,
+        chances: Sequence[EpisodeChance],
         gatherer: ObsGatherer | NullGatherer,
     ) -> Array:
         """One episode with theta + scales[k] * (noise at starts[k]) for every k < K -> float64[K, 2], (return, length).
 
         Slot b plays episodes b, b + B, b + 2B and so on, one after another. Its share is fixed: if whoever is through
-        first took another's, short episodes would be favoured.
+        first took another's, short episodes would be favoured. What an episode meets follows from `chances[k]` alone.
         """
         outcomes = np.zeros((len(starts), 2))
-        # One slot alone cannot be reset: where this side cuts episodes off, all slots start each episode together.
-        size = len(starts) if self._max_episode_steps is None else self._env.num_envs
-        for number, first in enumerate(range(0, len(starts), size)):
+        # Where one slot alone cannot be reset, by its own end or with its own seed, all start each episode together.
+        goes_on = self._max_episode_steps is None and self._env.seeds_each
+        size = len(starts) if goes_on else self._env.num_envs
+        for first in range(0, len(starts), size):
             wave = slice(first, first + size)
-            seed = np.random.SeedSequence(env_seed.entropy, spawn_key=(*env_seed.spawn_key, number))
-            self._play_wave(starts[wave], scales[wave], seed, rng, gatherer, outcomes[wave])
+            self._play_wave(starts[wave], scales[wave], chances[wave], gatherer, outcomes[wave])
         return outcomes
 
     def _play_wave(
         self,
         starts: Array,
         scales: Array,
-        seed: np.random.SeedSequence,
-        rng: np.random.Generator,
+        chances: Sequence[EpisodeChance],
         gatherer: ObsGatherer | NullGatherer,
         outcomes: Array,
     ) -> None:
@@ -61,20 +70,24 @@ class PerturbedEpisodes:
 
         def begin(slot: int, k: int) -> None:
             """Slot plays episode k from its next observation on; where there is none, what it does does not count."""
-            if k < len(starts):
-                mlps.load(slot, starts[k], scales[k])
-            gatherer.begin(slot, k < len(starts))
+            is_one, following = k < len(starts), k + num_slots
+            if is_one:
+                mlps.load(slot, starts[k], scales[k], chances[k].actions)
+            if following < len(starts):
+                env.seed_next(slot, chances[following].env)
+            gatherer.begin(slot, is_one and chances[k].is_gathered)
 
+        seeds = [chances[min(slot, len(starts) - 1)].env for slot in range(num_slots)]
+        obs = env.reset(seeds)
         playing = np.arange(num_slots)
         for slot in range(num_slots):
             begin(slot, slot)
-        obs = env.reset(seed)
         returns, lengths = np.zeros(num_slots), np.zeros(num_slots, np.int64)
         before = perf_counter()
         while num_left:
             assert isinstance(obs, np.ndarray)
             gatherer.add(obs)
-            actions = mlps.act(obs, rng)
+            actions = mlps.act(obs)
             between = perf_counter()
             step = env.step(actions)
             after = perf_counter()

@@ -49,8 +49,8 @@ def test_every_slot_acts_with_its_own_perturbation(
     mlps.set_weights(shape.named(theta) | statistics)
     places = [(0, 0.5), (7, -0.5), (7, 0.5), (100, 0.0), (200, 2.0), (201, 2.0)]
     for slot, (index, scale) in enumerate(places):
-        mlps.load(slot, index, scale)
-    actions = mlps.act(obs, rng)
+        mlps.load(slot, index, scale, rng)
+    actions = mlps.act(obs)
     for slot, (index, scale) in enumerate(places):
         perturbed = theta + scale * noise[index : index + shape.num_params]
         weights = shape.named(perturbed) | statistics
