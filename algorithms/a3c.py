@@ -44,7 +44,16 @@ from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
-from rlplat.rl.normalization import LEAST_PIXEL_VAR, OBS_MEAN, ObsNormalizer, moments, require_normalizable
+from rlplat.rl.normalization import (
+    LEAST_PIXEL_VAR,
+    OBS_MEAN,
+    ObsNormalizer,
+    measured,
+    moments,
+    require_normalizable,
+    vector_leaves,
+)
+from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
@@ -235,7 +244,8 @@ class A3CWorker:
         self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
         self._server = ShardedParameterServer(parameter_servers, self._shapes)
         self._versions: Versions = ()
-        self._normalize_obs = ObsNormalizer()
+        self._normalize_obs = ObsNormalizer(spec.obs)
+        self._measured_leaves = vector_leaves(spec.obs)
         self._learning_rewards = LearningRewards(self.config)
         self._exchange_s = 0.0
 
@@ -315,7 +325,7 @@ class A3CWorker:
     def _obs_moments(self, batch: SampleBatch) -> ObsMoments | None:
         if not self.config.normalize_observations or not batch.env_steps:
             return None
-        obs = batch.obs[batch.valid]  # type: ignore[index]
+        obs = measured(take_obs(batch.obs, batch.valid), self._measured_leaves)
         mean, var = moments(obs)
         if obs.dtype == np.uint8:  # merged variances are no less than the least
             var = np.maximum(var, LEAST_PIXEL_VAR)

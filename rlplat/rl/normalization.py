@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import MASK, ObsSpec
+
+log = logging.getLogger("rlplat.start")
 
 CLIP = 10.0
 EPSILON = 1e-8
@@ -21,22 +24,54 @@ OBS_MEAN, OBS_VAR = "obs_norm.mean", "obs_norm.var"
 
 
 def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = False) -> None:
-    """In the driver, before any actor starts: ConfigError for `normalize_observations` where it cannot be.
+    """In the driver, before any actor starts: ConfigError for `normalize_observations` where it cannot be. Of a Dict or
+    Tuple the vectors are normalised; what is left as it is, is said.
 
     images: whether the algorithm and its framework can normalise images.
     """
+    if isinstance(obs, dict) and (vectors := vector_leaves(obs)):
+        if rest := [f"{path} ({leaf})" for path, leaf in obs.items() if path not in vectors and path != MASK]:
+            log.info(
+                "normalize_observations: of %s; left as they are: %s", ", ".join(vectors), ", ".join(rest)
+            )
+        return
     kinds = ("vector", "image") if images else ("vector",)
     if isinstance(obs, ObsSpec) and obs.kind in kinds:
         return
     what = (
-        "one vector or one image"
+        "vectors, also in a Dict, or one image"
         if images
-        else "vectors (A3C, BC, DQN, IMPALA and PPO with framework=torch: an image, too)"
+        else "vectors, also in a Dict (A3C, BC, DQN, IMPALA and PPO with framework=torch: one image, too)"
     )
     raise ConfigError(
-        f"normalize_observations is for {what}, but observations are {obs}: set it to false (images are scaled by "
-        "1/255 as it is)"
+        f"normalize_observations is for {what}, but observations are {_shown(obs)}: set it to false (images are scaled "
+        "by 1/255 as it is)"
     )
+
+
+def vector_leaves(obs: ObsSpec | dict[str, ObsSpec] | None) -> dict[str, ObsSpec]:
+    """Of a Dict of observations, by path: the numbers whose statistics are kept, side by side as one vector in this
+    order. Empty for anything else."""
+    if not isinstance(obs, dict):
+        return {}
+    return {path: leaf for path, leaf in obs.items() if leaf.kind == "vector"}
+
+
+def measured(obs: Obs, leaves: dict[str, ObsSpec]) -> Array:
+    """obs: [..., *shape] -> what statistics are kept of: obs itself, or the `vector_leaves` as float64[..., D]."""
+    if not isinstance(obs, dict):
+        return obs
+    parts = []
+    for path, leaf in leaves.items():
+        axes = obs[path].shape[: obs[path].ndim - len(leaf.shape)]
+        parts.append(obs[path].reshape(*axes, -1).astype(np.float64, copy=False))
+    return np.concatenate(parts, axis=-1)
+
+
+def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
+    if isinstance(obs, ObsSpec):
+        return str(obs)
+    return f"Dict({', '.join(f'{path}: {leaf}' for path, leaf in obs.items())})"
 
 
 class RunningMeanVar:
@@ -106,9 +141,11 @@ class ObsNormalizer:
     learner will train with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, obs: ObsSpec | dict[str, ObsSpec] | None = None) -> None:
+        """obs: of the observations, where they may be a Dict."""
         self._mean: Array | None = None
         self._inverse_std: Array | None = None
+        self._leaves = vector_leaves(obs)
 
     def set_weights(self, weights: Weights) -> None:
         if OBS_MEAN not in weights:
@@ -120,9 +157,19 @@ class ObsNormalizer:
         """obs: [..., *shape] -> float32, same shape (the input itself where there is nothing to do)."""
         if self._mean is None or self._inverse_std is None:
             return obs
-        assert not isinstance(obs, dict), "statistics are kept of plain observations only"
-        normalized = (obs - self._mean) * self._inverse_std
-        return np.clip(normalized, -CLIP, CLIP, out=normalized)
+        if not isinstance(obs, dict):
+            return _normalized(obs, self._mean, self._inverse_std)
+        result, start = dict(obs), 0
+        for path, leaf in self._leaves.items():
+            own = slice(start, start := start + leaf.flat_size)
+            mean, inverse_std = self._mean[own], self._inverse_std[own]
+            result[path] = _normalized(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))
+        return result
+
+
+def _normalized(obs: Array, mean: Array, inverse_std: Array) -> Array:
+    normalized = ((obs - mean) * inverse_std).astype(np.float32, copy=False)
+    return np.clip(normalized, -CLIP, CLIP, out=normalized)
 
 
 class ObsStatistics:
@@ -133,19 +180,25 @@ class ObsStatistics:
     weights |= statistics.weights()
     """
 
-    def __init__(self, shape: tuple[int, ...] | None, is_image: bool = False) -> None:
-        """shape: of one observation; None: observations are taken as they are."""
+    def __init__(
+        self,
+        shape: tuple[int, ...] | None,
+        is_image: bool = False,
+        obs: ObsSpec | dict[str, ObsSpec] | None = None,
+    ) -> None:
+        """shape: of one observation, of a Dict that of all its `vector_leaves` side by side; None: observations are
+        taken as they are. obs: where they are a Dict."""
+        self._leaves = vector_leaves(obs)
         self.running = RunningMeanVar(shape) if shape is not None else None
         self._is_image = is_image
         if self.running is not None and is_image:
             self.running.var[...] = FIRST_PIXEL_VAR
-        self.normalize = ObsNormalizer()
+        self.normalize = ObsNormalizer(obs)
 
     def update(self, obs: Obs, valid: Array) -> None:
         """obs: [..., *shape]; valid: bool[...], those that count."""
         if self.running is not None:
-            assert isinstance(obs, np.ndarray)
-            self.running.update(obs[valid])
+            self.running.update(measured(obs, self._leaves)[valid])
 
     def weights(self) -> Weights:
         """As they travel; `normalize` uses the same from now on."""
@@ -166,9 +219,9 @@ class ObsStatistics:
 
 def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None) -> ObsStatistics:
     """obs: what they are kept of (`require_normalizable`); None: of nothing."""
-    if not isinstance(obs, ObsSpec):
-        return ObsStatistics(None)
-    return ObsStatistics(obs.shape, is_image=obs.kind == "image")
+    if isinstance(obs, dict):
+        return ObsStatistics((sum(leaf.flat_size for leaf in vector_leaves(obs).values()),), obs=obs)
+    return ObsStatistics(None) if obs is None else ObsStatistics(obs.shape, is_image=obs.kind == "image")
 
 
 class RewardNormalizer:

@@ -69,11 +69,14 @@ def test_what_cannot_be_normalised_is_refused() -> None:
     require_normalizable(image, images=True)
     with pytest.raises(
         ConfigError,
-        match=r"for vectors \(A3C, BC, DQN, IMPALA and PPO with framework=torch: an image, too\), but",
+        match=r"for vectors, also in a Dict \(A3C, BC, DQN, IMPALA and PPO with framework=torch: one image, too\), but",
     ):
         require_normalizable(image)
-    for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": vector}):
-        with pytest.raises(ConfigError, match="for one vector or one image, but observations are"):
+    require_normalizable({"a": vector, "b": image})
+    for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": image}):
+        with pytest.raises(
+            ConfigError, match="for vectors, also in a Dict, or one image, but observations are"
+        ):
             require_normalizable(refused, images=True)
 
 

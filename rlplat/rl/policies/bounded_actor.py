@@ -50,7 +50,7 @@ class BoundedActor:
         """Share of actions drawn uniformly between the bounds, which comes with the weights: 1 while a run warms up."""
         self.core_state = np.zeros((0, 0), np.float32)
         self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._normalize = ObsNormalizer()
+        self._normalize = ObsNormalizer(self.spec.obs)
         self._layers: list[Layer] = []
         self._scale = ActionScale(spec)
 

@@ -73,7 +73,7 @@ class TfActorCritic(ActingNetwork):
                 int(seed.generate_state(1, np.uint64)[0]) >> 1, alg="philox"
             )
         super().__init__(network, spec)
-        self._normalize = ObsNormalizer()
+        self._normalize = ObsNormalizer(spec.obs)
         signature = obs_signature(spec.obs), rows(self._state_size)
         self._sample = graph(self._sample_rows, *signature)
         self._choose = graph(self._choose_rows, *signature)
@@ -115,8 +115,7 @@ class TfActorCritic(ActingNetwork):
         self._core_state = np.array(state["core"], np.float32)
 
     def _tensors(self, obs: Obs) -> Any:
-        normalized: Obs = obs if isinstance(obs, dict) else self._normalize(obs)
-        return obs_tensors(normalized, self.spec)
+        return obs_tensors(self._normalize(obs), self.spec)
 
     def _sample_rows(self, obs: Any, state: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.device(CPU):

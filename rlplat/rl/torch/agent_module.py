@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Policy, Weights
-from rlplat.rl.normalization import CLIP, EPSILON, OBS_MEAN, OBS_VAR
+from rlplat.rl.normalization import CLIP, EPSILON, OBS_MEAN, OBS_VAR, vector_leaves
 from rlplat.rl.policies.bounded_actor import BoundedActor
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape
 from rlplat.rl.policies.spec import PolicySpec
@@ -71,15 +71,25 @@ class AgentModule(nn.Module):
     def prepare(self, obs: TensorObs) -> TensorObs:
         """obs as `forward` takes them -> as the network does: normalised, vectors in float32."""
         if self.is_normalized:
-            assert isinstance(obs, Tensor)
-            obs = obs if obs.is_floating_point() else obs.float()  # torch subtracts nothing from booleans
-            obs = ((obs - self.mean) * self.inverse_std).clamp(-CLIP, CLIP)
+            obs = self._normalized(obs)
         if self.kind == "mlp":
             assert isinstance(obs, Tensor)
             return obs.float()
         if self.kind == "actor":
             return features(obs, self.network.spec.obs)  # type: ignore[union-attr, arg-type]
         return _as_floats(obs, self.network.spec)  # type: ignore[arg-type]
+
+    def _normalized(self, obs: TensorObs) -> TensorObs:
+        """As `ObsNormalizer`."""
+        if isinstance(obs, Tensor):
+            return _scaled(obs, self.mean, self.inverse_std)
+        leaves = vector_leaves(self.network.spec.obs)  # type: ignore[union-attr, arg-type]
+        result, start = dict(obs), 0
+        for path, leaf in leaves.items():
+            own = slice(start, start := start + leaf.flat_size)
+            mean, inverse_std = self.mean[own], self.inverse_std[own]
+            result[path] = _scaled(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))
+        return result
 
     def forward(self, obs: TensorObs, state: Tensor | None = None) -> Any:
         obs = self.prepare(obs)
@@ -97,6 +107,11 @@ class AgentModule(nn.Module):
                 )
             outputs = distribution.params
         return (outputs, state) if self.state_size else outputs
+
+
+def _scaled(obs: Tensor, mean: Tensor, inverse_std: Tensor) -> Tensor:
+    obs = obs if obs.is_floating_point() else obs.float()  # torch subtracts nothing from booleans
+    return ((obs - mean) * inverse_std).clamp(-CLIP, CLIP)
 
 
 def agent_module(policy: Policy, weights: Weights, framework: str) -> AgentModule:

@@ -81,7 +81,7 @@ class TorchActorCritic(ActingNetwork):
         use_threads(num_threads if spec.has_images else 1, spec)
         super().__init__(make_network(spec, resolve_precision(precision, spec, torch.device("cpu"))), spec)
         self.seed(seed)
-        self._normalize = ObsNormalizer()
+        self._normalize = ObsNormalizer(spec.obs)
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
@@ -111,13 +111,12 @@ class TorchActorCritic(ActingNetwork):
 
     def _tensors(self, obs: Obs) -> TensorObs:
         """In the dtypes that the learner's network sees (`TensorRows`): vectors float32, everything else as it is."""
+        obs = self._normalize(obs)
         if isinstance(obs, dict):
             assert isinstance(self.spec.obs, dict)
             return {path: _tensor(leaf, self.spec.obs[path]) for path, leaf in obs.items()}
         assert isinstance(self.spec.obs, ObsSpec)
-        normalized = self._normalize(obs)
-        assert not isinstance(normalized, dict)
-        return _tensor(normalized, self.spec.obs)
+        return _tensor(obs, self.spec.obs)
 
 
 def _tensor(array: Array, leaf: ObsSpec) -> Tensor:

@@ -40,7 +40,7 @@ class TorchQPolicy(ActingNetwork):
         )
         self.q = q
         self.exploration = EpsilonGreedy(seed, epsilons)
-        self._normalize = ObsNormalizer()
+        self._normalize = ObsNormalizer(spec.obs)
         self.seed(seed)
 
     def set_weights(self, weights: Weights) -> None:
