@@ -37,7 +37,7 @@ from rlplat.errors import ActorDied, EnvError, NonFiniteError, WorkerCrashed
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning import backend
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.non_finite import non_finite_error
@@ -179,7 +179,12 @@ class TorchA3C:
         """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
         from rlplat.rl.torch.trainee import actor_critic_trainee
 
+        self.config = config
         self.trainee = actor_critic_trainee(config, spec, seed, device="cpu", num_threads=num_threads)
+
+    def loss(self, *columns: Tensor, **coefficients: Any) -> tuple[Tensor, Tensor]:
+        """`a3c_loss`; a subclass may write another, with `self.trainee.network` and `self.config` at hand."""
+        return a3c_loss(*columns, **coefficients)
 
     def gradients(
         self,
@@ -207,7 +212,7 @@ class TorchA3C:
         )
         log_probs = distribution.log_prob(tensor(batch.flat("actions")))
         entropies = distribution.entropy()
-        loss, stats = a3c_loss(
+        loss, stats = self.loss(
             log_probs[rows],
             entropies[rows],
             values[rows],
@@ -224,21 +229,20 @@ class A3CWorker:
 
     def __init__(
         self,
+        computation: Computation,
         config: dict[str, Any],
         worker_index: int,
         incarnation: int,
         spec: PolicySpec,
         parameter_servers: Sequence[ActorHandle],
     ) -> None:
-        self.config = A3CConfig.model_validate(config)
+        self.config: A3CConfig = computation.config_class.model_validate(config)
         num_threads = self.config.learner.num_threads
         if not num_threads and spec.has_images:
             num_threads = cpu_share(self.config.num_rollout_workers)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
-        computes = backend.in_framework(
-            "rlplat.algorithms.a3c:A3C", backend.learner_backend(self.config, spec)
-        )
-        self._network: TorchA3C = computes(self.config, spec, network_seed, num_threads)
+        backend = computation.backend(self.config, spec)
+        self._network: TorchA3C = computation.net(backend, self.config, spec, network_seed, num_threads)
         self._rollout = RolloutWorker(config, worker_index, incarnation)
         weights = self._network.trainee.weights()
         self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
@@ -378,27 +382,36 @@ class A3C(Algorithm[A3CConfig]):
 
     name = "a3c"
     config_class = A3CConfig
+    learner_class = A3CWorker
+    nets = {
+        "torch": TorchA3C,
+        "tf": "rlplat.algorithms.other_frameworks.a3c_tf:TfA3C",
+        "numpy": "rlplat.algorithms.other_frameworks.a3c_numpy:NumpyA3C",
+    }
+    losses = ("loss",)
 
     @cached_property
     def looked_at(self) -> tuple[PolicySpec, SpaceSpec]:
-        return preflight(self.config)
+        return preflight(self.config, self.computation)
 
     def preload(self) -> tuple[str, ...]:
-        return backend.preload(self.config, lambda: [self.looked_at[0]])
+        return self.computation.preload(self.config, lambda: [self.looked_at[0]])
 
     def setup(self) -> None:
         """Parameter servers, then workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         spec, self.spaces = self.looked_at
-        self.notes = (backend.note(config, [spec]),)
+        self.notes = (self.computation.note(config, [spec]),)
         self.in_flight = self.add(InFlight())
         self._learning: set[int] = set()  # slots of the workers that have a call
         servers = [
             self.start(ParameterServer, make_optimizer(config), config.max_staleness)
             for _ in range(config.num_parameter_servers)
         ]
-        worker = spread(A3CWorker, settings)
-        self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, spec, servers))
+        worker = spread(self.learner_class, settings)
+        self.workers = self.start_workers(
+            lambda *place: worker.remote(self.computation, settings, *place, spec, servers)
+        )
         shapes = rlplat.get(self.workers.handles[0].publish.remote())
         self.server = self.saved["parameter_server"] = ShardedParameterServer(servers, shapes)
         self._not_saved = self.workers.not_saved()  # asked now: later they are busy
@@ -504,11 +517,11 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
     )
 
 
-def preflight(config: A3CConfig) -> tuple[PolicySpec, SpaceSpec]:
+def preflight(config: A3CConfig, computation: Computation) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
     spaces = check.preflight(config.env, config.env_kwargs)
     spec = policy_spec(config.policy.model_dump(), spaces)
-    backend.require_backend(config, spec)
+    computation.require(config, spec)
     if config.normalize_observations:
         require_normalizable(spec.obs, images=config.framework == "torch")
     LearningRewards(config)  # refuses settings that exclude each other

@@ -30,6 +30,7 @@ from pydantic import Field
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
@@ -143,11 +144,17 @@ class SelfPlayWorker:
     """An actor: plays games with itself. Those that have not ended at the end of a round go on in the next."""
 
     def __init__(
-        self, settings: dict[str, Any], spec: PolicySpec, worker_index: int, incarnation: int
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        worker_index: int,
+        incarnation: int,
     ) -> None:
         from rlplat.rl.planning.search_policy import NetworkEvaluator
 
-        config = self.config = AlphaZeroConfig.model_validate(settings)
+        config: AlphaZeroConfig = computation.config_class.model_validate(settings)
+        self.config = config
         self._game = board_game_of(config.env, config.env_kwargs, AlphaZero.name)
         self._evaluate = NetworkEvaluator(self._game, spec)
         self._search = SearchSettings(
@@ -188,11 +195,18 @@ class SelfPlayWorker:
 class AlphaZeroLearner(Learner[AlphaZeroConfig]):
     """An actor: the replay, the network and its optimizer."""
 
-    def __init__(self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
+    def __init__(
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+    ) -> None:
         from rlplat.rl.torch.trainee import actor_critic_trainee
 
-        config = AlphaZeroConfig.model_validate(settings)
+        config: AlphaZeroConfig = computation.config_class.model_validate(settings)
         super().__init__(config, parameter_server)
+        computation.replace_losses(self)
         network_seed, replay_seed = seed_sequences(config.seed, "learner")
         self._game = board_game_of(config.env, config.env_kwargs, AlphaZero.name)
         self.trainee = actor_critic_trainee(config, spec, network_seed)
@@ -201,6 +215,18 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
         )
         self._credit, self._updates = 0.0, 0
         self.publish()
+
+    def loss(
+        self,
+        logits: Tensor,
+        values: Tensor,
+        policies: Tensor,
+        outcomes: Tensor,
+        parameters: list[Tensor],
+        decay: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`losses`; a subclass may write others, with `self.trainee.network` and `self.config` at hand."""
+        return losses(logits, values, policies, outcomes, parameters, decay)
 
     def update(self, *rounds: SelfPlay) -> UpdateReport:
         """One round into the replay, the gradient steps that are due for it, publish version + 1."""
@@ -240,7 +266,9 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
         policies, outcomes = (tensor_on(device, each) for each in drawn[1:])
         distribution, values, _ = self.trainee.network(obs)
         parameters = list(self.trainee.network.parameters())
-        terms = losses(distribution.params, values, policies, outcomes, parameters, self.config.weight_decay)
+        terms = self.loss(
+            distribution.params, values, policies, outcomes, parameters, self.config.weight_decay
+        )
         norm = self.trainee.descend(sum(terms[1:], start=terms[0]), self.value(self.config.learning_rate))
         names = ("value_loss", "policy_loss", "weight_loss")
         figures = {name: float(term.detach()) for name, term in zip(names, terms, strict=True)}
@@ -269,7 +297,8 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
             print(result.env_steps, result.metrics["learner/policy_loss"])
     """
 
-    name, config_class = "alphazero", AlphaZeroConfig
+    name, config_class, learner_class = "alphazero", AlphaZeroConfig, AlphaZeroLearner
+    losses = ("loss",)
 
     def setup(self) -> None:
         """Pre-flight, parameter server, learner, self-play workers; returns when the first weights are published."""
@@ -279,10 +308,12 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         board_game_of(config.env, config.env_kwargs, self.name)
         spec = policy_spec(settings["policy"], spaces)
         server, worker = self.start(ParameterServer), spread(SelfPlayWorker, settings)
-        learner = learner_actor(AlphaZeroLearner, settings, spec)
-        group = LearnerGroup(server, lambda _rank: learner.remote(settings, spec, server))
+        learner = learner_actor(self.learner_class, settings, spec)
+        group = LearnerGroup(server, lambda _rank: learner.remote(self.computation, settings, spec, server))
         self.learners = self.add(group, saved_as="learner")
-        self.workers = self.start_workers(lambda *place: worker.remote(settings, spec, *place))
+        self.workers = self.start_workers(
+            lambda *place: worker.remote(self.computation, settings, spec, *place)
+        )
         self.learners.wait_until_ready()
 
     def step(self) -> Result:
@@ -296,12 +327,12 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
     def not_saved(self) -> tuple[str, ...]:
         return self.workers.not_saved()
 
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+    @classmethod
+    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """Searches before every move; settings: the config as a dict."""
         from rlplat.rl.planning.search_policy import SearchPolicy
 
-        config = AlphaZeroConfig.model_validate(settings)
+        config = cls.config_class.model_validate(settings)
         game = board_game_of(config.env, config.env_kwargs, AlphaZero.name)
         search_settings = SearchSettings(config.play_simulations or config.num_simulations, config.c_init)
         return SearchPolicy(game, policy_spec(settings["policy"], spaces), search_settings, seed)

@@ -23,6 +23,7 @@ import numpy as np
 
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs, Policy, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.non_finite import non_finite_error
@@ -76,14 +77,18 @@ class TorchBC:
         from rlplat.rl.torch.tensor_rows import TensorRows
         from rlplat.rl.torch.trainee import actor_critic_trainee
 
-        self.trainee = actor_critic_trainee(config, spec, seed)
+        self.config, self.trainee = config, actor_critic_trainee(config, spec, seed)
         self._rows = TensorRows(spec, obs, actions, {}, self.trainee.device)
+
+    def loss(self, log_probs: Tensor) -> Tensor:
+        """`cloning_loss`; a subclass may write another, with `self.trainee.network` and `self.config` at hand."""
+        return cloning_loss(log_probs)
 
     def train(self, rows: Array, learning_rate: float) -> tuple[float, float]:
         """One gradient step on these rows -> (loss, gradient norm). A norm that is not finite changed nothing."""
         obs, actions, _ = self._rows.take(rows)
         distribution, values, _ = self.trainee.network(obs)
-        loss = cloning_loss(distribution.log_prob(actions))
+        loss = self.loss(distribution.log_prob(actions))
         # The critic's gradient is zero: Adam asks for one of every parameter.
         norm = self.trainee.descend(loss + 0.0 * values.sum(), learning_rate)
         return float(loss.detach()), norm
@@ -92,8 +97,14 @@ class TorchBC:
 class BCLearner(Learner[BCConfig]):
     """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights."""
 
-    def __init__(self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
-        config = BCConfig.model_validate(settings)
+    def __init__(
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+    ) -> None:
+        config: BCConfig = computation.config_class.model_validate(settings)
         super().__init__(config, parameter_server)
         network_seed, order_seed = seed_sequences(config.seed, "learner")
         episodes = read_episodes(config.data)
@@ -101,7 +112,10 @@ class BCLearner(Learner[BCConfig]):
         self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self._obs_statistics.update(obs, np.ones(episodes.num_steps, np.bool_))
         self._obs_statistics.weights()  # what `normalize` uses from here on
-        self._net = TorchBC(config, spec, network_seed, self._obs_statistics.normalize(obs), episodes.actions)
+        normalized = self._obs_statistics.normalize(obs)
+        self._net: TorchBC = computation.net(
+            "torch", config, spec, network_seed, normalized, episodes.actions
+        )
         self.trainee = self._net.trainee
         self._epochs, self._num_steps = Epochs(episodes.num_steps, order_seed), episodes.num_steps
         self.publish()
@@ -162,6 +176,7 @@ class BC(DataRing[BCConfig]):
     """
 
     name, config_class, learner_class = "bc", BCConfig, BCLearner
+    nets, losses = {"torch": TorchBC}, ("loss",)
 
     def check_spaces(self) -> None:
         if self.config.normalize_observations:

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from rlplat.algorithms.sac import SACConfig, TorchSAC
+from rlplat.algorithms.sac import SAC, SACConfig, TorchSAC
 from rlplat.rl.interfaces import Policy, UpdateReport
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.off_policy.learner import CHUNK, TransitionLearner
@@ -122,19 +123,29 @@ class TorchCQL(TorchSAC):
             actions, log_probs = squashed_sample(outputs, noise[K * N :])
         sampled = nets.critics(batch.features.repeat(2 * K, 1), torch.cat([uniform, actions]))
         q_uniform, q_policy = sampled.view(2, 2, K, N).unbind(1)
-        gap = (log_sum_exp_q(q_uniform, q_policy, log_probs.view(K, N), A) - q).mean(dim=1).sum()
+        gap = (self.log_sum_exp_q(q_uniform, q_policy, log_probs.view(K, N), A) - q).mean(dim=1).sum()
         return loss + self._coef * gap, figures | {"conservative_gap": float(gap.detach())}
+
+    def log_sum_exp_q(
+        self, q_uniform: Tensor, q_policy: Tensor, log_probs: Tensor, num_actions: int
+    ) -> Tensor:
+        """The function above; a subclass may write another."""
+        return log_sum_exp_q(q_uniform, q_policy, log_probs, num_actions)
 
 
 class CQLLearner(TransitionLearner):
     """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights."""
 
-    config_class, trainee_class = CQLConfig, TorchCQL
-
-    def __init__(self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
-        config = CQLConfig.model_validate(settings)
+    def __init__(
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+    ) -> None:
+        config: CQLConfig = computation.config_class.model_validate(settings)
         network_seed, order_seed = seed_sequences(config.seed, "learner")
-        super().__init__(config, spec, parameter_server, network_seed)
+        super().__init__(computation, config, spec, parameter_server, network_seed)
         episodes = read_episodes(config.data)
         self._data = RecordedTransitions(episodes, config.discount)
         self._epochs, self._num_updates = Epochs(len(self._data), order_seed), config.updates_per_round
@@ -169,6 +180,7 @@ class CQL(DataRing[CQLConfig]):
     """
 
     name, config_class, learner_class = "cql", CQLConfig, CQLLearner
+    nets, losses = {"torch": TorchCQL}, (*SAC.losses, "log_sum_exp_q")
     with_weights = staticmethod(ReplayRing.with_weights)
 
     def check_spaces(self) -> None:

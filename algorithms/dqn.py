@@ -42,7 +42,7 @@ import rlplat
 from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning.backend import in_framework
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
@@ -306,6 +306,10 @@ class TorchDQN:
         self._parameters: list[Tensor] = [*self.network.parameters()]
         self._target_parameters: list[Tensor] = [*self.target.parameters()]
 
+    def loss(self, *columns: Tensor, **switches: Any) -> tuple[Tensor, Tensor]:
+        """`td_losses`; a subclass may write others, with `self.network`, `self.target` and `self.config` at hand."""
+        return td_losses(*columns, **switches)
+
     def train(
         self, batch: Minibatch | SequenceMinibatch, learning_rate: float, next_outputs: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -324,7 +328,7 @@ class TorchDQN:
             legal = next_q if next_mask is None else next_q.masked_fill(~next_mask.bool(), -math.inf)
             next_actions = legal.argmax(dim=1)
         actions = self._tensor(batch.actions).reshape(-1)
-        losses, errors = td_losses(
+        losses, errors = self.loss(
             outputs,
             actions,
             next_outputs,
@@ -441,22 +445,22 @@ class TorchDQN:
 class DQNLearner(Learner[DQNConfig]):
     """An actor: trains on minibatches, publishes the weights. In the synchronous ring it holds the replay too.
 
-    Knows no framework; `_net` does the arithmetic (`TorchDQN` or `TfDQN`).
+    Knows no framework; `_net` does the arithmetic (of `DQN.nets`).
     """
 
     def __init__(
         self,
+        computation: Computation,
         config: dict[str, Any],
         spec: PolicySpec,
         parameter_server: ActorHandle,
         replay: ReplayShape | None,
     ) -> None:
         """replay: None where shards hold it."""
-        super().__init__(DQNConfig.model_validate(config), parameter_server)
+        super().__init__(computation.config_class.model_validate(config), parameter_server)
         network_seed, replay_seed = seed_sequences(self.config.seed, "learner")
-        self._net: TorchDQN = in_framework("rlplat.algorithms.dqn:DQN", self.config.framework)(
-            self.config, spec, q_spec(self.config), network_seed
-        )
+        framework = computation.framework(self.config)
+        self._net: TorchDQN = computation.net(framework, self.config, spec, q_spec(self.config), network_seed)
         self.trainee = self._net.trainee
         self._replay = LearnerReplay(self.config, spec, replay, replay_seed) if replay else None
         # Without priorities that change in between, minibatches are drawn many at a time (of images, which take memory,
@@ -585,11 +589,14 @@ class DQN(Algorithm[DQNConfig]):
 
     name = "dqn"
     config_class = DQNConfig
+    learner_class = DQNLearner
+    nets = {"torch": TorchDQN, "tf": "rlplat.algorithms.other_frameworks.dqn_tf:TfDQN"}
+    losses = ("loss",)
 
     def setup(self) -> None:
         """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        spaces = self.spaces = preflight(config)
+        spaces = self.spaces = preflight(config, self.computation)
         self.learners: LearnerGroup | PolicyRings
         self.apex: ApexRing | None = None
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
@@ -597,7 +604,7 @@ class DQN(Algorithm[DQNConfig]):
             rings = PolicyRings(
                 plan,
                 settings,
-                lambda name, own, spec, server: start_learner(
+                lambda name, own, spec, server: self._start_learner(
                     own,
                     spec,
                     server,
@@ -605,7 +612,7 @@ class DQN(Algorithm[DQNConfig]):
                 ),
             )
             self.learners = self.add(rings, saved_as="learner")
-            make_worker = rings.worker_maker(DQN.make_policy, record="transitions")
+            make_worker = rings.worker_maker(self.make_policy, record="transitions")
             self.workers = self.start_workers(make_worker, len(plan.trained))
         else:
             server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
@@ -619,7 +626,7 @@ class DQN(Algorithm[DQNConfig]):
                 shard = spread(ReplayShard, settings)
                 parts = [shape_of_shard(shape, config, i) for i in range(config.num_replay_shards)]
                 shards = [self.start(shard, settings, spec, part, i) for i, part in enumerate(parts)]
-            learners = start_learner(settings, spec, server, None if shards else shape)
+            learners = self._start_learner(settings, spec, server, None if shards else shape)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(
                 lambda *place: worker.remote(
@@ -632,6 +639,20 @@ class DQN(Algorithm[DQNConfig]):
             if shards:
                 self.apex = self.add(ApexRing(config, shards, learners, self.workers, self.tally))
         self.learners.wait_until_ready()
+
+    def _start_learner(
+        self,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape | None,
+    ) -> LearnerGroup:
+        """replay: what the learner itself holds."""
+        learner = learner_actor(self.learner_class, settings, spec)
+        return LearnerGroup(
+            parameter_server,
+            lambda _: learner.remote(self.computation, settings, spec, parameter_server, replay),
+        )
 
     def step(self) -> Result:
         """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
@@ -662,10 +683,10 @@ class DQN(Algorithm[DQNConfig]):
             self.apex.set_state(state)
         super().set_state(state)
 
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+    @classmethod
+    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return policy_for(settings, spaces, seed, q=q_spec(DQNConfig.model_validate(settings)))
+        return policy_for(settings, spaces, seed, q=q_spec(cls.config_class.model_validate(settings)))
 
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:
@@ -693,14 +714,6 @@ def q_spec(config: DQNConfig) -> QSpec:
     )
 
 
-def start_learner(
-    settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape | None
-) -> LearnerGroup:
-    """replay: what the learner itself holds."""
-    learner = learner_actor(DQNLearner, settings, spec)
-    return LearnerGroup(parameter_server, lambda _: learner.remote(settings, spec, parameter_server, replay))
-
-
 def replay_shape(config: DQNConfig, spec: PolicySpec, num_columns: int) -> ReplayShape:
     """The whole replay, with a lane for each of `num_columns` of a rollout worker (its environments, or with several
     agents the columns of one policy)."""
@@ -719,9 +732,9 @@ def replay_shape(config: DQNConfig, spec: PolicySpec, num_columns: int) -> Repla
     )
 
 
-def preflight(config: DQNConfig) -> SpaceSpec | MultiAgentPlan:
+def preflight(config: DQNConfig, computation: Computation) -> SpaceSpec | MultiAgentPlan:
     """In the driver, before any actor starts: environment and policies fit, and the replay fits into memory."""
-    require_framework(config.framework)
+    require_framework(computation.framework(config))
     settings, num_copies = config.model_dump(), config.num_envs_per_worker
     spaces = look_at_env(settings)
     require_goals(config, spaces)

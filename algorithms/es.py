@@ -46,6 +46,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
@@ -209,8 +210,10 @@ def join_returns(left: Returns, right: Returns) -> Returns:
 class ESWorker:
     """An actor: plays its share of the population, the same in every update; keeps nothing from one to the next."""
 
-    def __init__(self, config: dict[str, Any], worker_index: int, noise: Array) -> None:
-        self.config = ESConfig.model_validate(config)
+    def __init__(
+        self, computation: Computation, config: dict[str, Any], worker_index: int, noise: Array
+    ) -> None:
+        self.config: ESConfig = computation.config_class.model_validate(config)
         self._noise = NoiseTable(noise)
         self._pairs = share_of_population(self.config, worker_index)
         seed_process(self.config.seed, "rollout", worker_index)
@@ -321,9 +324,15 @@ class ESLearner(Learner[ESConfig]):
     """An actor: shapes the returns, estimates the gradient, makes one step of the optimizer, publishes the weights."""
 
     def __init__(
-        self, config: dict[str, Any], spaces: SpaceSpec, noise: Array, parameter_server: ActorHandle
+        self,
+        computation: Computation,
+        config: dict[str, Any],
+        spaces: SpaceSpec,
+        noise: Array,
+        parameter_server: ActorHandle,
     ) -> None:
-        super().__init__(ESConfig.model_validate(config), parameter_server)
+        super().__init__(computation.config_class.model_validate(config), parameter_server)
+        computation.replace_losses(self)
         self._noise = NoiseTable(noise)
         self._shape = mlp_shape(self.config, spaces)
         self._theta = self._shape.initial(seed_of(self.config.seed, "initial"))
@@ -336,6 +345,16 @@ class ESLearner(Learner[ESConfig]):
             self._shape.obs_shape if self.config.normalize_observations else None
         )
         self.publish()
+
+    def shape_returns(self, returns: Array, shaping: str) -> Array:
+        """`shape_returns`; a subclass may write another."""
+        return shape_returns(returns, shaping)
+
+    def gradient_estimate(
+        self, noise: NoiseTable, indices: Array, shaped: Array, noise_std: float, num_params: int
+    ) -> Array:
+        """`gradient_estimate`; a subclass may write another."""
+        return gradient_estimate(noise, indices, shaped, noise_std, num_params)
 
     def update(self, *answers: Returns) -> UpdateReport:
         """One update from all of the population, in its order; publishes version + 1."""
@@ -350,8 +369,10 @@ class ESLearner(Learner[ESConfig]):
             if config.non_finite == "stop" or not finite.any():
                 raise NonFiniteError(_non_finite_report(config, returns, indices, self.env_steps))
             returns, indices = returns[finite], indices[finite]
-        shaped = shape_returns(returns, config.return_shaping)
-        gradient = gradient_estimate(self._noise, indices, shaped, config.noise_std, self._shape.num_params)
+        shaped = self.shape_returns(returns, config.return_shaping)
+        gradient = self.gradient_estimate(
+            self._noise, indices, shaped, config.noise_std, self._shape.num_params
+        )
         norm = float(np.linalg.norm(gradient))
         if not math.isfinite(norm):
             raise NonFiniteError(
@@ -444,20 +465,27 @@ class ES(Algorithm[ESConfig]):
 
     name = "es"
     config_class = ESConfig
+    learner_class = ESLearner
+    losses = ("shape_returns", "gradient_estimate")
 
     def setup(self) -> None:
         """Noise, parameter server, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
-        server, learner = self.start(ParameterServer), spread(ESLearner, settings)
+        server, learner = self.start(ParameterServer), spread(self.learner_class, settings)
         self.learner = self.add(
-            LearnerGroup(server, lambda _rank: learner.remote(settings, spaces, noise, server)),
+            LearnerGroup(
+                server, lambda _rank: learner.remote(self.computation, settings, spaces, noise, server)
+            ),
             saved_as="learner",
         )
         # No state of theirs is saved: every episode follows from its place in the population.
         self.workers = self.start_workers(
-            lambda index, _incarnation: spread(ESWorker, settings).remote(settings, index, noise), saved_as=""
+            lambda index, _incarnation: spread(ESWorker, settings).remote(
+                self.computation, settings, index, noise
+            ),
+            saved_as="",
         )
         self.learner.wait_until_ready()
 
@@ -477,10 +505,10 @@ class ES(Algorithm[ESConfig]):
         self.require_open()
         return self.learner.weights()
 
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+    @classmethod
+    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """Acts with unperturbed weights."""
-        config = ESConfig.model_validate(settings)
+        config = cls.config_class.model_validate(settings)
         return MLPPolicy(
             mlp_shape(config, spaces),
             seed,

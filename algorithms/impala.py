@@ -35,6 +35,7 @@ from pydantic import Field
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
@@ -176,15 +177,33 @@ class ImpalaWorker(RolloutWorker):
 class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
     """An actor: `num_epochs` gradient steps on whatever rollouts it is given, then publishes the weights."""
 
-    def __init__(self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> None:
+    def __init__(
+        self,
+        computation: Computation,
+        config: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+    ) -> None:
         from rlplat.rl.torch.trainee import actor_critic_trainee
 
-        super().__init__(ImpalaConfig.model_validate(config), spec, parameter_server)
+        super().__init__(computation.config_class.model_validate(config), spec, parameter_server)
+        computation.replace_losses(self)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
         optimizer = partial(make_optimizer, self.config)
         self.trainee = actor_critic_trainee(self.config, spec, network_seed, optimizer=optimizer)
         self._spec = spec
         self.publish()
+
+    def loss(
+        self,
+        log_probs: Tensor,
+        entropies: Tensor,
+        values: Tensor,
+        columns: Mapping[str, Tensor],
+        **arguments: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """`impala_loss`; a subclass may write another, with `self.trainee.network` and `self.config` at hand."""
+        return impala_loss(log_probs, entropies, values, columns, **arguments)
 
     def update(self, *rollouts: SampleBatch) -> UpdateReport:
         """Drop what is too old, train on the rest, publish version + 1."""
@@ -236,7 +255,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
             log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
             targets = self._targets(batch, rewards, log_probs, values)
             columns = {name: tensor(each.reshape(-1)) for name, each in (behaviour | targets).items()}
-            loss, stats = impala_loss(
+            loss, stats = self.loss(
                 log_probs[valid],
                 entropies[valid],
                 values[valid],
@@ -299,6 +318,8 @@ class Impala(Algorithm[ImpalaConfig]):
 
     name = "impala"
     config_class = ImpalaConfig
+    learner_class = ImpalaLearner
+    losses = ("loss",)
 
     def setup(self) -> None:
         """Parameter server, learner, rollout workers; returns when the first weights are published."""
@@ -306,8 +327,8 @@ class Impala(Algorithm[ImpalaConfig]):
         self.spaces = preflight(config)
         spec = policy_spec(settings["policy"], self.spaces)
         server, worker = self.start(ParameterServer), spread(ImpalaWorker, settings)
-        learner = learner_actor(ImpalaLearner, settings, spec)
-        group = LearnerGroup(server, lambda _: learner.remote(settings, spec, server))
+        learner = learner_actor(self.learner_class, settings, spec)
+        group = LearnerGroup(server, lambda _: learner.remote(self.computation, settings, spec, server))
         self.learners = self.add(group, saved_as="learner")
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place), num_batches=2)
         ring = QueueRing(

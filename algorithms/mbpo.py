@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlplat.algorithms.sac import SACConfig, TorchSAC
+from rlplat.algorithms.sac import SAC, SACConfig, TorchSAC
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import Width
 from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.model_based.model_replay import ModelReplay, mixed
 from rlplat.rl.model_based.rollouts import branched_rollouts
@@ -164,14 +165,18 @@ NO_ROLLOUTS = {"learner/model_dropped": 0.0, "time/model_train_s": 0.0, "time/mo
 class MBPOLearner(ReplayLearner):
     """An actor: the replay, the model, the model's replay, and SAC that learns from both."""
 
-    config_class, trainee_class = MBPOConfig, TorchMBPO
     config: MBPOConfig
     trainee: TorchMBPO
 
     def __init__(
-        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape,
     ) -> None:
-        super().__init__(settings, spec, parameter_server, replay)
+        super().__init__(computation, settings, spec, parameter_server, replay)
         config = self.config
         assert isinstance(spec.obs, ObsSpec)
         self._obs_shape = spec.obs.shape
@@ -306,6 +311,7 @@ class MBPO(ReplayRing[MBPOConfig]):
     """
 
     name, config_class, learner_class = "mbpo", MBPOConfig, MBPOLearner
+    nets, losses = {"torch": TorchMBPO}, SAC.losses
 
     @staticmethod
     def actor_spec(settings: dict[str, Any]) -> ActorSpec:

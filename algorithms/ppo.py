@@ -37,7 +37,7 @@ from pydantic import Field
 from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning import backend
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor, learner_gpus
@@ -175,10 +175,21 @@ def ppo_loss(
 class TorchPPO:
     """Network, optimizer and loss on torch; `TfPPO` is the same on TensorFlow, `NumpyPPO` for MLPs in plain numpy."""
 
+    def loss(
+        self,
+        log_probs: Tensor,
+        entropies: Tensor,
+        values: Tensor,
+        columns: Mapping[str, Tensor],
+        **arguments: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """`ppo_loss`; a subclass may write another, with `self.network` and `self.config` at hand."""
+        return ppo_loss(log_probs, entropies, values, columns, **arguments)
+
     def __init__(self, config: PPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         from rlplat.rl.torch.trainee import actor_critic_trainee
 
-        self.trainee = actor_critic_trainee(config, spec, seed)
+        self.config, self.trainee = config, actor_critic_trainee(config, spec, seed)
         self._spec, self.device, self.network = spec, self.trainee.device, self.trainee.network
 
     def load_round(
@@ -220,7 +231,7 @@ class TorchPPO:
             rows = tensor(np.flatnonzero(self._valid[indices]))
             log_probs, entropies, values = log_probs[rows], entropies[rows], values[rows]
             columns = {name: column[rows] for name, column in columns.items()}
-        loss, stats = ppo_loss(log_probs, entropies, values, columns, **loss_arguments)
+        loss, stats = self.loss(log_probs, entropies, values, columns, **loss_arguments)
         return self.trainee.start_descent(loss, learning_rate, stats, share)
 
     def read(self, trained: Sequence[tuple[Tensor, Tensor]]) -> tuple[Array, Array]:
@@ -235,18 +246,21 @@ class TorchPPO:
 class PPOLearner(ActorCriticLearner[PPOConfig]):
     """An actor: prepares each round (advantages, minibatches, statistics), trains, then publishes the weights.
 
-    Knows no framework; `_net` does the arithmetic (`TorchPPO`, `TfPPO` or `NumpyPPO`).
+    Knows no framework; `_net` does the arithmetic (of `PPO.nets`).
     """
 
     def __init__(
-        self, config: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0
+        self,
+        computation: Computation,
+        config: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        rank: int = 0,
     ) -> None:
-        super().__init__(PPOConfig.model_validate(config), spec, parameter_server, rank)
+        super().__init__(computation.config_class.model_validate(config), spec, parameter_server, rank)
         network_seed, order_seed = seed_sequences(self.config.seed, "learner")
-        computes = backend.in_framework(
-            "rlplat.algorithms.ppo:PPO", backend.learner_backend(self.config, spec)
-        )
-        self._net: TorchPPO = computes(self.config, spec, network_seed)
+        backend = computation.backend(self.config, spec)
+        self._net: TorchPPO = computation.net(backend, self.config, spec, network_seed)
         self.trainee = self._net.trainee
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
         self.publish()
@@ -392,13 +406,21 @@ class PPO(Algorithm[PPOConfig]):
 
     name = "ppo"
     config_class = PPOConfig
+    learner_class = PPOLearner
+    nets = {
+        "torch": TorchPPO,
+        "tf": "rlplat.algorithms.other_frameworks.ppo_tf:TfPPO",
+        "numpy": "rlplat.algorithms.other_frameworks.ppo_numpy:NumpyPPO",
+    }
+    losses = ("loss",)
 
     @cached_property
     def looked_at(self) -> SpaceSpec | MultiAgentPlan:
-        return preflight(self.config)
+        return preflight(self.config, self.computation)
 
     def preload(self) -> tuple[str, ...]:
-        return backend.preload(self.config, lambda: policy_specs(self.config.model_dump(), self.looked_at))
+        settings = self.config.model_dump()
+        return self.computation.preload(self.config, lambda: policy_specs(settings, self.looked_at))
 
     def setup(self) -> None:
         """Parameter server, learners, rollout workers; returns when the first weights are published."""
@@ -406,18 +428,28 @@ class PPO(Algorithm[PPOConfig]):
         spaces = self.spaces = self.looked_at
         specs = policy_specs(settings, spaces)
         self._overlaps = settings["overlap_sampling"] = overlaps(self.config, specs)
-        self.notes = (backend.note(self.config, specs),)
+        self.notes = (self.computation.note(self.config, specs),)
         self.learners: LearnerGroup | PolicyRings
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
-            rings = PolicyRings(spaces, settings, lambda _name, *its: start_learners(*its))
+            rings = PolicyRings(spaces, settings, lambda _name, *its: self._start_learners(*its))
             self.learners = self.add(rings, saved_as="learner")
-            self.workers = self.start_workers(rings.worker_maker(PPO.make_policy), len(spaces.trained))
+            self.workers = self.start_workers(rings.worker_maker(self.make_policy), len(spaces.trained))
         else:
             server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
-            learners = start_learners(settings, policy_spec(settings["policy"], spaces), server)
+            learners = self._start_learners(settings, policy_spec(settings["policy"], spaces), server)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(lambda *place: worker.remote(settings, *place))
         self.learners.wait_until_ready()
+
+    def _start_learners(
+        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle
+    ) -> LearnerGroup:
+        learner = learner_actor(self.learner_class, settings, spec)
+        return LearnerGroup(
+            parameter_server,
+            lambda rank: learner.remote(self.computation, settings, spec, parameter_server, rank),
+            settings["learner"]["num_learners"],
+        )
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
@@ -455,21 +487,12 @@ def overlaps(config: PPOConfig, specs: Sequence[PolicySpec]) -> bool:
     return has_gpu and config.num_rollout_workers > 0 and not config.deterministic
 
 
-def start_learners(settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle) -> LearnerGroup:
-    learner = learner_actor(PPOLearner, settings, spec)
-    return LearnerGroup(
-        parameter_server,
-        lambda rank: learner.remote(settings, spec, parameter_server, rank),
-        settings["learner"]["num_learners"],
-    )
-
-
-def preflight(config: PPOConfig) -> SpaceSpec | MultiAgentPlan:
+def preflight(config: PPOConfig, computation: Computation) -> SpaceSpec | MultiAgentPlan:
     """In the driver, before any actor starts: the environment is sound, and policies for its spaces can be built."""
     settings = config.model_dump()
     spaces = look_at_env(settings)
     for spec in policy_specs(settings, spaces):
-        backend.require_backend(config, spec)
+        computation.require(config, spec)
         if config.normalize_observations:
             require_normalizable(spec.obs, images=config.framework == "torch")
     LearningRewards(config)  # refuses settings that exclude each other

@@ -29,7 +29,6 @@ from pydantic import Field
 
 from rlplat.rl.learning.numpy_optimizers import Adam
 from rlplat.rl.off_policy.config import OffPolicyConfig
-from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
@@ -56,6 +55,11 @@ class SACConfig(OffPolicyConfig):
     if TYPE_CHECKING:
 
         def __init__(self, *, env: Any, **settings: Unpack[SACSettings]) -> None: ...
+
+
+def critic_loss(q: Tensor, targets: Tensor) -> Tensor:
+    """sum_i mean (Q_i(s, a) - y)^2 / 2. q: float32[2, N]; targets: float32[N], constants."""
+    return 0.5 * (q - targets).square().mean(dim=1).sum()
 
 
 def soft_targets(
@@ -110,7 +114,10 @@ class TorchSAC:
     def __init__(self, config: SACConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         from rlplat.rl.torch.continuous.trainee import ActorAndCritics
 
-        self.trainee = ActorAndCritics(config, spec, ActorSpec("squashed_gaussian"), seed)
+        self.config, self.trainee = (
+            config,
+            ActorAndCritics(config, spec, ActorSpec("squashed_gaussian"), seed),
+        )
         self.alpha = EntropyCoefficient(config, spec.action.flat_size)
         self.minibatches, self.weights = self.trainee.minibatches, self.trainee.weights
         self.non_finite_gradients = self.trainee.non_finite_gradients
@@ -126,7 +133,7 @@ class TorchSAC:
             next_outputs = nets.actor(batch.next_features)
             next_actions, next_log_probs = squashed_sample(next_outputs, nets.noise(batch.actions))
             next_q = nets.target_critics(batch.next_features, next_actions)
-            targets = soft_targets(batch.returns, batch.discounts, next_q, next_log_probs, alpha)
+            targets = self.soft_targets(batch.returns, batch.discounts, next_q, next_log_probs, alpha)
         q = nets.critics(batch.features, batch.actions)
         loss, figures = self.critic_objective(batch, q, targets)
         norm = nets.descend_critics(loss, learning_rate)
@@ -135,7 +142,7 @@ class TorchSAC:
             return figures
 
         actions, log_probs = squashed_sample(nets.actor(batch.features), nets.noise(batch.actions))
-        loss = actor_loss(nets.fixed_critics(batch.features, actions), log_probs, alpha)
+        loss = self.actor_loss(nets.fixed_critics(batch.features, actions), log_probs, alpha)
         actor_norm = nets.descend_actor(loss, learning_rate)
         mean_log_prob = float(log_probs.detach().mean())
         if math.isfinite(actor_norm):
@@ -152,10 +159,21 @@ class TorchSAC:
         self, batch: Transitions, q: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
         """What the critics descend, and its figures. q: float32[2, N] of the batch; targets: float32[N]."""
-        from rlplat.rl.torch.continuous.networks import critic_loss
-
-        loss = critic_loss(q, targets)
+        loss = self.critic_loss(q, targets)
         return loss, {"critic_loss": float(loss.detach())}
+
+    # The functions above; a subclass may write others, with `self.trainee` and `self.config` at hand.
+
+    def soft_targets(
+        self, returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float
+    ) -> Tensor:
+        return soft_targets(returns, discounts, next_q, next_log_probs, alpha)
+
+    def critic_loss(self, q: Tensor, targets: Tensor) -> Tensor:
+        return critic_loss(q, targets)
+
+    def actor_loss(self, q: Tensor, log_probs: Tensor, alpha: float) -> Tensor:
+        return actor_loss(q, log_probs, alpha)
 
     def get_state(self) -> dict[str, Any]:
         return self.trainee.get_state() | {"alpha": self.alpha.get_state()}
@@ -163,12 +181,6 @@ class TorchSAC:
     def set_state(self, state: dict[str, Any]) -> None:
         self.trainee.set_state(state)
         self.alpha.set_state(state["alpha"])
-
-
-class SACLearner(ReplayLearner):
-    """An actor: the replay and `TorchSAC`."""
-
-    config_class, trainee_class = SACConfig, TorchSAC
 
 
 class SAC(ReplayRing[SACConfig]):
@@ -179,7 +191,8 @@ class SAC(ReplayRing[SACConfig]):
             print(result.env_steps, result.episode_return_mean)
     """
 
-    name, config_class, learner_class = "sac", SACConfig, SACLearner
+    name, config_class, nets = "sac", SACConfig, {"torch": TorchSAC}
+    losses = ("soft_targets", "critic_loss", "actor_loss")
 
     @staticmethod
     def actor_spec(settings: dict[str, Any]) -> ActorSpec:

@@ -33,7 +33,6 @@ from pydantic import Field
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.off_policy.config import OffPolicyConfig
-from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
@@ -69,6 +68,16 @@ def smoothed_actions(outputs: Tensor, noise: Tensor, *, std: float, clip: float)
     return (outputs.tanh() + (std * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
 
 
+def critic_loss(q: Tensor, targets: Tensor) -> Tensor:
+    """sum_i mean (Q_i(s, a) - y)^2 / 2. q: float32[2, N]; targets: float32[N], constants."""
+    return 0.5 * (q - targets).square().mean(dim=1).sum()
+
+
+def actor_loss(q: Tensor) -> Tensor:
+    """-mean Q_1(s, mu(s)). q: float32[N], of actions that have gradients."""
+    return -q.mean()
+
+
 def clipped_targets(returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tensor:
     """float32[N]: y = R + discount * min_i Q_i(s', a'). next_q: float32[2, N], of the target networks; returns (of n
     steps), discounts (0 where terminated): float32[N]."""
@@ -91,18 +100,18 @@ class TorchTD3:
         """One gradient step of the critics, and where it is due, of actor and targets."""
         import torch
 
-        from rlplat.rl.torch.continuous.networks import critic_loss, polyak
+        from rlplat.rl.torch.continuous.networks import polyak
 
         nets, config = self.trainee, self.config
         with torch.no_grad():
             outputs, noise = self.target_actor(batch.next_features), nets.noise(batch.actions)
-            next_actions = smoothed_actions(
+            next_actions = self.smoothed_actions(
                 outputs, noise, std=config.target_noise, clip=config.target_noise_clip
             )
             next_q = nets.target_critics(batch.next_features, next_actions)
-            targets = clipped_targets(batch.returns, batch.discounts, next_q)
+            targets = self.clipped_targets(batch.returns, batch.discounts, next_q)
         q = nets.critics(batch.features, batch.actions)
-        loss = critic_loss(q, targets)
+        loss = self.critic_loss(q, targets)
         norm = nets.descend_critics(loss, learning_rate)
         figures = {
             "critic_loss": float(loss.detach()),
@@ -114,12 +123,26 @@ class TorchTD3:
         self._updates += 1
         if self._updates % config.policy_delay == 0:
             actions = nets.actor(batch.features).tanh()
-            loss = -nets.fixed_critics.first(torch.cat([batch.features, actions], dim=-1)).mean()
+            loss = self.actor_loss(nets.fixed_critics.first(torch.cat([batch.features, actions], dim=-1)))
             figures["gradient_norm"] = math.hypot(norm, nets.descend_actor(loss, learning_rate))
             figures["actor_loss"] = float(loss.detach())
             nets.update_targets()
             polyak(self.target_actor, nets.actor, config.target_tau)
         return figures
+
+    # The functions above; a subclass may write others, with `self.trainee` and `self.config` at hand.
+
+    def smoothed_actions(self, outputs: Tensor, noise: Tensor, *, std: float, clip: float) -> Tensor:
+        return smoothed_actions(outputs, noise, std=std, clip=clip)
+
+    def clipped_targets(self, returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tensor:
+        return clipped_targets(returns, discounts, next_q)
+
+    def critic_loss(self, q: Tensor, targets: Tensor) -> Tensor:
+        return critic_loss(q, targets)
+
+    def actor_loss(self, q: Tensor) -> Tensor:
+        return actor_loss(q)
 
     def get_state(self) -> dict[str, Any]:
         from rlplat.rl.torch.weights import weights_of
@@ -139,12 +162,6 @@ def actor_spec(config: TD3Config) -> ActorSpec:
     return ActorSpec("deterministic", config.exploration_noise)
 
 
-class TD3Learner(ReplayLearner):
-    """An actor: the replay and `TorchTD3`."""
-
-    config_class, trainee_class = TD3Config, TorchTD3
-
-
 class TD3(ReplayRing[TD3Config]):
     """The ring, which `step()` turns once.
 
@@ -153,11 +170,12 @@ class TD3(ReplayRing[TD3Config]):
             print(result.env_steps, result.episode_return_mean)
     """
 
-    name, config_class, learner_class = "td3", TD3Config, TD3Learner
+    name, config_class, nets = "td3", TD3Config, {"torch": TorchTD3}
+    losses = ("smoothed_actions", "clipped_targets", "critic_loss", "actor_loss")
 
-    @staticmethod
-    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
-        return actor_spec(TD3Config.model_validate(settings))
+    @classmethod
+    def actor_spec(cls, settings: dict[str, Any]) -> ActorSpec:
+        return actor_spec(cls.config_class.model_validate(settings))
 
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:

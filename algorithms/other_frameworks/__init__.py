@@ -1,1 +1,9 @@
 """The parts of algorithms that compute with TensorFlow or numpy: the numbers of those that compute with torch."""
+
+WRITTEN_FOR = {
+    "rlplat.algorithms.ppo": "36284e97",
+    "rlplat.algorithms.a3c": "75abd857",
+    "rlplat.algorithms.dqn": "e0737d98",
+}
+"""The torch class of each algorithm that these are the twins of, by its `rlplat.rl.learning.backend.fingerprint`. Where
+a file's class or losses read otherwise, its twins are not used: torch computes what is written."""

@@ -15,6 +15,7 @@ import rlplat
 from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, normalized, preflight
 from rlplat.errors import ActorDied, ConfigError, NonFiniteError, NotInitialized
 from rlplat.rl.interfaces import Result, Weights
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import LEAST_PIXEL_VAR, OBS_MEAN, OBS_VAR
 
@@ -187,9 +188,12 @@ def test_another_number_of_workers_scales_rewards_as_those_before_and_repeats_no
 
 def make_workers(num_workers: int, **settings: Any) -> tuple[Any, list[A3CWorker]]:
     config = A3CConfig(**(QUICK | {"num_rollout_workers": num_workers} | settings))
-    spec, _ = preflight(config)
+    spec, _ = preflight(config, computation_of(A3C))
     server = rlplat.remote(ParameterServer).remote(make_optimizer(config), config.max_staleness)
-    workers = [A3CWorker(config.model_dump(), index, 0, spec, [server]) for index in range(num_workers)]
+    workers = [
+        A3CWorker(computation_of(A3C), config.model_dump(), index, 0, spec, [server])
+        for index in range(num_workers)
+    ]
     workers[0].publish()
     return server, workers
 

@@ -15,9 +15,10 @@ pytest.importorskip("torch")
 import torch
 
 import rlplat
-from rlplat.algorithms.dqn import DQNConfig, DQNLearner, TorchDQN, q_spec, replay_shape
+from rlplat.algorithms.dqn import DQN, DQNConfig, DQNLearner, TorchDQN, q_spec, replay_shape
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, Episode
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON
@@ -80,7 +81,11 @@ def make_learner(server: Any, spaces: SpaceSpec = VECTOR, **settings: Any) -> DQ
     config = config_of(**settings)
     spec = spec_of(config, spaces)
     return DQNLearner(
-        config.model_dump(), spec, server, replay_shape(config, spec, config.num_envs_per_worker)
+        computation_of(DQN),
+        config.model_dump(),
+        spec,
+        server,
+        replay_shape(config, spec, config.num_envs_per_worker),
     )
 
 

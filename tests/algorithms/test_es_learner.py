@@ -10,6 +10,7 @@ import pytest
 
 import rlplat
 from rlplat.algorithms.es import (
+    ES,
     ESConfig,
     ESLearner,
     Returns,
@@ -18,6 +19,7 @@ from rlplat.algorithms.es import (
     shape_returns,
 )
 from rlplat.errors import NonFiniteError
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.numpy_optimizers import Momentum
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.tree_reduction import reduce_pairs
@@ -42,7 +44,9 @@ def make_learner(parameter_server: Any, **settings: Any) -> ESLearner:
         "policy": {"hidden_sizes": [8]},
         "stop": {"env_steps": 1000},
     }
-    return ESLearner(ESConfig(**(defaults | settings)).model_dump(), SPACES, NOISE, parameter_server)
+    return ESLearner(
+        computation_of(ES), ESConfig(**(defaults | settings)).model_dump(), SPACES, NOISE, parameter_server
+    )
 
 
 def make_returns(

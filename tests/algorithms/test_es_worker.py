@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlplat.algorithms.es import (
+    ES,
     ESConfig,
     ESWorker,
     Returns,
@@ -20,6 +21,7 @@ from rlplat.algorithms.es import (
 from rlplat.errors import EnvError, NonFiniteError
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Weights
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.noise_table import make_noise
 from rlplat.rl.sampling.obs_gatherer import ObsGatherer
@@ -44,7 +46,7 @@ def config_of(env: str, **settings: Any) -> ESConfig:
 
 
 def worker_of(config: ESConfig, index: int = 0) -> ESWorker:
-    return ESWorker(config.model_dump(), index, NOISE)
+    return ESWorker(computation_of(ES), config.model_dump(), index, NOISE)
 
 
 def weights_of(config: ESConfig, spaces: SpaceSpec, seed: int = 1) -> Weights:

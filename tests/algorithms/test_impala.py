@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.impala import Impala, ImpalaConfig, ImpalaLearner, ImpalaWorker, preflight
 from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.sampling.returns import explained_variance, gae
@@ -41,7 +42,9 @@ def make_parts(**settings: Any) -> tuple[ImpalaLearner, ImpalaWorker]:
     config = ImpalaConfig(**(QUICK | settings))
     spec = policy_spec(config.policy.model_dump(), preflight(config))
     server = rlplat.remote(ParameterServer).remote()
-    return ImpalaLearner(config.model_dump(), spec, server), ImpalaWorker(config.model_dump(), 0, 0)
+    return ImpalaLearner(computation_of(Impala), config.model_dump(), spec, server), ImpalaWorker(
+        config.model_dump(), 0, 0
+    )
 
 
 def test_learns_cartpole(runtime: None) -> None:

@@ -16,9 +16,10 @@ import torch
 
 import rlplat
 from rlplat.algorithms import ppo as ppo_module
-from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, ppo_loss
+from rlplat.algorithms.ppo import LOSS_STATS, PPO, PPOConfig, PPOLearner, ppo_loss
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Episode
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.spec import PolicySpec
@@ -52,7 +53,9 @@ def make_learner(parameter_server: Any, spec: PolicySpec = VECTOR, **settings: A
         "learner": {"backend": "torch", "precision": "float32", "device": "cpu", "num_threads": 1},
         "stop": {"env_steps": 1000},
     }
-    return PPOLearner(PPOConfig(**(defaults | settings)).model_dump(), spec, parameter_server)
+    return PPOLearner(
+        computation_of(PPO), PPOConfig(**(defaults | settings)).model_dump(), spec, parameter_server
+    )
 
 
 def make_batch(

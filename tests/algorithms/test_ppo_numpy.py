@@ -16,7 +16,7 @@ import rlplat
 from rlplat.algorithms.other_frameworks.ppo_numpy import NumpyPPO, numpy_ppo_loss
 from rlplat.algorithms.ppo import LOSS_STATS, PPO, PPOConfig, PPOLearner, ppo_loss
 from rlplat.errors import ConfigError, NonFiniteError
-from rlplat.rl.learning.backend import learner_backend, note
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.spaces import ActionSpec
 from tests.algorithms.test_ppo_learner import BOX_SPEC, IMAGE_SPEC, VECTOR, make_batch, parameter_server
 from tests.rl.specimens import make_spec
@@ -31,7 +31,7 @@ SPECS = {"separate": VECTOR, "gaussian": BOX_SPEC, "shared": SHARED}
 def make_learner(parameter_server: Any, backend: str, spec: Any = VECTOR, **settings: Any) -> PPOLearner:
     defaults = {"env": "made up", "seed": 1, "minibatch_size": 16, "num_epochs": 2, "entropy_coef": 0.01}
     config = PPOConfig(**(defaults | {"learner": {"backend": backend}} | settings))
-    return PPOLearner(config.model_dump(), spec, parameter_server)
+    return PPOLearner(computation_of(PPO), config.model_dump(), spec, parameter_server)
 
 
 @pytest.mark.parametrize("clip_value_loss", [False, True])
@@ -144,17 +144,20 @@ def test_numbers_that_are_not_finite(parameter_server: Any) -> None:
 )
 def test_auto_takes_numpy_where_it_can(spec: Any, settings: Any, backend: str, reason: str) -> None:
     config = PPOConfig(env="made up", **settings)
-    assert learner_backend(config, spec) == backend
-    assert note(config, [spec]).startswith(f"the learner computes with {backend}{reason}")
+    computation = computation_of(PPO)
+    assert computation.backend(config, spec) == backend
+    assert computation.note(config, [spec]).startswith(f"the learner computes with {backend}{reason}")
     if reason:
         asked = config.model_copy(update={"learner": config.learner.model_copy(update={"backend": "numpy"})})
         with pytest.raises(ConfigError, match=r"learner\.backend=numpy learns plain MLPs on the CPU .*, but"):
-            learner_backend(asked, spec)
+            computation.backend(asked, spec)
 
 
 def test_torch_as_backend_of_another_framework_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner\.backend=torch, but framework=tf"):
-        learner_backend(PPOConfig(env="made up", framework="tf", learner={"backend": "torch"}), VECTOR)
+        computation_of(PPO).backend(
+            PPOConfig(env="made up", framework="tf", learner={"backend": "torch"}), VECTOR
+        )
 
 
 @pytest.mark.parametrize(

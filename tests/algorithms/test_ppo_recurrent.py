@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 
 import rlplat  # noqa: E402
 from rlplat.algorithms import ppo as ppo_module  # noqa: E402
-from rlplat.algorithms.ppo import PPOConfig, PPOLearner, ppo_loss  # noqa: E402
+from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner, ppo_loss  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
+from rlplat.rl.learning.backend import computation_of  # noqa: E402
 from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec, policy_spec  # noqa: E402
 from rlplat.rl.sampling import rollout_worker as rollout_worker_module  # noqa: E402
@@ -70,7 +71,7 @@ def round_of_two_workers(
 ) -> tuple[PPOLearner, list[SampleBatch]]:
     """The learner's first weights after both workers have rolled out three fragments: the last ones."""
     config = make_config(spec, **settings)
-    learner = PPOLearner(config.model_dump(), spec, parameter_server)
+    learner = PPOLearner(computation_of(PPO), config.model_dump(), spec, parameter_server)
     weights = learner.get_state()["weights"]
     rng = np.random.default_rng(0)
     for array in weights.values():  # away from the nearly uniform policy of the start

@@ -17,11 +17,12 @@ from rlplat.algorithms.sac import (
     SACConfig,
     TorchSAC,
     actor_loss,
+    critic_loss,
     soft_targets,
 )
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous.networks import critic_loss, squashed_sample
+from rlplat.rl.torch.continuous.networks import squashed_sample
 
 SPACES = SpaceSpec(
     ObsSpec("vector", (3,), "float32"),

@@ -18,9 +18,10 @@ pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[t
 
 import rlplat  # noqa: E402
 from rlplat.algorithms.other_frameworks.ppo_tf import TfPPO, tf_ppo_loss  # noqa: E402
-from rlplat.algorithms.ppo import LOSS_STATS, PPOConfig, PPOLearner, TorchPPO, ppo_loss  # noqa: E402
+from rlplat.algorithms.ppo import LOSS_STATS, PPO, PPOConfig, PPOLearner, TorchPPO, ppo_loss  # noqa: E402
 from rlplat.errors import ConfigError, MissingExtra, NonFiniteError  # noqa: E402
 from rlplat.rl.interfaces import Array  # noqa: E402
+from rlplat.rl.learning.backend import computation_of  # noqa: E402
 from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts  # noqa: E402
 from rlplat.rl.tf import tf  # noqa: E402
@@ -162,7 +163,7 @@ def parameter_server() -> Iterator[Any]:
 
 def make_learner(parameter_server: Any, framework: str, spec: Any, **settings: Any) -> PPOLearner:
     config = PPOConfig(**(SETTINGS | {"framework": framework} | settings))
-    return PPOLearner(config.model_dump(), spec, parameter_server)
+    return PPOLearner(computation_of(PPO), config.model_dump(), spec, parameter_server)
 
 
 @pytest.mark.parametrize("first, second", [("torch", "tf"), ("tf", "torch")])
@@ -245,14 +246,14 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     """What only a fresh process shows: no log lines, `deterministic: true`, and no other framework."""
     code = (
         "import sys, hashlib, numpy as np\n"
-        "from rlplat.algorithms.ppo import PPOConfig\n"
-        "from rlplat.rl.learning.backend import in_framework\n"
+        "from rlplat.algorithms.ppo import PPO, PPOConfig\n"
+        "from rlplat.rl.learning.backend import computation_of\n"
         "from rlplat.rl.policies.make import make_policy\n"
         "from tests.rl.tf.twins import SPECS, random_batch\n"
         "spec = SPECS['nature']()\n"
         "config = PPOConfig(env='x', framework='tf', deterministic=True, learner={'device': 'cpu'})\n"
         "def run():\n"
-        "    net = in_framework('rlplat.algorithms.ppo:PPO', 'tf')(config, spec, np.random.SeedSequence(1))\n"
+        "    net = computation_of(PPO).net('tf', config, spec, np.random.SeedSequence(1))\n"
         "    batch = random_batch(spec, 0, seed=0, num_envs=8)\n"
         "    columns = {name: batch.flat('rewards') for name in ('log_probs', 'values', 'advantages', 'returns')}\n"
         "    net.load_round(batch.flat_obs(), batch.flat('actions'), columns, batch.core_state, batch.flat('valid'),\n"

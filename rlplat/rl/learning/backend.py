@@ -1,88 +1,248 @@
-"""What computes an algorithm's updates (`learner.backend`, `framework`), and where the part that is written in it is.
+"""What computes an algorithm's updates: the classes and functions that its own class names, wherever it is written.
 
-network = in_framework("rlplat.algorithms.ppo:PPO", learner_backend(config, spec))(config, spec, seed)
+    class PPO(Algorithm[PPOConfig]):
+        nets = {"torch": TorchPPO, "numpy": "rlplat.algorithms.other_frameworks.ppo_numpy:NumpyPPO"}
+        losses = ("loss",)                              # methods of TorchPPO that a subclass of PPO may replace
+
+    class Mine(PPO):
+        @staticmethod
+        def loss(log_probs, entropies, values, columns, **arguments): ...
+
+    computation = computation_of(Mine)                  # in the driver, which sends it to the learners
+    backend = computation.backend(config, spec)         # "torch", "tf" or "numpy"
+    net = computation.net(backend, config, spec, seed)  # a TorchPPO whose `loss` is Mine's
+
+What is written is what runs: no class is found by the name of the module that it was copied from. The classes for
+TensorFlow and numpy are twins, the numbers of torch's class written a second time. Where that class or its losses are
+not those that a twin was written for (a subclass, a copy, an edit), the twin is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+import inspect
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
+import rlplat
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import env_family
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
-PARTS = {
-    "torch": "{package}.{module}:Torch{name}",
-    "tf": "{package}.other_frameworks.{module}_tf:Tf{name}",
-    "numpy": "{package}.other_frameworks.{module}_numpy:Numpy{name}",
-}
-"""Where an algorithm's network and loss are, of `package.module:name`: e.g. `TorchPPO` in ppo.py."""
+
+@dataclass(frozen=True)
+class Computation:
+    """What the class of an algorithm says about its updates, for the processes that make them."""
+
+    algorithm: str
+    """The name of the class."""
+    config_class: type[Any]
+    nets: Mapping[str, Any]
+    """By framework: a class, or "pkg.mod:Class" of one that is imported where it computes."""
+    losses: Mapping[str, Callable[..., Any]]
+    """What a subclass writes in the place of methods of the torch class (or of the learner, where there is none)."""
+    changed: Mapping[str, str]
+    """By framework: why its twin does not compute what is written. Without an entry it does."""
+
+    def net(self, framework: str, *arguments: Any) -> Any:
+        """The object that computes in a framework, made with these arguments."""
+        named = self.nets[framework]
+        net = (load_class(named) if isinstance(named, str) else named)(*arguments)
+        if framework == "torch":
+            self.replace_losses(net)
+        return net
+
+    def replace_losses(self, owner: Any) -> None:
+        """owner: what has the losses as methods."""
+        for name, loss in self.losses.items():
+            setattr(owner, name, loss)
+
+    def backend(self, config: Any, spec: PolicySpec) -> str:
+        """torch, tf or numpy: what is to compute the updates of a policy; ConfigError where the one that is asked for
+        cannot."""
+        wanted, framework = config.learner.backend, self.framework(config)
+        if wanted == "torch" and framework != "torch":
+            raise ConfigError(
+                f"learner.backend=torch, but framework={framework}: leave learner.backend at auto"
+            )
+        reason = self._why_not_numpy(config, spec)
+        if wanted == "numpy" and reason:
+            raise ConfigError(
+                "learner.backend=numpy learns plain MLPs on the CPU (one vector in, one categorical or Gaussian head "
+                f"out, no core, no class or loss of your own), but {reason}: leave learner.backend at auto"
+            )
+        return framework if wanted == "torch" or reason else "numpy"
+
+    def framework(self, config: Any) -> str:
+        """The config's; ConfigError where there is no class for it that computes what is written."""
+        framework = str(config.framework)
+        if framework not in self.nets:
+            raise ConfigError(
+                f"{self.algorithm} computes with {' or '.join(self.nets)}: omit framework={framework}"
+            )
+        if why := self.changed.get(framework):
+            raise ConfigError(
+                f"framework={framework} would compute rlplat's own loss, but {why}: omit framework={framework} (torch "
+                f"computes what you wrote), or name a class of your own for it, {self.algorithm}.nets['{framework}']"
+            )
+        return framework
+
+    def require(self, config: Any, spec: PolicySpec) -> None:
+        """In the driver, before any actor starts: ConfigError or MissingExtra where the updates of this policy cannot
+        be computed as the config asks."""
+        if (framework := self.backend(config, spec)) != "numpy":
+            require_framework(framework, config.learner.num_learners)
+
+    def note(self, config: Any, specs: Sequence[PolicySpec]) -> str:
+        """For a run's log: what computes its updates, and where it was free to, why not numpy; specs: its policies'."""
+        backends = sorted({self.backend(config, spec) for spec in specs})
+        reasons = sorted({reason for spec in specs if (reason := self._why_not_numpy(config, spec))})
+        why = f": {'; '.join(reasons)}" if reasons and config.learner.backend == "auto" else ""
+        return f"the learner computes with {' and '.join(backends)}{why}"
+
+    def preload(self, config: Any, specs: Callable[[], Sequence[PolicySpec]]) -> tuple[str, ...]:
+        """What processes import at their start: torch where it is computed with. specs: of the policies, as the
+        environment wants them; called where that decides."""
+        if config.framework != "torch":
+            return ()
+        if config.learner.backend == "torch" or env_family(config.env) == "atari":
+            return ("torch",)
+        return () if all(self.backend(config, spec) == "numpy" for spec in specs()) else ("torch",)
+
+    def _why_not_numpy(self, config: Any, spec: PolicySpec) -> str:
+        """What the numpy learner cannot do, or the empty string."""
+        learner = config.learner
+        if config.framework != "torch":
+            return f"framework is {config.framework}"
+        if "numpy" not in self.nets:
+            return f"{self.algorithm} has no numpy learner"
+        if why := self.changed.get("numpy"):
+            return why
+        if not spec.is_plain_mlp:
+            return "the policy is no plain MLP"
+        if learner.device == "cuda":
+            return "learner.device is cuda"
+        if learner.precision == "bfloat16":
+            return "learner.precision is bfloat16"
+        if learner.num_learners > 1:
+            return f"learner.num_learners is {learner.num_learners}"
+        if learner.num_threads > 1:
+            return f"learner.num_threads is {learner.num_threads}"
+        return ""
 
 
-def in_framework(algorithm: str, framework: str) -> Any:
-    """The class that computes for an algorithm ("pkg.mod:Name") in a framework, which it imports."""
-    path, _, name = algorithm.partition(":")
-    package, _, module = path.rpartition(".")
-    return load_class(PARTS[framework].format(package=package, module=module, name=name))
+def computation_of(algorithm: type[Any]) -> Computation:
+    """algorithm: a subclass of `Algorithm`. ConfigError for a loss that could not be called in the learner."""
+    losses = {name: loss for name in algorithm.losses if (loss := _own_loss(algorithm, name)) is not None}
+    changed = {
+        framework: why
+        for framework in algorithm.nets
+        if framework != "torch" and (why := _why_changed(algorithm, framework, losses))
+    }
+    return Computation(algorithm.__name__, algorithm.config_class, algorithm.nets, losses, changed)
 
 
-def learner_backend(config: Any, spec: PolicySpec) -> str:
-    """torch, tf or numpy: what is to compute the updates of a policy; ConfigError where `learner.backend` cannot."""
-    wanted = config.learner.backend
-    if wanted == "torch" and config.framework != "torch":
+def _owner(algorithm: type[Any], name: str) -> type[Any] | None:
+    return next((base for base in algorithm.__mro__ if name in vars(base)), None)
+
+
+def _own_loss(algorithm: type[Any], name: str) -> Callable[..., Any] | None:
+    owner = _owner(algorithm, name)
+    if owner is None:
+        return None
+    written = vars(owner)[name]
+    loss: Callable[..., Any] = getattr(algorithm, name)
+    place = f"{owner.__name__}.{name}"
+    if not callable(loss):
+        raise ConfigError(f"{place} is to be a function, the loss that trains, not {loss!r}")
+    if isinstance(written, FunctionType) and written.__qualname__ == f"{owner.__qualname__}.{name}":
         raise ConfigError(
-            f"learner.backend=torch, but framework={config.framework}: leave learner.backend at auto"
+            f"{place} has no @staticmethod above it: it is called in the learner, where there is no {owner.__name__}"
         )
-    reason = why_not_numpy(config, spec)
-    if wanted == "numpy" and reason:
-        raise ConfigError(
-            "learner.backend=numpy learns plain MLPs on the CPU (one vector in, one categorical or Gaussian head out, "
-            f"no core, no class of your own), but {reason}: leave learner.backend at auto"
-        )
-    return str(config.framework) if wanted == "torch" or reason else "numpy"
+    return loss
 
 
-def require_backend(config: Any, spec: PolicySpec) -> None:
-    """In the driver, before any actor starts: ConfigError or MissingExtra where the updates of this policy cannot be
-    computed as the config asks."""
-    if (framework := learner_backend(config, spec)) != "numpy":
-        require_framework(framework, config.learner.num_learners)
-
-
-def note(config: Any, specs: Sequence[PolicySpec]) -> str:
-    """For a run's log: what computes its updates, and where it was free to, why not numpy; specs: its policies'."""
-    backends = sorted({learner_backend(config, spec) for spec in specs})
-    reasons = sorted({reason for spec in specs if (reason := why_not_numpy(config, spec))})
-    why = f": {'; '.join(reasons)}" if reasons and config.learner.backend == "auto" else ""
-    return f"the learner computes with {' and '.join(backends)}{why}"
-
-
-def why_not_numpy(config: Any, spec: PolicySpec) -> str:
-    """What the numpy learner cannot do, or the empty string."""
-    learner = config.learner
-    if config.framework != "torch":
-        return f"framework is {config.framework}"
-    if not spec.is_plain_mlp:
-        return "the policy is no plain MLP"
-    if learner.device == "cuda":
-        return "learner.device is cuda"
-    if learner.precision == "bfloat16":
-        return "learner.precision is bfloat16"
-    if learner.num_learners > 1:
-        return f"learner.num_learners is {learner.num_learners}"
-    if learner.num_threads > 1:
-        return f"learner.num_threads is {learner.num_threads}"
+def _why_changed(algorithm: type[Any], framework: str, losses: Mapping[str, Any]) -> str:
+    """Why the twin for a framework does not compute what this class says, or the empty string."""
+    twin = algorithm.nets[framework]
+    bases: Iterator[Any] = reversed(algorithm.__mro__)
+    home = next(base for base in bases if vars(base).get("nets", {}).get(framework) == twin)
+    for name in losses:
+        owner = _owner(algorithm, name)
+        if owner not in home.__mro__:
+            return f"{owner.__name__ if owner else algorithm.__name__}.{name} is a loss of your own"
+    net = algorithm.nets["torch"]
+    if net is not home.nets["torch"]:
+        return f"{algorithm.__name__}.nets has a class of your own for torch"
+    known = _written_for(twin)
+    if known is None:  # whoever named this twin wrote it for that class
+        return ""
+    if home.__module__ not in known:
+        return f"{home.__name__} is a copy of rlplat's, whose loss may be another"
+    if (found := fingerprint(net)) and found != known[home.__module__]:
+        return f"{net.__name__}, or a function that it calls, is no longer as rlplat wrote it ({home.__module__})"
     return ""
 
 
-def preload(config: Any, specs: Callable[[], Sequence[PolicySpec]]) -> tuple[str, ...]:
-    """What processes import at their start: torch where it is computed with. specs: of the policies, as the environment
-    wants them; called where that decides."""
-    if config.framework != "torch":
-        return ()
-    if config.learner.backend == "torch" or env_family(config.env) == "atari":
-        return ("torch",)
-    return () if all(learner_backend(config, spec) == "numpy" for spec in specs()) else ("torch",)
+def _written_for(twin: Any) -> Mapping[str, str] | None:
+    """What the package of the twins says they were written for: module -> `fingerprint` of its torch class."""
+    module = twin.rpartition(":")[0] if isinstance(twin, str) else twin.__module__
+    package = module.rpartition(".")[0]
+    if not package or module.endswith(".py"):
+        return None
+    try:
+        return getattr(importlib.import_module(package), "WRITTEN_FOR", None)
+    except ModuleNotFoundError:
+        return None
+
+
+def fingerprint(net: type[Any]) -> str:
+    """Of the text of a class and of the functions of its module that it calls, themselves and through others; empty
+    where there is no text."""
+    module, names, done, text = vars(sys.modules[net.__module__]), [net.__name__], set[str](), ""
+    try:
+        functions = _functions_of(net.__module__)
+        while names:
+            name = names.pop(0)
+            done.add(name)
+            source = inspect.getsource(net if name == net.__name__ else module[name])
+            text += source
+            names += sorted(functions.intersection(re.findall(r"\w+", source)) - done - set(names))
+    except (OSError, TypeError):
+        return ""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _functions_of(module: str) -> set[str]:
+    """Names of the functions that the file of a module defines."""
+    try:
+        return set(re.findall(r"^def (\w+)", inspect.getsource(sys.modules[module]), re.MULTILINE))
+    except (OSError, TypeError):
+        return set()
+
+
+def require_as_written(algorithm: type[Any], num_rollout_workers: int) -> None:
+    """ConfigError where this process has replaced a function in a module of ours (`ppo.ppo_loss = mine`) and others,
+    which import that module themselves, are to call it."""
+    if not num_rollout_workers and (
+        not rlplat.is_initialized() or rlplat.get_runtime_context().is_one_process
+    ):
+        return
+    for home in (
+        base.__module__ for base in algorithm.__mro__ if base.__module__.startswith("rlplat.algorithms.")
+    ):
+        module = vars(sys.modules[home])
+        for name in _functions_of(home):
+            if getattr(module.get(name), "__globals__", None) is not module:
+                raise ConfigError(
+                    f"{home}.{name} was replaced in this process, but rollout workers and learners are other "
+                    "processes, which import rlplat's own: write a subclass with a loss of its own "
+                    "(docs/custom-algorithm.md), or set num_rollout_workers=0"
+                )

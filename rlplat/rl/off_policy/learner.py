@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlplat.rl.interfaces import Array, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.off_policy.config import OffPolicyConfig
@@ -53,23 +54,21 @@ class Trained(Protocol):
 
 
 class TransitionLearner(Learner[OffPolicyConfig]):
-    """Trains on transitions, wherever they come from. Knows no framework: `trainee` does the arithmetic. A subclass
-    writes `config_class`, `trainee_class` and `update`."""
+    """Trains on transitions, wherever they come from. Knows no framework: `trainee` does the arithmetic, made by
+    `nets["torch"]` of the algorithm with (config, spec, seed). A subclass writes `update`."""
 
-    config_class: type[OffPolicyConfig]
-    trainee_class: Callable[[Any, PolicySpec, np.random.SeedSequence], Trained]
-    """Made with (config, spec, seed)."""
     trainee: Trained
 
     def __init__(
         self,
+        computation: Computation,
         config: OffPolicyConfig,
         spec: PolicySpec,
         parameter_server: ActorHandle,
         seed: np.random.SeedSequence,
     ) -> None:
         super().__init__(config, parameter_server)
-        self.trainee, self.spec = self.trainee_class(config, spec, seed), spec
+        self.trainee, self.spec = computation.net("torch", config, spec, seed), spec
         self.obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self.updates = 0
         """Gradient steps so far."""
@@ -127,12 +126,17 @@ class ReplayLearner(TransitionLearner):
     """Whether it began with the weights of another run: these act, also before `learning_starts`."""
 
     def __init__(
-        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, replay: ReplayShape
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape,
     ) -> None:
         """settings: the config as a dict."""
-        config = self.config_class.model_validate(settings)
+        config: OffPolicyConfig = computation.config_class.model_validate(settings)
         network_seed, replay_seed = seed_sequences(config.seed, "learner")
-        super().__init__(config, spec, parameter_server, network_seed)
+        super().__init__(computation, config, spec, parameter_server, network_seed)
         self.replay = LearnerReplay(config, spec, replay, replay_seed)
         self.publish()
 

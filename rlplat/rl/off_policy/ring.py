@@ -36,14 +36,14 @@ RingConfig = TypeVar("RingConfig", bound=OffPolicyConfig)
 
 
 class ReplayRing(Algorithm[RingConfig]):
-    """A subclass writes `name`, `config_class`, `learner_class` and `actor_spec`."""
+    """A subclass writes `name`, `config_class`, `nets` and `actor_spec`."""
 
-    learner_class: type[ReplayLearner]
-    """Made with (settings, spec, parameter_server, replay_shape)."""
+    learner_class: type[ReplayLearner] = ReplayLearner
+    """Made with (computation, settings, spec, parameter_server, replay_shape)."""
     spaces: SpaceSpec
 
-    @staticmethod
-    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
+    @classmethod
+    def actor_spec(cls, settings: dict[str, Any]) -> ActorSpec:
         """How the actor of a config (as a dict) acts."""
         raise NotImplementedError
 
@@ -55,7 +55,9 @@ class ReplayRing(Algorithm[RingConfig]):
         spec, shape = policy_spec(settings["policy"], self.spaces), replay_shape(config)
         server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
         learner = learner_actor(self.learner_class, settings, spec)
-        group = LearnerGroup(server, lambda _: learner.remote(settings, spec, server, shape))
+        group = LearnerGroup(
+            server, lambda _: learner.remote(self.computation, settings, spec, server, shape)
+        )
         self.learners = self.add(group, saved_as="learner")
         make, record = partial(bounded_actor, actor=self.actor_spec(settings)), record_of(config)
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, make, record=record))

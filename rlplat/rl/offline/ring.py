@@ -34,7 +34,7 @@ class DataRing(Algorithm[RingConfig]):
     """A subclass writes `name`, `config_class`, `learner_class`, `make_policy`, and what else `Algorithm` asks for."""
 
     learner_class: type[Learner[Any]]
-    """Made with (settings, spec, parameter_server); its `update()` takes no batches."""
+    """Made with (computation, settings, spec, parameter_server); its `update()` takes no batches."""
     spaces: SpaceSpec
 
     def setup(self) -> None:
@@ -45,7 +45,7 @@ class DataRing(Algorithm[RingConfig]):
         self.notes = (f"{config.data}: {manifest}",)
         server, spec = self.start(ParameterServer), policy_spec(settings["policy"], self.spaces)
         learner = learner_actor(self.learner_class, settings, spec)
-        group = LearnerGroup(server, lambda _: learner.remote(settings, spec, server))
+        group = LearnerGroup(server, lambda _: learner.remote(self.computation, settings, spec, server))
         self.learners = self.add(group, saved_as="learner")
         self.learners.wait_until_ready()
 

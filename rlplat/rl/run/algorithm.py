@@ -21,9 +21,10 @@ It has no order of its own: what happens when is written in the `step` of each a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
@@ -31,6 +32,7 @@ import rlplat
 from rlplat.errors import ConfigError, NotInitialized
 from rlplat.rl.algorithm_config import Config, settings_of
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
 from rlplat.rl.learning.given_weights import require_fitting
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.tally import RunTally
@@ -69,6 +71,14 @@ class Algorithm(Generic[Config]):
     name: str
     """By which checkpoints know it; as it is announced (pyproject.toml), it is found by `--algo`."""
     config_class: type[Config]
+    nets: ClassVar[Mapping[str, Any]] = {}
+    """By framework ("torch", "tf", "numpy"): the class with its networks, optimizers and losses, or "pkg.mod:Class". A
+    subclass may name others; those for tf and numpy stand for the class and the losses that they were written for."""
+    losses: ClassVar[tuple[str, ...]] = ()
+    """Names of the losses: methods of `nets["torch"]` (of `learner_class`, where there are no nets). A subclass that
+    has a static method of such a name trains with it."""
+    learner_class: type[Any]
+    """What makes the updates, an actor."""
     config: Config
     spaces: object
     """Of the environment, set by `setup`: a `SpaceSpec` where there is one agent. A checkpoint is for the spaces that
@@ -88,6 +98,7 @@ class Algorithm(Generic[Config]):
         self.ends = ExitStack()
         """What `close` ends: the last one started first."""
         self._is_open = True
+        require_as_written(type(self), config.num_rollout_workers)
         if not rlplat.is_initialized():
             # Before the pre-flight: the first processes start while it looks at the environment.
             backend = None if config.num_rollout_workers else "inproc"
@@ -149,6 +160,11 @@ class Algorithm(Generic[Config]):
         return bool(self.config.model_dump().get("normalize_observations"))
 
     # -- what it calls
+
+    @cached_property
+    def computation(self) -> Computation:
+        """`config_class`, `nets` and `losses`, for the processes that compute with them."""
+        return computation_of(type(self))
 
     def start(self, actor_class: type | spread, *arguments: Any) -> ActorHandle:
         """An actor that ends with this object."""

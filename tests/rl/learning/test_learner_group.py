@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ActorDied, ConfigError, InfeasibleResources, RlplatError
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import PolicySpec
@@ -48,7 +49,10 @@ def make_group(
     config = PPOConfig(**(defaults | settings)).model_dump()
     server = rlplat.remote(ParameterServer).remote()
     learner = rlplat.remote(learner_class)
-    group = LearnerGroup(server, lambda rank: learner.remote(config, spec, server, rank), num_learners)
+    computation = computation_of(PPO)
+    group = LearnerGroup(
+        server, lambda rank: learner.remote(computation, config, spec, server, rank), num_learners
+    )
     group.wait_until_ready()
     return group, server
 

@@ -97,11 +97,6 @@ class TwinCritic(nn.Module):
         return torch.stack([self.first(inputs), self.second(inputs)])
 
 
-def critic_loss(q: Tensor, targets: Tensor) -> Tensor:
-    """sum_i mean (Q_i(s, a) - y)^2 / 2. q: float32[2, N]; targets: float32[N]."""
-    return 0.5 * (q - targets).square().mean(dim=1).sum()
-
-
 def polyak(target: nn.Module, online: nn.Module, tau: float) -> None:
     """target = (1 - tau) * target + tau * online, in place."""
     with torch.no_grad():
