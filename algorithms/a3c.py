@@ -519,7 +519,7 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
 
 def preflight(config: A3CConfig, computation: Computation) -> tuple[PolicySpec, SpaceSpec]:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    spaces = check.preflight(config.env, config.env_kwargs)
+    spaces = check.preflight(config)
     spec = policy_spec(config.policy.model_dump(), spaces)
     computation.require(config, spec)
     if config.normalize_observations:

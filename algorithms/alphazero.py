@@ -304,7 +304,7 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         """Pre-flight, parameter server, learner, self-play workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         require_torch(config.framework, self.name)
-        spaces = self.spaces = check.preflight(config.env, config.env_kwargs)
+        spaces = self.spaces = check.preflight(config)
         board_game_of(config.env, config.env_kwargs, self.name)
         spec = policy_spec(settings["policy"], spaces)
         server, worker = self.start(ParameterServer), spread(SelfPlayWorker, settings)

@@ -44,7 +44,9 @@ import rlplat
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
@@ -224,6 +226,8 @@ class ESWorker:
             env_kwargs=self.config.env_kwargs,
             num_threads=cpu_share(self.config.num_rollout_workers),
             vectorization=self.config.vectorization,
+            copies=Copies.of(config, "rollout", worker_index),
+            **Limits.of(config).arguments(),
             seeds_each=True,
         )
         self._shape = mlp_shape(self.config, self._env.spec)
@@ -528,7 +532,7 @@ class ES(Algorithm[ESConfig]):
 
 def preflight(config: ESConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and ES can act in it."""
-    spaces = check.preflight(config.env, config.env_kwargs)
+    spaces = check.preflight(config)
     if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
         raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {spaces.obs}")
     if spaces.action.kind not in ("discrete", "box"):

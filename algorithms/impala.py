@@ -395,7 +395,7 @@ def make_optimizer(config: ImpalaConfig, network: Any) -> Any:
 def preflight(config: ImpalaConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
     require_torch(config.framework, Impala.name)
-    spaces = check.preflight(config.env, config.env_kwargs)
+    spaces = check.preflight(config)
     spec = policy_spec(config.policy.model_dump(), spaces)
     if config.normalize_observations:
         require_normalizable(spec.obs, images=True)

@@ -30,7 +30,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("env", metavar="ENV", help="CartPole-v1, Pong, pkg.module:Env, ./file.py:Env")
     parser.add_argument("--steps", metavar="N", type=int, default=2000, help="random steps (default: 2000)")
     parser.add_argument(
-        "--step-timeout-s", metavar="S", type=float, default=60.0, help="limit of one step (default: 60)"
+        *("--env-step-timeout-s", "--step-timeout-s"),
+        metavar="S",
+        type=float,
+        default=60.0,
+        dest="step_timeout_s",
+        help="limit of one step (default: 60), as the setting of a run",
+    )
+    parser.add_argument(
+        *("--env-reset-timeout-s", "--reset-timeout-s"),
+        metavar="S",
+        type=float,
+        dest="reset_timeout_s",
+        help="limit of one reset (default: that of a step)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -48,11 +60,14 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(
             f"unknown flag '--{unknown}'; arguments of the environment are --env-kwargs.NAME VALUE"
         )
-    if options.steps < 1 or not 0 < options.step_timeout_s < math.inf:
-        raise ConfigError("--steps and --step-timeout-s are positive numbers")
+    limits = options.step_timeout_s, options.reset_timeout_s or options.step_timeout_s
+    if options.steps < 1 or not all(0 < limit < math.inf for limit in limits):
+        raise ConfigError("--steps, --env-step-timeout-s and --env-reset-timeout-s are positive numbers")
     from rlplat.rl.envs.check import check_env
 
-    report = check_env(options.env, env_kwargs, steps=options.steps, step_timeout_s=options.step_timeout_s)
+    report = check_env(
+        options.env, env_kwargs, steps=options.steps, step_timeout_s=limits[0], reset_timeout_s=limits[1]
+    )
     if options.json:
         findings = [{"severity": finding.severity, "text": finding.text} for finding in report.findings]
         counts = {"steps": report.steps, "episodes": report.episodes}

@@ -171,6 +171,14 @@ class AlgorithmConfig(Section):
     """Replacements of one rollout worker within 60 s, lost rollouts not counted, before the run gives up."""
     on_env_error: Literal["fail", "restart"] = "fail"
     """When an environment raises: end the run, or replace the rollout worker and go on."""
+    env_step_timeout_s: Seconds = Field(
+        default=60.0, validation_alias=AliasChoices("env_step_timeout_s", "step_timeout_s")
+    )
+    """A step of one environment that takes longer hangs: the run ends, or the worker is replaced (on_env_error)."""
+    env_reset_timeout_s: Seconds | None = Field(
+        default=None, validation_alias=AliasChoices("env_reset_timeout_s", "reset_timeout_s")
+    )
+    """The same for a reset; null: as env_step_timeout_s."""
     non_finite: Literal["stop", "skip"] = "stop"
     """NaN or infinity in an update: end the run, or leave that minibatch out."""
 

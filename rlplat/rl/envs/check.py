@@ -22,6 +22,8 @@ import numpy as np
 
 from rlplat.errors import EnvError, UsageError
 from rlplat.given.raised_at import raised_here
+from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import (
     action_converter,
@@ -37,7 +39,7 @@ from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import brief, observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import EnvHung, StepWatchdog
+from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs, find_no_choice
 from rlplat.rl.policies.spec import bounds_advice
@@ -48,6 +50,8 @@ COMMAND_STEPS = 2000
 SEED = 20_261_121
 PATIENCE_S = 5.0
 """Beyond the limit of one step, within which the watchdog says more about what hangs."""
+SLOW_S = 5.0
+"""Of a first reset: a run does not wait for others that would only show whether it can be repeated."""
 WIDE = 5000
 """One-hot numbers in one observation that are worth a warning."""
 
@@ -117,16 +121,18 @@ def check_env(
     *,
     steps: int = COMMAND_STEPS,
     step_timeout_s: float = 60.0,
+    reset_timeout_s: float | None = None,
 ) -> EnvReport:
     """Makes one environment (name: or a class, a function, an environment), resets it, plays `steps` random steps.
     Raises only EnvNotFound, MissingExtra and the like; whatever the environment itself does wrong is in the report.
 
     The environment lives in a process of its own (own_process.py): one that exits, crashes or hangs costs that process,
     and what it has started ends with it."""
+    limits = Limits(step_timeout_s, reset_timeout_s or step_timeout_s)
     return apart(
         name,
-        lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, step_timeout_s=step_timeout_s),
-        step_timeout_s,
+        lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, limits=limits),
+        max(limits),
     )
 
 
@@ -147,7 +153,8 @@ def check_env_here(
     beat: Beat,
     *,
     steps: int = COMMAND_STEPS,
-    step_timeout_s: float = 60.0,
+    limits: Limits = Limits(),  # noqa: B008
+    copies: Copies = Copies(),  # noqa: B008
 ) -> EnvReport:
     """`check_env` in this process."""
     report = EnvReport(str(name))
@@ -158,11 +165,11 @@ def check_env_here(
         beat("the making of the environment")
         if source.kind == "atari":
             with make_vector_env(
-                name, 1, seed=SEED, env_kwargs=env_kwargs, step_timeout_s=step_timeout_s
+                name, 1, seed=SEED, env_kwargs=env_kwargs, copies=copies, **limits.arguments()
             ) as vector_env:
                 _play_batched(vector_env, steps, report, beat)
             return report
-        probe = _Probe(source, make_single_env(source, dict(env_kwargs or {})), report, step_timeout_s, beat)
+        probe = _Probe(source, make_single_env(source, dict(env_kwargs or {}), copies), report, limits, beat)
         try:
             probe.run(steps)
         finally:
@@ -173,9 +180,23 @@ def check_env_here(
     return report
 
 
-def preflight(name: str, env_kwargs: dict[str, Any] | None = None) -> SpaceSpec:
+def preflight(config: AlgorithmConfig) -> SpaceSpec:
     """The quick check before any worker starts: the environment's spaces. UsageError unless it is sound."""
-    return check_env(name, env_kwargs, steps=PREFLIGHT_STEPS).require_sound(env_kwargs)
+    settings = config.model_dump()
+    found = apart(config.env, lambda beat: look_before_run(settings, beat), max(Limits.of(settings)))
+    return found.require_sound(config.env_kwargs)
+
+
+def look_before_run(settings: Mapping[str, Any], beat: Beat) -> EnvReport:
+    """What `preflight` does in the process of its own; settings: a run's config as a dict."""
+    return check_env_here(
+        settings["env"],
+        settings["env_kwargs"],
+        beat,
+        steps=PREFLIGHT_STEPS,
+        limits=Limits.of(settings),
+        copies=Copies.of(settings, "check"),
+    )
 
 
 def _check_command(name: str, env_kwargs: Mapping[str, Any]) -> str:
@@ -212,13 +233,12 @@ class _Tap:
 
 
 class _Probe:
-    def __init__(
-        self, source: EnvSource, env: Any, report: EnvReport, step_timeout_s: float, beat: Beat
-    ) -> None:
+    def __init__(self, source: EnvSource, env: Any, report: EnvReport, limits: Limits, beat: Beat) -> None:
         self._env, self._report, self._beat = _Tap(env), report, beat
         self._name = source.name
         self._guard: GuardedEnv | None = None
-        self._watchdog = StepWatchdog(step_timeout_s, self._place)
+        self._limits, self._is_resetting = limits, False
+        self._watchdog = StepWatchdog(limits.least_s, self._place, limit_s=lambda: limits[self._is_resetting])
         self._is_out_of_bounds = False
         self._never_masks = True
 
@@ -247,14 +267,21 @@ class _Probe:
         if any(problems):
             raise _Stop
         report.spaces = spec = space_spec(env.observation_space, env.action_space)
+        started = monotonic()
         by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
         guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info)
         report.spaces = spec = guard.spaces
         self._note_wide_leaves(spec)
         if advice := bounds_advice(spec.action):
             report.add("warning", advice)
-        self._timed(lambda: guard.call_reset(SEED), "reset()")
-        self._check_obs("reset()", "error")
+        if monotonic() - started < SLOW_S:
+            self._timed(lambda: guard.call_reset(SEED), "reset()")
+            self._check_obs("reset()", "error")
+        if steps <= PREFLIGHT_STEPS and monotonic() - started > SLOW_S:
+            obs = self._reset()
+            self._check_obs("reset()", "error")
+            self._play(obs, steps)
+            return
         if not _is_same(self._reset(), self._reset()):
             report.add(
                 "warning",
@@ -355,6 +382,7 @@ class _Probe:
 
     def _timed(self, call: Any, what: str) -> Any:
         watchdog = self._watchdog
+        self._is_resetting = what == "reset()"
         self._beat(what if self._guard is None else f"{what} after {self._guard.num_steps} steps")
         try:
             watchdog.deadline = monotonic() + watchdog.timeout_s
@@ -362,9 +390,8 @@ class _Probe:
             watchdog.deadline = math.inf
             return result
         except EnvHung as hung:
-            raise EnvError(
-                f"{self._at()}: {what} took longer than step_timeout_s={watchdog.timeout_s:g}, at {hung}"
-            ) from None
+            told = too_long(what, self._limits[self._is_resetting], f", at {hung}")
+            raise EnvError(f"{self._at()}: {told}") from None
         finally:
             watchdog.deadline = math.inf
 

@@ -15,6 +15,7 @@ import numpy as np
 from rlplat.errors import EnvError
 from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
+from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
 from rlplat.rl.envs.state import generator_state, set_generator
@@ -45,10 +46,13 @@ class GuardedEnv:
         *,
         has_info_mask: bool = False,
         keeps_state: bool = False,
+        copies: Copies = Copies(),  # noqa: B008
     ) -> None:
-        """`has_info_mask`: its infos bring an "action_mask". `keeps_state`: `episode_state` will be asked for."""
+        """`has_info_mask`: its infos bring an "action_mask". `keeps_state`: `episode_state` will be asked for.
+        `copies`: what `copy_index()` and `worker_index()` say in reset()."""
         self.env = env
         self.name, self.index, self.num_envs = name, index, num_envs
+        self._copy = copies.first + index, copies.worker
         self.action_space = env.action_space
         self._has_info_mask = has_info_mask
         self._mask_method = None if has_info_mask else mask_method(env)
@@ -84,6 +88,7 @@ class GuardedEnv:
     def call_reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """reset() with everything checked but the observation."""
         self.episode_step = 0
+        be(*self._copy)
         if seed is not None:
             self._seed_shared(seed)
         if self._keeps_state:

@@ -23,6 +23,7 @@ from rlplat.given.global_random import seed_everything
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import action_row
 from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
+from rlplat.rl.envs.watchdog import Limits, too_long
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.seeding import number_of
@@ -48,6 +49,7 @@ class SyncLoop:
         """With which each is reset when its episode ends; None: its generator draws on."""
         self.current = 0
         """Index of the environment that is being stepped or reset."""
+        self.is_resetting = False
         reader = ObsReader(self.single_observation_space, self.single_action_space)
         self._is_plain = isinstance(reader.spec.obs, ObsSpec)
         self._empty = reader.empty(self.num_envs)
@@ -63,9 +65,11 @@ class SyncLoop:
 
     def reset(self, *, seed: list[int] | None = None) -> tuple[Obs, dict[str, Any]]:
         obs = copy_obs(self._empty)
+        self.is_resetting = True
         for i, guard in enumerate(self.guards):
             self.current, self.next_seeds[i] = i, None
             put_row(obs, i, guard.reset(seed=None if seed is None else seed[i])[0])
+        self.is_resetting = False
         return obs, {}
 
     def step(self, actions: Any) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
@@ -87,7 +91,9 @@ class SyncLoop:
                 if not info:
                     info["final_obs"] = copy_obs(self._empty)
                 put_row(info["final_obs"], i, row)
+                self.is_resetting = True
                 row = guard.reset(seed=self.next_seeds[i])[0]
+                self.is_resetting = False
                 self.next_seeds[i] = None
             if is_plain:
                 obs[i] = row
@@ -121,11 +127,11 @@ class AsyncLoop:
 
     seed_form = "list"
 
-    def __init__(self, envs: Any, name: str, timeout_s: float) -> None:
+    def __init__(self, envs: Any, name: str, limits: Limits) -> None:
         """envs: an AsyncVectorEnv in SAME_STEP mode, made of `process_makers`."""
         self._envs = envs
         self._name = name
-        self._timeout_s = timeout_s
+        self._limits = limits
         self._num_steps = 0
         self._actions: Any = None
         self.num_envs: int = envs.num_envs
@@ -136,7 +142,7 @@ class AsyncLoop:
     def reset(self, *, seed: list[int] | None = None) -> Any:
         try:
             self._envs.reset_async(seed=seed)
-            return self._envs.reset_wait(timeout=self._timeout_s)
+            return self._envs.reset_wait(timeout=self._limits.reset_s)
         except BaseException as error:
             self._fail(error, "reset()")
 
@@ -145,19 +151,21 @@ class AsyncLoop:
         self._actions = actions
         try:
             self._envs.step_async(actions)
-            return self._envs.step_wait(timeout=self._timeout_s)
+            return self._envs.step_wait(timeout=max(self._limits))  # which also resets those that ended
         except BaseException as error:
             self._fail(error, "step()")
 
     def episode_states(self) -> list[dict[str, Any]]:
-        return self._call("episode_state", self._timeout_s)
+        return self._call("episode_state", self._limits.step_s)
 
     def restore(
         self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
     ) -> list[tuple[Any, str]]:
         """As `SyncLoop.restore`."""
         longest = max(map(len, actions))
-        return self._call("restore", self._timeout_s * (1 + longest), states, actions, obs)
+        return self._call(
+            "restore", self._limits.reset_s + self._limits.step_s * longest, states, actions, obs
+        )
 
     def _call(self, name: str, timeout_s: float, *arguments: Any) -> list[Any]:
         try:
@@ -182,10 +190,8 @@ class AsyncLoop:
         exit_codes = {i: process.exitcode for i, process in enumerate(self._envs.processes)}
         _kill(self._envs)
         if isinstance(error, ProcessTimeout):
-            raise EnvError(
-                f"{self._places(waiting)}: {call} took longer than the limit of {self._timeout_s:g} s; fix the "
-                "environment, no setting of a run raises the limit"
-            ) from None
+            limit_s = self._limits.reset_s if call == "reset()" else max(self._limits)
+            raise EnvError(f"{self._places(waiting)}: {too_long(call, limit_s, '')}") from None
         if lost:
             dead = [i for i, code in exit_codes.items() if code is not None]
             how = ", ".join(_how(exit_codes[i]) for i in dead) or "closed its pipe"

@@ -8,12 +8,11 @@ episodes = env.pop_episodes()       # raw returns and lengths of those that fini
 
 from __future__ import annotations
 
-import inspect
 import logging
-import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -22,12 +21,14 @@ from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
+from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
 from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, kill_unmade, process_makers
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
 from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import NO_LIMITS, Limits
 from rlplat.rl.seeding import sequence_of
 
 __all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
@@ -44,21 +45,26 @@ def make_vector_env(
     num_threads: int = 1,
     vectorization: Vectorization = "auto",
     step_timeout_s: float = 60.0,
+    reset_timeout_s: float | None = None,
     keep_state: bool = False,
     seeds_each: bool = False,
+    copies: Copies = Copies(),  # noqa: B008
 ) -> VectorEnv:
     """env: a name, or a class, function or environment (env_objects.py).
 
     `seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari, EnvPool).
 
     `auto` takes the environment's own vector implementation where there is one that accepts `env_kwargs`, else `sync`.
-    `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what can be saved.
+    `step_timeout_s`, `reset_timeout_s` (None: as the first): seconds that one environment may take. `copies`: which of
+    a run's copies these are. `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what
+    can be saved.
     `seeds_each`: `auto` takes only environments with a generator each.
     """
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; at least one environment is needed")
     source = resolve_env(env)
     kwargs = dict(env_kwargs or {})
+    limits = Limits(step_timeout_s, step_timeout_s if reset_timeout_s is None else reset_timeout_s)
     facts: dict[str, Any] = {"env": source.name, "num_envs": num_envs, "env_kwargs": kwargs}
     if source.kind == "atari":
         if vectorization not in ("auto", "native"):
@@ -72,7 +78,7 @@ def make_vector_env(
             raw,
             source.name,
             seed=seed,
-            step_timeout_s=step_timeout_s,
+            limits=limits,
             facts=facts,
             ends_at_lost_life=settings["episodic_life"],
             fire=_fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
@@ -89,7 +95,7 @@ def make_vector_env(
         facts["vectorization"] = "external"
         # A simulator may be away for longer than any limit: who is waited for is said every few seconds.
         return VectorEnv(
-            external, source.name, seed=seed, step_timeout_s=math.inf, facts=facts, keeps_state=keep_state
+            external, source.name, seed=seed, limits=NO_LIMITS, facts=facts, keeps_state=keep_state
         )
     if source.kind == "registered":
         import gymnasium
@@ -111,7 +117,7 @@ def make_vector_env(
                 raw,
                 source.name,
                 seed=seed,
-                step_timeout_s=step_timeout_s,
+                limits=limits,
                 facts=facts,
                 keeps_state=keep_state,
             )
@@ -128,46 +134,57 @@ def make_vector_env(
 
     def make_guard(index: int) -> GuardedEnv:
         nonlocal with_info_mask
-        single = make_single_env(source, kwargs)
+        single = make_single_env(source, kwargs, copies, index)
         spec = space_spec(
             single.observation_space, single.action_space
         )  # refuses what could not even be stacked
         if with_info_mask is None:
             with_info_mask = spec.action.mask_size > 0 and has_info_mask(single)
         return GuardedEnv(
-            single, source.name, index, num_envs, has_info_mask=with_info_mask, keeps_state=keep_state
+            single,
+            source.name,
+            index,
+            num_envs,
+            has_info_mask=with_info_mask,
+            keeps_state=keep_state,
+            copies=copies,
         )
 
     if vectorization == "async":
         facts["vectorization"] = "async"
         make_guard(0).close()  # for `with_info_mask`, before the processes are forked
-        raw = _make_async(source, make_guard, num_envs, step_timeout_s, sequence_of(seed))
-        return VectorEnv(
-            raw, source.name, seed=seed, step_timeout_s=math.inf, facts=facts, keeps_state=keep_state
-        )
+        raw = _make_async(source, make_guard, num_envs, limits, sequence_of(seed))
+        return VectorEnv(raw, source.name, seed=seed, limits=NO_LIMITS, facts=facts, keeps_state=keep_state)
     facts["vectorization"] = "sync"
     raw = SyncLoop([make_guard(index) for index in range(num_envs)])
-    return VectorEnv(
-        raw, source.name, seed=seed, step_timeout_s=step_timeout_s, facts=facts, keeps_state=keep_state
-    )
+    return VectorEnv(raw, source.name, seed=seed, limits=limits, facts=facts, keeps_state=keep_state)
 
 
-def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
+def make_single_env(
+    source: EnvSource,
+    env_kwargs: dict[str, Any],
+    copies: Copies | None = None,
+    index: int = 0,
+) -> Any:
     """One gymnasium environment with its time limit, without gymnasium's own checker (`GuardedEnv` does its work).
+    copies, index: which copy of a run's this is; None: the one that is being made.
 
     Raises EnvError where the constructor raises, UsageError where a package is missing that no extra of ours brings.
     """
     import gymnasium
 
     try:
-        if source.kind == "registered":
-            _log_mujoco_warnings(source)
-            env = call_wrapped(
-                lambda **kwargs: gymnasium.make(source.env_id, disable_env_checker=True, **kwargs), env_kwargs
-            )
-        else:
-            assert source.factory is not None
-            env = call_wrapped(source.factory, env_kwargs)
+        with nullcontext() if copies is None else made_as(copies, index):
+            if source.kind == "registered":
+                _log_mujoco_warnings(source)
+                env = call_wrapped(
+                    lambda **kwargs: gymnasium.make(source.env_id, disable_env_checker=True, **kwargs),
+                    env_kwargs,
+                    constructor=_creator(gymnasium.spec(source.env_id).entry_point),
+                )
+            else:
+                assert source.factory is not None
+                env = call_wrapped(source.factory, env_kwargs)
     except RlplatError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -189,13 +206,15 @@ def make_single_env(source: EnvSource, env_kwargs: dict[str, Any]) -> Any:
     return env
 
 
-def call_wrapped(factory: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
+def call_wrapped(
+    factory: Callable[..., Any], env_kwargs: Mapping[str, Any], *, constructor: Any = None
+) -> Any:
     """The environment, in the wrappers that the key `wrappers` names, the first one innermost: each is
     `pkg.mod:Wrapper` or {`pkg.mod:Wrapper`: {argument: value}}, called with the environment. ConfigError where one
-    cannot be made."""
+    cannot be made. constructor: what the factory calls in the end, where it is not that itself."""
     kwargs = dict(env_kwargs)
     wrappers = kwargs.pop("wrappers", [])
-    env = factory(**kwargs)
+    env = factory(**with_numbers(constructor or factory, kwargs))
     for named in wrappers if isinstance(wrappers, list) else [wrappers]:
         _, env = made_of(named, "env_kwargs.wrappers", env)
     return env
@@ -260,7 +279,7 @@ def _make_async(
     source: EnvSource,
     make_guard: Callable[[int], GuardedEnv],
     num_envs: int,
-    timeout_s: float,
+    limits: Limits,
     seed: np.random.SeedSequence,
 ) -> AsyncLoop:
     import gymnasium
@@ -286,7 +305,7 @@ def _make_async(
         envs = Envs(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=context)
     finally:
         problems.close()
-    return AsyncLoop(envs, source.name, timeout_s)
+    return AsyncLoop(envs, source.name, limits)
 
 
 def _require_no_wrappers(source: EnvSource, kwargs: dict[str, Any]) -> None:
@@ -311,13 +330,17 @@ def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorizat
 
 def _parameters(entry_point: Any) -> set[str]:
     """Names that a vector implementation's constructor takes; none where it cannot be imported."""
+    return set(parameters(_creator(entry_point)))
+
+
+def _creator(entry_point: Any) -> Any:
+    """What a registered entry point names; None where it cannot be imported."""
     from gymnasium.envs.registration import load_env_creator
 
     try:
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        return set(inspect.signature(creator).parameters)
+        return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     except Exception:
-        return set()
+        return None
 
 
 def _make_native(source: EnvSource, spec: Any, num_envs: int, kwargs: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from rlplat.rl.envs.guard import env_place, is_environments_own
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
-from rlplat.rl.envs.watchdog import EnvHung, NullWatchdog, StepWatchdog
+from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_no_choice, find_not_finite, map_obs, take_obs, where_rows
 from rlplat.rl.seeding import sequence_of
@@ -42,7 +42,7 @@ class VectorEnv:
         name: str,
         *,
         seed: int | np.random.SeedSequence = 0,
-        step_timeout_s: float = 60.0,
+        limits: Limits = Limits(),  # noqa: B008
         facts: dict[str, Any] | None = None,
         ends_at_lost_life: bool = False,
         fire: int | None = None,
@@ -88,6 +88,7 @@ class VectorEnv:
         self._episodes: list[Episode] = []
         self._obs: Obs | None = None
         self._actions: Any = None
+        self._limits = limits
         self._is_closed = False
         self._ends_at_lost_life = ends_at_lost_life
         self._fire = fire
@@ -95,8 +96,13 @@ class VectorEnv:
         self._fires: Array | None = None  # bool[B], who presses FIRE in the coming step
         self._lives: Array = np.zeros(self.num_envs, np.int32)
         self._watchdog: StepWatchdog | NullWatchdog = (
-            StepWatchdog(step_timeout_s, self._describe_now, progress=lambda: getattr(raw, "current", None))
-            if math.isfinite(step_timeout_s)
+            StepWatchdog(
+                limits.least_s,
+                self._describe_now,
+                progress=lambda: getattr(raw, "current", None),
+                limit_s=lambda: _limit_now(limits, raw),
+            )
+            if math.isfinite(limits.least_s)
             else NullWatchdog()
         )
 
@@ -382,10 +388,9 @@ class VectorEnv:
 
     def _fail(self, error: BaseException, call: str) -> NoReturn:
         if isinstance(error, EnvHung):
-            raise EnvError(
-                f"{self._describe_now()}: {call} took longer than the limit of {self._watchdog.timeout_s:g} s, at "
-                f"{error}; fix the environment, no setting of a run raises the limit"
-            ) from None
+            call = "reset()" if getattr(self._raw, "is_resetting", False) else call
+            what = too_long(call, _limit_now(self._limits, self._raw), f", at {error}")
+            raise EnvError(f"{self._describe_now()}: {what}") from None
         if isinstance(error, RlplatError) or not is_environments_own(error):
             raise error
         raise EnvError(f"{self._describe_now()}: {call} raised {type(error).__name__}: {error}") from error
@@ -453,6 +458,12 @@ def _autoreset_mode(raw: Any, name: str) -> Literal["SAME_STEP", "NEXT_STEP", "D
 def _raw_number(sequence: np.random.SeedSequence) -> int:
     """31 bits."""
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+
+
+def _limit_now(limits: Limits, raw: Any) -> float:
+    """The longer one for those that step and reset in one call of which nothing is seen."""
+    is_resetting = getattr(raw, "is_resetting", None)
+    return max(limits) if is_resetting is None else limits[is_resetting]
 
 
 def _raw_seed(raw: Any, sequence: np.random.SeedSequence | Sequence[np.random.SeedSequence]) -> Any:

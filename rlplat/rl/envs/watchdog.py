@@ -20,10 +20,10 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 GRACE_S = 2.0
 """Between asking (the signal) and ending the process."""
@@ -33,6 +33,42 @@ SIGNAL = signal.SIGURG
 
 class EnvHung(BaseException):
     """Not an Exception: an environment's own `except Exception` must not swallow it."""
+
+
+class LimitArguments(TypedDict):
+    step_timeout_s: float
+    reset_timeout_s: float
+
+
+class Limits(NamedTuple):
+    """Seconds that one environment may take."""
+
+    step_s: float = 60.0
+    reset_s: float = 60.0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Limits:
+        """settings: a run's config as a dict."""
+        step_s: float = settings.get("env_step_timeout_s", 60.0)
+        return cls(step_s, settings.get("env_reset_timeout_s") or step_s)
+
+    def arguments(self) -> LimitArguments:
+        """For `make_vector_env` and `check_env`."""
+        return {"step_timeout_s": self.step_s, "reset_timeout_s": self.reset_s}
+
+    @property
+    def least_s(self) -> float:
+        return min(self)
+
+
+NO_LIMITS = Limits(math.inf, math.inf)
+
+
+def too_long(what: str, limit_s: float, where: str) -> str:
+    """what: "step()" or "reset()"; where: " at FILE:LINE", or nothing."""
+    flag = "--env-reset-timeout-s" if what == "reset()" else "--env-step-timeout-s"
+    took = f"{what} took longer than the limit of {limit_s:g} s{where}"
+    return f"{took}; mend the environment, or raise the limit: {flag}"
 
 
 class NullWatchdog:
@@ -52,7 +88,8 @@ class StepWatchdog:
     """One thread per vector env; `describe()` says what is being stepped, `end_process(message)` is for tests.
 
     `progress()`: which of the environments that step by turns under one deadline; each has the whole limit. It is asked
-    for by the watching thread, so that the loop which steps them has nothing to do for it."""
+    for by the watching thread, so that the loop which steps them has nothing to do for it. `limit_s()`, likewise: where
+    it is more than `timeout_s`, by which deadlines are set, for what is being done now."""
 
     def __init__(
         self,
@@ -61,8 +98,10 @@ class StepWatchdog:
         end_process: Callable[[str], None] | None = None,
         grace_s: float = GRACE_S,
         progress: Callable[[], Any] = lambda: None,
+        limit_s: Callable[[], float] | None = None,
     ) -> None:
         self.timeout_s = timeout_s
+        self.limit_s = limit_s or (lambda: timeout_s)
         self.deadline = math.inf
         self._describe = describe
         self._end_process = end_process or _end_process
@@ -92,14 +131,17 @@ class StepWatchdog:
     def trip(self) -> None:
         """The watching thread's side: interrupt, and if that does not help, end the process."""
         hung_deadline = self.deadline
-        message = f"{self._describe()} took longer than the limit of {self.timeout_s:g} s"
+        message = f"{self._describe()} took longer than the limit of {self.limit_s():g} s"
         if self._can_interrupt:
             global _tripped
             _tripped = weakref.ref(self)
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             if self._stop.wait(self._grace_s) or self.deadline != hung_deadline:
                 return
-        self._end_process(f"{message} and cannot be interrupted, so the process ends; fix the environment")
+        self._end_process(
+            f"{message} and cannot be interrupted, so the process ends; mend the "
+            "environment, or raise the limit (--env-step-timeout-s, --env-reset-timeout-s)"
+        )
 
 
 _tripped: weakref.ref[StepWatchdog] | None = None
@@ -139,11 +181,11 @@ def _watch(watchdog_ref: weakref.ref[StepWatchdog], stop: threading.Event, tick_
         now = monotonic()
         if now - last > 5 * tick_s + 1.0:
             # This thread itself did not run: the process was stopped or starved, and so was the environment.
-            patience_until = now + watchdog.timeout_s
+            patience_until = now + watchdog.limit_s()
         last = now
-        now_seen = watchdog.deadline, watchdog.progress()
+        now_seen = watchdog.deadline, watchdog.progress(), watchdog.limit_s()
         if now_seen != seen or (watchdog.deadline < math.inf and is_debugged(watchdog.thread_id)):
-            seen, patience_until = now_seen, now + watchdog.timeout_s
+            seen, patience_until = now_seen, now + watchdog.limit_s()
         if now > watchdog.deadline and now > patience_until:
             watchdog.trip()
             last = monotonic()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from rlplat.rl.envs.copies import Copies
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Weights
 from rlplat.rl.learning.policy_weights import split_weights
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
@@ -45,7 +47,12 @@ class GamePlayer:
         num_copies = min(games, self._settings["evaluation"]["num_envs"])
         if num_copies not in self._envs:
             self._envs[num_copies] = make_multi_agent_vector_env(
-                self._settings["env"], num_copies, self._plan, env_kwargs=self._settings["env_kwargs"]
+                self._settings["env"],
+                num_copies,
+                self._plan,
+                env_kwargs=self._settings["env_kwargs"],
+                limits=Limits.of(self._settings),
+                copies=Copies.of(self._settings, "evaluation"),
             )
         env = self._envs[num_copies]
         policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation")

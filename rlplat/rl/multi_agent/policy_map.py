@@ -21,8 +21,10 @@ from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.check import EnvReport
+from rlplat.rl.envs.copies import Copies, made_as
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.own_process import Beat
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.multi_agent.games import Game, is_multi_agent, make_game
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
@@ -134,14 +136,11 @@ def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
 
     def look(beat: Beat) -> EnvReport | MultiAgentPlan:
         beat("the making of the environment")
-        plan = plan_multi_agent(settings)
-        if plan is not None:
-            return plan
-        return check.check_env_here(
-            settings["env"], settings["env_kwargs"], beat, steps=check.PREFLIGHT_STEPS
-        )
+        with made_as(Copies.of(settings, "check")):
+            plan = plan_multi_agent(settings)
+        return check.look_before_run(settings, beat) if plan is None else plan
 
-    found = check.apart(settings["env"], look)
+    found = check.apart(settings["env"], look, max(Limits.of(settings)))
     if isinstance(found, MultiAgentPlan):
         return found
     return found.require_sound(settings["env_kwargs"])

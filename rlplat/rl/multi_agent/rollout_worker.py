@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rlplat
+from rlplat.rl.envs.copies import Copies
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import MakePolicy, Weights
 from rlplat.rl.multi_agent.columns import PolicyColumns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
@@ -61,6 +63,8 @@ class MultiAgentRolloutWorker:
             seed=env_seed,
             env_kwargs=config["env_kwargs"],
             game_id=(worker_index, incarnation),
+            limits=Limits.of(config),
+            copies=Copies.of(config, "rollout", worker_index),
         )
         self._versions = dict.fromkeys(plan.policies, -1)
         self._columns: dict[str, PolicyColumns] = {}

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rlplat.errors import EnvError, RlplatError
+from rlplat.rl.envs.copies import Copies, be, made_as
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
-from rlplat.rl.envs.watchdog import EnvHung, NullWatchdog, StepWatchdog
+from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode
 from rlplat.rl.multi_agent.games import Game, Moment, make_game
@@ -56,10 +57,12 @@ class MultiAgentVectorEnv:
         name: str,
         *,
         seed: np.random.SeedSequence | int = 0,
-        step_timeout_s: float = 60.0,
+        limits: Limits = Limits(),  # noqa: B008
         game_id: tuple[int, int] = (0, 0),
+        copies: Copies = Copies(),  # noqa: B008
     ) -> None:
-        """game_id: (worker, incarnation), the beginning of the ids of games."""
+        """game_id: (worker, incarnation), the beginning of the ids of games; copies: what `copy_index()` says in
+        reset()."""
         self.name = name
         self.num_copies = len(games)
         self.columns: dict[str, list[tuple[int, str]]] = {policy: [] for policy in plan.policies}
@@ -97,8 +100,12 @@ class MultiAgentVectorEnv:
         self._now: tuple[int, Mapping[str, Any]] = 0, {}
         """The copy that is being stepped, and its actions."""
         self._is_closed = False
+        self._copies = copies
+        self._limits, self._is_resetting = limits, False
         self._watchdog: StepWatchdog | NullWatchdog = (
-            StepWatchdog(step_timeout_s, self._place) if math.isfinite(step_timeout_s) else NullWatchdog()
+            StepWatchdog(limits.least_s, self._place, limit_s=lambda: limits[self._is_resetting])
+            if math.isfinite(limits.least_s)
+            else NullWatchdog()
         )
 
     def empty_obs(self, policy: str, num_rows: int) -> Obs:
@@ -167,6 +174,7 @@ class MultiAgentVectorEnv:
         self._returns[copy], self._lengths[copy] = {}, {}
         self._decided[copy] = set()
         self._game_steps[copy] = 0
+        be(self._copies.first + copy, self._copies.worker)
         if seed is not None:
             for place, agent in enumerate(self._plan.agents):
                 for which, space in enumerate(self._games[copy].spaces(agent)):
@@ -281,6 +289,7 @@ class MultiAgentVectorEnv:
     def _guarded(self, call: Any, argument: Any) -> Moment:
         what = f"{call.__name__}()"
         try:
+            self._is_resetting = what == "reset()"
             self._watchdog.deadline = monotonic() + self._watchdog.timeout_s
             moment: Moment = call(argument)
             self._watchdog.deadline = math.inf
@@ -291,10 +300,8 @@ class MultiAgentVectorEnv:
 
     def _fail(self, error: BaseException, what: str) -> NoReturn:
         if isinstance(error, EnvHung):
-            raise EnvError(
-                f"{self._place()}: {what} took longer than the limit of {self._watchdog.timeout_s:g} s, at {error}; "
-                "fix the environment, no setting of a run raises the limit"
-            ) from None
+            told = too_long(what, self._limits[self._is_resetting], f", at {error}")
+            raise EnvError(f"{self._place()}: {told}") from None
         if isinstance(error, EnvError):
             raise EnvError(f"{self._place()}: {error}") from error.__cause__
         if isinstance(error, RlplatError) or not isinstance(error, Exception | SystemExit):
@@ -331,15 +338,20 @@ def make_multi_agent_vector_env(
     seed: np.random.SeedSequence | int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
     game_id: tuple[int, int] = (0, 0),
+    limits: Limits = Limits(),  # noqa: B008
+    copies: Copies = Copies(),  # noqa: B008
 ) -> MultiAgentVectorEnv:
     """`num_copies` games side by side; EnvError where their agents are not those of the plan."""
-    games = [make_game(name, env_kwargs or {}) for _ in range(num_copies)]
+    games = []
+    for index in range(num_copies):
+        with made_as(copies, index):
+            games.append(make_game(name, env_kwargs or {}))
     if games[0].agents != plan.agents:
         raise EnvError(
             f"{name} has the agents {', '.join(games[0].agents)}, but the run was planned for "
             f"{', '.join(plan.agents)}; possible_agents must be the same every time"
         )
-    return MultiAgentVectorEnv(games, plan, name, seed=seed, game_id=game_id)
+    return MultiAgentVectorEnv(games, plan, name, seed=seed, limits=limits, game_id=game_id, copies=copies)
 
 
 def _plain(action: Any) -> Any:

@@ -127,7 +127,7 @@ def replay_shape(config: OffPolicyConfig) -> ReplayShape:
 def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
     """In the driver, before any actor starts: environment and networks fit, and the replay fits into memory."""
     require_torch(config.framework, algo)
-    spaces = check.preflight(config.env, config.env_kwargs)
+    spaces = check.preflight(config)
     require_bounded(spaces, config.env, algo)
     require_goals(config, spaces)
     if config.normalize_observations:

@@ -10,7 +10,9 @@ import os
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs, map_obs, take_obs
 from rlplat.rl.offline.dataset import DataWriter, Manifest
@@ -63,7 +65,13 @@ def record(
     with (
         DataWriter(out, env=settings["env"], spaces=spaces, env_kwargs=kwargs, source=source) as writer,
         process_seeded(settings["seed"], "evaluation", 1),
-        make_vector_env(settings["env"], num_envs, env_kwargs=kwargs) as env,
+        make_vector_env(
+            settings["env"],
+            num_envs,
+            env_kwargs=kwargs,
+            copies=Copies.of(settings, "evaluation"),
+            **Limits.of(settings).arguments(),
+        ) as env,
     ):
         obs = copy_obs(env.reset(env_seed))
         while any(quotas):

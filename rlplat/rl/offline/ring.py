@@ -68,7 +68,7 @@ def preflight(config: DataConfig, algo: str) -> tuple[SpaceSpec, Manifest]:
     """In the driver, before any actor starts: the environment is sound, and the data was recorded in such a one."""
     require_torch(config.framework, algo)
     manifest = read_manifest(config.data)
-    spaces = check.preflight(config.env, config.env_kwargs)
+    spaces = check.preflight(config)
     if manifest.spec != spaces:
         fix = f"omit env, or record episodes of {config.env} (rlplat record RUN --out DIR)"
         if manifest.env in (

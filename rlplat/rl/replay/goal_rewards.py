@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import make_single_env
 from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.interfaces import Array
@@ -32,9 +33,9 @@ class GoalRewards:
     rewards, terminated = GoalRewards("FetchReach-v4", {})(achieved, desired)       # [N, ...] -> float32[N], bool[N]
     """
 
-    def __init__(self, env: str, env_kwargs: dict[str, Any]) -> None:
+    def __init__(self, env: str, env_kwargs: dict[str, Any], copies: Copies = Copies()) -> None:  # noqa: B008
         self._name = str(env)
-        self._env = make_single_env(resolve_env(env), env_kwargs)
+        self._env = make_single_env(resolve_env(env), env_kwargs, copies)
         compute_reward = self._method("compute_reward")
         if compute_reward is None:
             raise self._refused("it has no compute_reward(achieved_goal, desired_goal, info)")

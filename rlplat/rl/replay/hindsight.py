@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.interfaces import Array
 from rlplat.rl.replay.goal_rewards import ACHIEVED, DESIRED, GoalRewards
 from rlplat.rl.replay.step_store import GAP, TERMINATED, StepStore
@@ -51,12 +52,20 @@ class Hindsight:
     """Of the transitions that get another goal."""
     env: str
     env_kwargs: dict[str, Any]
+    copies: Copies = Copies()  # noqa: RUF009
+    """Which of a run's environments is asked for rewards."""
 
 
 def hindsight_of(config: Any) -> Hindsight | None:
     """config: of an algorithm with a section `hindsight`."""
     strategy, k = config.hindsight.goal_selection_strategy, config.hindsight.n_sampled_goal
-    return None if strategy == "none" else Hindsight(strategy, k / (k + 1), config.env, config.env_kwargs)
+    return (
+        None
+        if strategy == "none"
+        else Hindsight(
+            strategy, k / (k + 1), config.env, config.env_kwargs, Copies.of(config.model_dump(), "goals")
+        )
+    )
 
 
 def record_of(config: Any) -> Record:
@@ -144,7 +153,7 @@ class Relabeller:
     def __init__(self, hindsight: Hindsight, store: StepStore) -> None:
         """Makes an environment for its rewards; ConfigError where it cannot tell them."""
         self._hindsight, self._store = hindsight, store
-        self._rewards = GoalRewards(hindsight.env, hindsight.env_kwargs)
+        self._rewards = GoalRewards(hindsight.env, hindsight.env_kwargs, hindsight.copies)
         self.spans = EpisodeSpans(store)
 
     def relabel(self, drawn: Any, rng: np.random.Generator) -> None:

@@ -21,8 +21,10 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ActorDied, WorkerCrashed
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.envs.names import atari_rom
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
@@ -148,6 +150,8 @@ class Evaluator:
                 env_kwargs=raw_env_kwargs(self._settings),
                 # EnvPool's environments are for training only, and native is what auto takes.
                 vectorization=way if way in ("sync", "async") else "auto",
+                copies=Copies.of(self._settings, "evaluation"),
+                **Limits.of(self._settings).arguments(),
             )
         played = self._play(self._envs[num_envs], weights, episodes, tell=tell)
         if not with_video:
@@ -171,7 +175,13 @@ class Evaluator:
     ) -> list[Episode]:
         """Episodes in front of the camera: those that environment 0 of an evaluation begins with."""
         with process_seeded(self._settings["seed"], "evaluation"):
-            env = open_filmed_env(self._settings["env"], raw_env_kwargs(self._settings), film)
+            env = open_filmed_env(
+                self._settings["env"],
+                raw_env_kwargs(self._settings),
+                film,
+                Copies.of(self._settings, "video"),
+                Limits.of(self._settings),
+            )
             try:
                 return self._play(env, pinned[1], episodes, max_steps=max_steps, on_episode=on_episode)
             finally:

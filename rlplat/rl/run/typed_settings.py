@@ -171,6 +171,8 @@ class CommonSettings(TypedDict, total=False):
     num_envs_per_worker: int
     max_worker_restarts: int
     on_env_error: Literal["fail", "restart"]
+    env_step_timeout_s: float
+    env_reset_timeout_s: float | None
     non_finite: Literal["stop", "skip"]
     learning_rate: ScheduleSetting
     discount: float

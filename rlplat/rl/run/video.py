@@ -25,8 +25,10 @@ import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError, UsageError
 from rlplat.rl.envs.atari import PREPROCESSING
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import VectorEnv, make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 
 DEFAULT_FPS = 30.0
@@ -199,7 +201,13 @@ def do_without_display() -> None:
         break
 
 
-def open_filmed_env(env: str, env_kwargs: dict[str, Any], film: Film) -> VectorEnv:
+def open_filmed_env(
+    env: str,
+    env_kwargs: dict[str, Any],
+    film: Film,
+    copies: Copies = Copies(),  # noqa: B008
+    limits: Limits = Limits(),  # noqa: B008
+) -> VectorEnv:
     """A vector environment of one whose frames go to `film`; UsageError, with the reason, where it cannot render.
 
     The policy sees what it was trained on; the film shows what the environment draws.
@@ -208,7 +216,14 @@ def open_filmed_env(env: str, env_kwargs: dict[str, Any], film: Film) -> VectorE
         return FilmedAtari(env, env_kwargs, film)  # type: ignore[return-value]  # as far as playing needs one
     do_without_display()
     kwargs = {"env": env, "env_kwargs": env_kwargs, "film": film}
-    return make_vector_env(f"{__name__}:filmed", 1, env_kwargs=kwargs, vectorization="sync")
+    return make_vector_env(
+        f"{__name__}:filmed",
+        1,
+        env_kwargs=kwargs,
+        vectorization="sync",
+        copies=copies,
+        **limits.arguments(),
+    )
 
 
 def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import VectorEnv, make_vector_env
+from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Obs, Policy, Weights
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import cpu_share
@@ -57,6 +59,8 @@ class RolloutWorker:
                 num_threads=num_threads,
                 vectorization=config["vectorization"],
                 keep_state=config["deterministic"],
+                copies=Copies.of(config, "rollout", worker_index),
+                **Limits.of(config).arguments(),
             )
         # In one process the learner's number, if one was set, holds for acting too: torch has one for both.
         of_learner = 0 if config["num_rollout_workers"] else config["learner"]["num_threads"]

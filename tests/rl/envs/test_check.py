@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlplat.errors import EnvNotFound, UsageError
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs.check import check_env, preflight
 from rlplat.rl.envs.gym_spaces import mask_problem
 from rlplat.rl.envs.make import make_vector_env
@@ -27,7 +28,7 @@ def test_sound_environments_pass(name: str) -> None:
     report = check_env(name, steps=30)
     assert report.is_sound and report.spaces is not None
     assert report.steps == 30
-    assert report.require_sound() == preflight(name) == report.spaces
+    assert report.require_sound() == preflight(AlgorithmConfig(env=name)) == report.spaces
 
 
 def test_a_report_reads_well() -> None:
@@ -69,7 +70,7 @@ def test_faults_are_errors_with_the_fix(fault: str, at: int, expected: str) -> N
     assert expected in "\n".join(report.lines)
     assert not report.is_sound
     with pytest.raises(UsageError, match="FaultyEnv cannot be trained on:"):
-        preflight(FAULTY, kwargs)
+        preflight(AlgorithmConfig(env=FAULTY, env_kwargs=kwargs))
 
 
 def test_an_error_says_the_step_and_the_action() -> None:
@@ -235,7 +236,7 @@ def test_an_environment_that_never_ends_is_a_warning() -> None:
 
 def test_a_hang_ends_the_check() -> None:
     [line] = check_env(FAULTY, {"fault": "hang"}, steps=5, step_timeout_s=0.2).lines
-    assert "step() took longer than step_timeout_s=0.2" in line and "fixture_envs.py" in line
+    assert "step() took longer than the limit of 0.2 s, at" in line and "fixture_envs.py" in line
 
 
 def test_a_module_that_raises_is_in_the_report(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import multiprocessing
 import os
 import re
@@ -23,7 +22,7 @@ from rlplat.errors import EnvError, UsageError
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import StepWatchdog, is_debugged
+from rlplat.rl.envs.watchdog import NO_LIMITS, StepWatchdog, is_debugged
 from tests.rl.fixture_envs import FaultyEnv, NativeVectorEnv
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,7 +112,7 @@ def test_spaces_that_nothing_supports_are_refused_before_anything_is_stepped() -
     ],
 )
 def test_faults_of_native_vector_environments(returned: dict[str, Any], message: str) -> None:
-    env = VectorEnv(NativeVectorEnv(**returned), "Native", step_timeout_s=math.inf)
+    env = VectorEnv(NativeVectorEnv(**returned), "Native", limits=NO_LIMITS)
     env.reset()
     with pytest.raises(EnvError) as caught:
         env.step(np.zeros(2, np.int64))
@@ -124,7 +123,7 @@ def test_a_native_vector_environment_must_say_its_mode_and_keep_to_it() -> None:
     with pytest.raises(EnvError, match="autoreset_mode"):
         VectorEnv(NativeVectorEnv(metadata={}), "Native")
     raw = NativeVectorEnv({"autoreset_mode": AutoresetMode.SAME_STEP}, terminated=np.array([False, True]))
-    env = VectorEnv(raw, "Native", step_timeout_s=math.inf)
+    env = VectorEnv(raw, "Native", limits=NO_LIMITS)
     env.reset()
     with pytest.raises(EnvError, match=r"environment 1 .*info\['final_obs'\] is missing"):
         env.step(np.zeros(2, np.int64))
@@ -189,7 +188,7 @@ def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
     watchdog.close()
     assert ended == [
         "Stubborn, step 1 (1 of its episode), action 1 took longer than the limit of 0.1 s and cannot be interrupted, "
-        "so the process ends; fix the environment"
+        "so the process ends; mend the environment, or raise the limit (--env-step-timeout-s, --env-reset-timeout-s)"
     ]
 
 

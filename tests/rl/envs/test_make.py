@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import gymnasium
@@ -17,6 +16,7 @@ from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.loops import SyncLoop
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import NO_LIMITS
 from rlplat.rl.interfaces import Episode
 from tests.rl.fixture_envs import Ending, ScriptedEnv
 
@@ -30,10 +30,10 @@ def scripted(mode: str, scripts: list[tuple[Ending, ...]]) -> VectorEnv:
         loop = SyncLoop(
             [GuardedEnv(ScriptedEnv(s), "Scripted", i, len(scripts)) for i, s in enumerate(scripts)]
         )
-        return VectorEnv(loop, "Scripted", step_timeout_s=math.inf)
+        return VectorEnv(loop, "Scripted", limits=NO_LIMITS)
     makers = [lambda script=script: ScriptedEnv(script) for script in scripts]
     raw = SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode])
-    return VectorEnv(raw, "Scripted", step_timeout_s=math.inf)
+    return VectorEnv(raw, "Scripted", limits=NO_LIMITS)
 
 
 def transitions(env: VectorEnv, count: int) -> tuple[list[list[tuple[Any, ...]]], list[list[Episode]]]:
@@ -234,7 +234,7 @@ def test_processes_give_the_same_transitions() -> None:
     scripts: list[tuple[Ending, ...]] = [((2, True, False), (3, False, True)), ((1, True, True),)]
     makers = [lambda script=script: ScriptedEnv(script) for script in scripts]
     raw = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, context="fork")
-    env = VectorEnv(raw, "Scripted", step_timeout_s=math.inf)
+    env = VectorEnv(raw, "Scripted", limits=NO_LIMITS)
     assert transitions(env, 8)[0] == transitions(scripted("our loop", scripts), 8)[0]
 
 

@@ -11,6 +11,7 @@ import pytest
 from rlplat.errors import UsageError
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import NO_LIMITS
 from rlplat.rl.interfaces import Step
 from tests.rl.fixture_envs import NativeVectorEnv
 
@@ -161,7 +162,7 @@ def test_what_cannot_be_saved_says_why() -> None:
         assert "keep_state=True" in env.not_saved
         with pytest.raises(UsageError, match="keep_state=True"):
             env.get_state()
-    native = VectorEnv(NativeVectorEnv(), "Native", keeps_state=True, step_timeout_s=float("inf"))
+    native = VectorEnv(NativeVectorEnv(), "Native", keeps_state=True, limits=NO_LIMITS)
     assert native.not_saved == (
         "the states of the environments (Native): its vector implementation gives no access to them, so new episodes "
         "begin"

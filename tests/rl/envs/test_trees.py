@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlplat.errors import EnvError, NonFiniteError, UsageError
 from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import NO_LIMITS
 from rlplat.rl.interfaces import Obs, Step
 from tests.rl.fixture_envs import MaskEnv, TreeEnv
 
@@ -28,7 +28,7 @@ ACTION = np.array([0.5, -7.0, 1, 2, 2, 1, 0], np.float32)
 
 def gymnasium_loop(mode: str, make: Any, num_envs: int = 2) -> VectorEnv:
     raw = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
-    return VectorEnv(raw, "Raw", step_timeout_s=math.inf)
+    return VectorEnv(raw, "Raw", limits=NO_LIMITS)
 
 
 def check_tree(obs: Obs, ages: list[int]) -> None:

@@ -176,6 +176,8 @@ def test_the_film_of_an_evaluation_and_why_there_is_none(tmp_path: Path) -> None
         "env_kwargs": {"length": 3},
         "vectorization": "auto",
         "seed": 0,
+        "num_rollout_workers": 1,
+        "num_envs_per_worker": 1,
         "evaluation": {"num_envs": 2, "deterministic": True, "max_episode_steps": 100},
     }
     path = tmp_path / "eval_100.mp4"
