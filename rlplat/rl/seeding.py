@@ -12,6 +12,11 @@ from rlplat.given.global_random import GlobalRandom, seed_everything, seeded_wit
 
 Role = Literal["learner", "rollout", "evaluation"]
 _ROLES: dict[Role, int] = {"learner": 0, "rollout": 1, "evaluation": 2}
+Purpose = Literal["choice", "final", "report"]
+"""Of an evaluation: during the training, to choose the best weights by; at the end of a run; `rlplat evaluate`. The
+largest of many means over the same episodes is too large: each purpose has episodes of its own."""
+PURPOSE_INDICES: dict[Purpose, int] = {"choice": 0, "final": 2, "report": 3}
+"""Of `seed_sequences(seed, "evaluation", index)`; 1 is for recording data sets."""
 _SHARED = 2
 """The child of an actor's sequence, beside those of `seed_sequences`, for what all code in its process draws from."""
 _num_seeded = 0

@@ -21,26 +21,30 @@ from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.vector_env import MultiAgentVectorEnv, make_multi_agent_vector_env
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.sampling.recorders import has_core
-from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.seeding import PURPOSE_INDICES, Purpose, seed_sequences
 
 
 class GamePlayer:
-    """Self-play's opponent plays the newest snapshot. Every call plays from the same seeds."""
+    """Self-play's opponent plays the newest snapshot. Every call for one purpose plays from the same seeds."""
 
     def __init__(self, settings: dict[str, Any], plan: MultiAgentPlan, make_policy: MakePolicy) -> None:
         self._settings, self._plan, self._make_policy = settings, plan, make_policy
         self._envs: dict[int, MultiAgentVectorEnv] = {}
 
     def play(
-        self, weights: Weights, games: int, tell: Callable[[int, int], None] | None = None
+        self,
+        weights: Weights,
+        games: int,
+        purpose: Purpose = "choice",
+        tell: Callable[[int, int], None] | None = None,
     ) -> list[Episode]:
         """weights: of all policies, as `<policy>/<name>`; tell: as for `evaluation.play_episodes`."""
-        played, cut = self._play_parts(weights, games, tell)
+        played, cut = self._play_parts(weights, games, purpose, tell)
         is_sum = self._plan.episode_return == "sum"
         return [*(game_episode(parts, is_sum=is_sum) for parts in played), *cut]
 
     def _play_parts(
-        self, weights: Weights, games: int, tell: Callable[[int, int], None] | None
+        self, weights: Weights, games: int, purpose: Purpose, tell: Callable[[int, int], None] | None
     ) -> tuple[list[list[AgentEpisode]], list[CutEpisode]]:
         """Exactly `games` games (fewer where one had to be cut off), each copy playing a share fixed beforehand; of
         each, the trained policies' agents."""
@@ -55,7 +59,7 @@ class GamePlayer:
                 copies=Copies.of(self._settings, "evaluation"),
             )
         env = self._envs[num_copies]
-        policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation")
+        policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation", PURPOSE_INDICES[purpose])
         columns = self._columns(env, weights, policy_seed)
         quotas = [games // num_copies + (copy < games % num_copies) for copy in range(num_copies)]
         finished: list[list[list[AgentEpisode]]] = [[] for _ in range(num_copies)]

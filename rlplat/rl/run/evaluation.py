@@ -3,7 +3,7 @@
     driver ──start(ref of (version, weights), episodes)──▶ evaluation actor ──Evaluated──▶ driver
 
 The driver takes the ref when the evaluation starts, so that the weights are pinned while training continues.
-Every evaluation plays from the same seeds: evaluations of one run differ by the weights alone.
+Evaluations of one purpose (`Purpose`) play from the same seeds of the run: they differ by the weights alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy,
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
 from rlplat.rl.sampling.worker_group import CLOSE_S
-from rlplat.rl.seeding import process_seeded, seed_sequences
+from rlplat.rl.seeding import PURPOSE_INDICES, Purpose, process_seeded, seed_sequences
 from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
@@ -123,14 +123,22 @@ class Evaluator:
                 os.environ[name] = "1"
 
     def run(
-        self, pinned: tuple[int, Weights], episodes: int, with_video: bool = False, *, tells: bool = False
+        self,
+        pinned: tuple[int, Weights],
+        episodes: int,
+        with_video: bool = False,
+        *,
+        purpose: Purpose = "choice",
+        tells: bool = False,
     ) -> Evaluated:
         """pinned: (version, weights); with_video: record one episode more; tells: say on stderr
         how far it is, for who waits."""
-        with process_seeded(self._settings["seed"], "evaluation"):
-            return self._run(pinned, episodes, with_video, tells)
+        with process_seeded(self._settings["seed"], "evaluation", PURPOSE_INDICES[purpose]):
+            return self._run(pinned, episodes, with_video, purpose, tells)
 
-    def _run(self, pinned: tuple[int, Weights], episodes: int, with_video: bool, tells: bool) -> Evaluated:
+    def _run(
+        self, pinned: tuple[int, Weights], episodes: int, with_video: bool, purpose: Purpose, tells: bool
+    ) -> Evaluated:
         from rlplat.rl.multi_agent.evaluation import GamePlayer
         from rlplat.rl.multi_agent.policy_map import plan_multi_agent
 
@@ -140,7 +148,7 @@ class Evaluator:
         if plan is not None:
             with GamePlayer(self._settings, plan, self._make_policy) as player:
                 no_video = "games of several agents are not recorded as video" if with_video else ""
-                return Evaluated(version, player.play(weights, episodes, tell), no_video)
+                return Evaluated(version, player.play(weights, episodes, purpose, tell), no_video)
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
             way = self._settings["vectorization"]
@@ -153,13 +161,13 @@ class Evaluator:
                 copies=Copies.of(self._settings, "evaluation"),
                 **Limits.of(self._settings).arguments(),
             )
-        played = self._play(self._envs[num_envs], weights, episodes, tell=tell)
+        played = self._play(self._envs[num_envs], weights, episodes, purpose, tell=tell)
         if not with_video:
             return Evaluated(version, played)
         video = BytesIO()
         try:
             with VideoWriter(video) as film:
-                self.film(pinned, 1, film, max_steps=MAX_FILM_STEPS)
+                self.film(pinned, 1, film, purpose=purpose, max_steps=MAX_FILM_STEPS)
         except Exception as error:  # rendering may fail in any way; what was evaluated is not lost for it
             return Evaluated(version, played, no_video=str(error) or type(error).__name__)
         return Evaluated(version, played, video=video.getvalue())
@@ -170,11 +178,12 @@ class Evaluator:
         episodes: int,
         film: Film,
         *,
+        purpose: Purpose = "choice",
         max_steps: int | None = None,
         on_episode: Callable[[Episode], None] | None = None,
     ) -> list[Episode]:
         """Episodes in front of the camera: those that environment 0 of an evaluation begins with."""
-        with process_seeded(self._settings["seed"], "evaluation"):
+        with process_seeded(self._settings["seed"], "evaluation", PURPOSE_INDICES[purpose]):
             env = open_filmed_env(
                 self._settings["env"],
                 raw_env_kwargs(self._settings),
@@ -183,12 +192,16 @@ class Evaluator:
                 Limits.of(self._settings),
             )
             try:
-                return self._play(env, pinned[1], episodes, max_steps=max_steps, on_episode=on_episode)
+                return self._play(
+                    env, pinned[1], episodes, purpose, max_steps=max_steps, on_episode=on_episode
+                )
             finally:
                 env.close()
 
-    def _play(self, env: VectorEnv, weights: Weights, episodes: int, **options: Any) -> list[Episode]:
-        policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation")
+    def _play(
+        self, env: VectorEnv, weights: Weights, episodes: int, purpose: Purpose, **options: Any
+    ) -> list[Episode]:
+        policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation", PURPOSE_INDICES[purpose])
         policy = self._make_policy(self._settings, env.spec, policy_seed)
         torch = sys.modules.get("torch")
         if torch is not None and _is_worker() and torch.get_num_threads() > 1:
@@ -232,13 +245,19 @@ class Evaluation:
         self._actor: ActorHandle | None = None
 
     def start(
-        self, weights: ObjectRef, episodes: int, with_video: bool = False, *, tells: bool = False
+        self,
+        weights: ObjectRef,
+        episodes: int,
+        with_video: bool = False,
+        *,
+        purpose: Purpose = "choice",
+        tells: bool = False,
     ) -> ObjectRef:
         """weights: the ref of a (version, weights), which are pinned by it. Several starts play one after another.
         tells: for who waits, see `Evaluator.run`."""
         if self._actor is None:
             self._actor = spread(Evaluator, self._settings).remote(self._settings, self._make_policy)
-        return self._actor.run.remote(weights, episodes, with_video, tells=tells)
+        return self._actor.run.remote(weights, episodes, with_video, purpose=purpose, tells=tells)
 
     def run(self, weights: ObjectRef, episodes: int) -> list[Episode]:
         """Starts anew, once, where the actor dies."""

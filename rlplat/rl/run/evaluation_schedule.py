@@ -12,7 +12,8 @@
    while one waits is left out, and counted: `eval/skipped`.
 3. With `deterministic: true` the training waits, and the figures are in the line of the iteration that they are due in.
 4. Weights that play the best evaluation so far (ties: the newer ones) go to `checkpoints/best`. An evaluation in which
-   episodes were cut off cannot be compared, and is none of these.
+   episodes were cut off cannot be compared, and is none of these. The one at the end of the run, whose figures are the
+   run's, plays other episodes (`Purpose`): the newest weights play those of the choice before, if they have not.
 5. An evaluation that fails is a warning. It begins once more with the same weights in a new actor; failing again,
    it is given up (`eval/failures`). Only the one at the end of the run may end it with an error.
 6. What runs or waits when a checkpoint is saved begins anew, with that checkpoint's weights, when the run resumes.
@@ -24,7 +25,7 @@ training waits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from rlplat.rl.interfaces import Episode, Result
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.evaluation import Evaluated, Evaluation, evaluation_metrics, what_was_cut
 from rlplat.rl.run.run_directory import RunDirectory
+from rlplat.rl.seeding import Purpose
 
 if TYPE_CHECKING:
     from rlplat import ObjectRef
@@ -47,6 +49,7 @@ class _Running:
     outcome: ObjectRef
     video: Path | None
     """Where the video is to be."""
+    purpose: Purpose = "choice"
     attempt: int = 1
 
 
@@ -69,7 +72,8 @@ class Evaluations:
         self._running: _Running | None = None
         self._is_waiting = False
         self._started = self._skipped = self._failures = 0
-        self._last: tuple[int, dict[str, float]] = (-1, {})  # env steps, figures
+        nothing: tuple[int, dict[str, float]] = (-1, {})  # env steps, figures
+        self._last: dict[Purpose, tuple[int, dict[str, float]]] = {"choice": nothing, "final": nothing}
 
     def after_step(self, before: int, result: Result) -> dict[str, float]:
         """before: env steps before this step. Figures of an evaluation that is through, or nothing."""
@@ -91,17 +95,23 @@ class Evaluations:
         """
         if not self._episodes:
             return {}
-        if self._running is not None and self._running.env_steps != result.env_steps:
+        env_steps = result.env_steps
+        if self._running is not None and self._running.env_steps != env_steps:
             self._say(
                 f"the evaluation of {self._running.env_steps:,} env steps was still running at the end: given up"
             )
             self.close()
         self._is_waiting = False
-        if self._running is None and self._last[0] == result.env_steps:
-            return self._last[1]  # these weights have played already
+        last = self._last["choice" if self._evaluation is None else "final"]
+        if last[0] == env_steps:
+            return last[1]
+        if self._evaluation is None:
+            return self._begin(env_steps)
         if self._running is not None:
-            return self._collect(wait=True, may_fail=False)
-        return self._begin(result.env_steps, is_final=True)
+            self._collect(wait=True)
+        elif self._period and self._last["choice"][0] != env_steps:
+            self._begin(env_steps, waits=True)  # the newest weights may be the best ones
+        return self._begin(env_steps, purpose="final", waits=True)
 
     def _begin_waiting(self, env_steps: int) -> dict[str, float]:
         if not self._is_waiting or self._running is not None:
@@ -109,17 +119,23 @@ class Evaluations:
         self._is_waiting = False
         return self._begin(env_steps)
 
-    def _begin(self, env_steps: int, *, is_final: bool = False) -> dict[str, float]:
+    def _begin(self, env_steps: int, *, purpose: Purpose = "choice", waits: bool = False) -> dict[str, float]:
         self._started += 1
         if self._evaluation is None:
             return self._finished(env_steps, self._algorithm.evaluate(self._episodes))
         weights = self._algorithm.weights()
-        video = None
-        if self._run and self._video_period and (is_final or self._started % self._video_period == 0):
+        video, is_final = None, purpose == "final"
+        if (
+            self._run
+            and self._video_period
+            and (is_final or (not waits and self._started % self._video_period == 0))
+        ):
             video = self._run.path / "videos" / f"eval_{env_steps}.mp4"
-        waits = self._waits or is_final
-        outcome = self._evaluation.start(weights, self._episodes, video is not None, tells=waits)
-        self._running = _Running(env_steps, weights, outcome, video)
+        waits = waits or self._waits
+        outcome = self._evaluation.start(
+            weights, self._episodes, video is not None, purpose=purpose, tells=waits
+        )
+        self._running = _Running(env_steps, weights, outcome, video, purpose)
         return self._collect(wait=True, may_fail=not is_final) if waits else {}
 
     def _collect(self, *, wait: bool, may_fail: bool = True) -> dict[str, float]:
@@ -140,7 +156,11 @@ class Evaluations:
             if evaluated.no_video:
                 self._no_more_videos(evaluated.no_video)
             return self._finished(
-                running.env_steps, evaluated.episodes, running.weights, evaluated.weights_version
+                running.env_steps,
+                evaluated.episodes,
+                running.weights,
+                evaluated.weights_version,
+                running.purpose,
             )
         return {}
 
@@ -162,8 +182,8 @@ class Evaluations:
         self._say(f"{what}; it begins once more")
         if running.video:
             self._no_more_videos("the evaluation failed while it recorded a video")
-        outcome = self._evaluation.start(running.weights, self._episodes)
-        self._running = _Running(running.env_steps, running.weights, outcome, None, attempt=2)
+        outcome = self._evaluation.start(running.weights, self._episodes, purpose=running.purpose)
+        self._running = replace(running, outcome=outcome, video=None, attempt=2)
         return self._running
 
     def _finished(
@@ -172,6 +192,7 @@ class Evaluations:
         episodes: list[Episode],
         weights: ObjectRef | None = None,
         version: int | None = None,
+        purpose: Purpose = "choice",
     ) -> dict[str, float]:
         figures = evaluation_metrics(episodes) | {"eval/env_steps": env_steps}
         if version is not None:
@@ -179,7 +200,9 @@ class Evaluations:
         if cut := what_was_cut(episodes, self._episodes, self._max_episode_steps):
             self._say(f"warning: in the evaluation of {env_steps:,} env steps, {cut}")
         mean = figures.get("eval/return_mean", math.nan)
-        if self._run and weights is not None and not cut and math.isfinite(mean):
+        # Without evaluations during the training the one at the end has nothing to be chosen from.
+        chooses = purpose == "choice" or not self._period
+        if chooses and self._run and weights is not None and not cut and math.isfinite(mean):
             if mean >= self._best.get("eval/return_mean", -math.inf):
                 self._best = dict(figures)
                 self._run.save_best(self._algorithm, rlplat.get(weights)[1], env_steps, dict(figures))
@@ -187,7 +210,7 @@ class Evaluations:
             figures["eval/skipped"] = self._skipped
         if self._failures:
             figures["eval/failures"] = self._failures
-        self._last = (env_steps, figures)
+        self._last[purpose] = (env_steps, figures)
         return dict(figures)
 
     def _no_more_videos(self, reason: str) -> None:

@@ -196,14 +196,15 @@ class Agent:
         return agent_module(self.policy, weights, self._settings.get("framework", "torch"))
 
     def evaluate(self, episodes: int) -> list[Episode]:
-        """Whole episodes on raw rewards, in environments of their own, many side by side."""
+        """Whole episodes on raw rewards, in environments of their own, many side by side; others than those by which
+        the best weights were chosen, and than the evaluation at the end of the run."""
         if not self._acts_alone():
             with self.plan.algorithm_class(self.plan.config) as algorithm:
                 restore(algorithm, self.checkpoint)
                 played: list[Episode] = algorithm.evaluate(episodes)
                 return played
         with self._evaluator() as evaluator:
-            return evaluator.run((0, self._weights), episodes).episodes
+            return evaluator.run((0, self._weights), episodes, purpose="report").episodes
 
     def film(
         self, episodes: int, film: Film, *, on_episode: Callable[[Episode], None] | None = None
@@ -211,7 +212,7 @@ class Agent:
         """One episode after another in front of the camera."""
         self._require_acting("be recorded")
         with self._evaluator() as evaluator:
-            return evaluator.film((0, self._weights), episodes, film, on_episode=on_episode)
+            return evaluator.film((0, self._weights), episodes, film, purpose="report", on_episode=on_episode)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:

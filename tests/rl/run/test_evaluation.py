@@ -24,6 +24,7 @@ from rlplat.rl.run.evaluation import (
     raw_env_kwargs,
     what_was_cut,
 )
+from rlplat.rl.seeding import Purpose
 from rlplat.rl.spaces import SpaceSpec
 
 
@@ -174,6 +175,8 @@ SETTINGS: dict[str, Any] = {
     "env_kwargs": {},
     "vectorization": "auto",
     "seed": 3,
+    "num_rollout_workers": 0,
+    "num_envs_per_worker": 1,
     "evaluation": {"num_envs": 2, "deterministic": True, "max_episode_steps": 30_000},
 }
 
@@ -215,6 +218,25 @@ def test_an_evaluator_plays_in_this_process_and_closes_its_environments() -> Non
     assert evaluated.episodes == [Episode(2.5, 5)] * 3
 
 
+def test_each_purpose_has_episodes_of_its_own() -> None:
+    """The same at every call, and others than those by which the best weights are chosen."""
+    purposes: list[Purpose] = ["choice", "final", "report"]
+    played = []
+    for _ in range(2):
+        with Evaluator(SETTINGS | {"env": "CartPole-v1"}, lambda *_: Steady()) as evaluator:  # type: ignore[arg-type, return-value]
+            played.append([evaluator.run(pinned(0, 0.0), 20, purpose=each).episodes for each in purposes])
+    choice, final, report = played[0]
+    assert played[1] == played[0] and choice != final != report != choice
+
+
+class Steady(WeightPolicy):
+    """Always the first action."""
+
+    def act(self, obs: np.ndarray, *, deterministic: bool = False) -> PolicyOutput:
+        numbers = np.zeros(len(obs), np.float32)
+        return PolicyOutput(numbers.astype(np.int64), numbers, numbers)
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("vectorization", "taken"),
@@ -222,11 +244,6 @@ def test_an_evaluator_plays_in_this_process_and_closes_its_environments() -> Non
 )
 def test_environments_are_stepped_as_in_training(vectorization: str, taken: str) -> None:
     settings = {**SETTINGS, "env": "CartPole-v1", "vectorization": vectorization}
-
-    class Steady(WeightPolicy):
-        def act(self, obs: np.ndarray, *, deterministic: bool = False) -> PolicyOutput:
-            numbers = np.zeros(len(obs), np.float32)
-            return PolicyOutput(numbers.astype(np.int64), numbers, numbers)
 
     with Evaluator(settings, lambda *_: Steady()) as evaluator:  # type: ignore[arg-type, return-value]
         evaluator.run(pinned(0, 0.0), 2)

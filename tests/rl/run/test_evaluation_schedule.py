@@ -18,6 +18,7 @@ from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.evaluation import Evaluated
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.run_directory import RunDirectory
+from rlplat.rl.seeding import Purpose
 
 
 class Runtime:
@@ -27,6 +28,10 @@ class Runtime:
         self.values: dict[str, Any] = {}
         self.started: list[tuple[str, str, bool]] = []
         """(ref of the outcome, ref of the weights, whether it is to film)"""
+        self.purposes: list[Purpose] = []
+        """Of these."""
+        self.waited_for: dict[Purpose, list[float]] = {}
+        """Means of evaluations that are through as soon as they are started."""
         self.closed = 0
 
     def wait(self, refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
@@ -39,10 +44,21 @@ class Runtime:
             raise value
         return value
 
-    def start(self, weights: str, episodes: int, with_video: bool = False, *, tells: bool = False) -> str:
+    def start(
+        self,
+        weights: str,
+        episodes: int,
+        with_video: bool = False,
+        *,
+        purpose: Purpose = "choice",
+        tells: bool = False,
+    ) -> str:
         assert episodes == 2
         outcome = f"outcome {len(self.started)}"
         self.started.append((outcome, weights, with_video))
+        self.purposes.append(purpose)
+        if means := self.waited_for.get(purpose):
+            self.finish(len(self.started) - 1, means.pop(0))
         return outcome
 
     def close(self) -> None:
@@ -161,9 +177,9 @@ def test_one_that_is_due_meanwhile_waits_and_a_second_is_counted(runtime: Runtim
 def test_deterministic_training_waits(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     start = runtime.start
 
-    def start_and_finish(*arguments: Any, tells: bool) -> str:
+    def start_and_finish(*arguments: Any, tells: bool, **options: Any) -> str:
         assert tells  # the training waits
-        outcome = start(*arguments)
+        outcome = start(*arguments, **options)
         runtime.finish(len(runtime.started) - 1, 4.0)
         return outcome
 
@@ -225,20 +241,40 @@ def test_what_a_checkpoint_cut_off_begins_again(runtime: Runtime) -> None:
 def test_the_final_one_is_not_played_twice_and_an_older_one_is_given_up(
     runtime: Runtime, run: RunDirectory
 ) -> None:
+    """It plays episodes of its own; before, the newest weights play those by which the best are chosen."""
     algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=run)
     turn(algorithm, evaluations, 2)
     runtime.finish(0, 3.0)  # it is of the newest weights: waited for
+    runtime.waited_for = {"final": [2.0]}
     last = Result(2, 100, 0, None, None)
-    assert evaluations.final(last)["eval/return_mean"] == 3.0
-    assert evaluations.final(last)["eval/return_mean"] == 3.0
-    assert len(runtime.started) == 1 and runtime.closed == 0
+    assert evaluations.final(last)["eval/return_mean"] == 2.0
+    assert evaluations.final(last)["eval/return_mean"] == 2.0
+    assert runtime.purposes == ["choice", "final"] and runtime.closed == 0
+    best = load_best(run.path)
+    assert best is not None and best.info.evaluation["eval/return_mean"] == 3.0
 
     turn(algorithm, evaluations, 3)  # at 250 that of 200 still runs
-    runtime.values["outcome 2"] = Evaluated(250, [Episode(6.0, 1)] * 2)
-    assert evaluations.final(Result(5, 250, 0, None, None))["eval/return_mean"] == 6.0
+    runtime.waited_for = {"choice": [6.0], "final": [9.0]}
+    assert evaluations.final(Result(5, 250, 0, None, None))["eval/return_mean"] == 9.0
+    assert runtime.purposes[2:] == ["choice", "choice", "final"]
     assert runtime.closed == 1 and runtime.started[-1][1] == "weights 250"
     assert said(run) == ["the evaluation of 200 env steps was still running at the end: given up"]
+    best = load_best(run.path)
+    assert best is not None and best.info.evaluation["eval/return_mean"] == 6.0
+
+
+def test_without_evaluations_during_the_training_the_final_weights_are_the_best(
+    runtime: Runtime, run: RunDirectory
+) -> None:
+    algorithm = Fake(runtime, evaluation={"period": 0})
+    evaluations = Evaluations(algorithm, run=run)
+    turn(algorithm, evaluations, 3)
+    runtime.waited_for = {"final": [4.0]}
+    evaluations.final(Result(3, 150, 0, None, None))
+    assert runtime.purposes == ["final"]
+    best = load_best(run.path)
+    assert best is not None and best.info.evaluation["eval/return_mean"] == 4.0
 
 
 def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
@@ -266,7 +302,8 @@ def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
 def test_the_one_at_the_end_raises_when_it_fails_twice(runtime: Runtime, run: RunDirectory) -> None:
     algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=run)
-    runtime.values |= {"outcome 0": EnvError("broken"), "outcome 1": EnvError("broken still")}
+    runtime.waited_for = {"choice": [1.0]}
+    runtime.values |= {"outcome 1": EnvError("broken"), "outcome 2": EnvError("broken still")}
     with pytest.raises(EnvError, match="broken still"):
         evaluations.final(Result(1, 50, 0, None, None))
 
@@ -280,13 +317,14 @@ def test_every_kth_is_filmed_the_last_always_and_what_cannot_be_is_said_once(
         turn(algorithm, evaluations, 2)
         runtime.finish(index, 1.0)
     turn(algorithm, evaluations)
-    runtime.values["outcome 3"] = Evaluated(350, [Episode(1.0, 1)], "X cannot be recorded")
+    runtime.waited_for = {"choice": [1.0]}
+    runtime.values["outcome 4"] = Evaluated(350, [Episode(1.0, 1)], "X cannot be recorded")
     evaluations.final(Result(7, 350, 0, None, None))
-    assert [films for _, _, films in runtime.started] == [False, True, False, True]
+    assert [films for _, _, films in runtime.started] == [False, True, False, False, True]
     films = run.path / "videos"
     assert {path.name: path.read_bytes() for path in films.iterdir()} == {"eval_200.mp4": b"a film"}
     turn(algorithm, evaluations)
-    runtime.finish(4, 1.0)
+    runtime.finish(5, 1.0)
     turn(algorithm, evaluations, 2)
-    assert [films for _, _, films in runtime.started[4:]] == [False, False]
+    assert [films for _, _, films in runtime.started[5:]] == [False, False]
     assert said(run) == ["no videos: X cannot be recorded; training continues without"]
