@@ -27,6 +27,7 @@ from rlplat.config_sources import (
     merge,
     parse_scalar,
     parse_yaml,
+    read_plain,
 )
 from rlplat.errors import ConfigError
 from rlplat.setting_types import accepts_bool, member_type, takes
@@ -41,6 +42,7 @@ __all__ = [
     "closest",
     "require_fields",
     "dump",
+    "dump_values",
     "layer_from_arguments",
     "layer_from_flags",
     "load_yaml",
@@ -82,9 +84,23 @@ def with_origins(text: str, origins: Mapping[KeyPath, str]) -> str:
 
 def dump(config: BaseModel) -> str:
     """The complete config as YAML text, in the order of the model's fields."""
+    return dump_values(config.model_dump(mode="json"))
+
+
+def dump_values(values: Mapping[str, Any]) -> str:
+    """Plain values as YAML text that `parse_yaml` reads back as they were: a text that it would read as a number
+    ("1e-4", which YAML 1.1 does not) is quoted."""
     import yaml
 
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: Any, value: str) -> Any:
+        style = None if "\n" in value or read_plain(value) == value else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def require_fields(owner: type[Any], section: str, values: Mapping[str, Any]) -> None:

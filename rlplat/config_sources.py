@@ -60,7 +60,7 @@ class Layer:
 
 def load_yaml(path: str | os.PathLike[str]) -> Layer:
     """Read a config file; every complaint names the file and the line."""
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_FILE_BYTES:

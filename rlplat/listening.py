@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 
 from rlplat.errors import UsageError
+from rlplat.paths import expanded
 
 
 def is_loopback(host: str) -> bool:
@@ -51,7 +52,7 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
 def read_token(file: Path) -> str:
     """The secret in a file, without the blanks around it; UsageError where there is none."""
     try:
-        token = file.read_text().strip()
+        token = expanded(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the token in {file}: {getattr(error, 'strerror', error)}") from None
     if not token:

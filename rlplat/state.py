@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, NotInitialized
+from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     from rlplat.runtime.look.log_reading import WorkerLog
@@ -274,7 +275,7 @@ def timeline(filename: str | os.PathLike[str] | None = None, *, cluster: str | i
     trace = to_trace(rows, f"rlplat {pid}")
     if filename is None:
         return trace["traceEvents"]
-    Path(filename).write_text(json.dumps(trace))
+    expanded(filename).write_text(json.dumps(trace))
     return None
 
 

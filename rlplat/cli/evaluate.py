@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -26,7 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, or one of its checkpoints")
+    parser.add_argument(
+        "run", metavar="RUN", type=expanded, help="a run directory, or one of its checkpoints"
+    )
     parser.add_argument("--episodes", metavar="N", type=int, default=20, help="how many (default: 20)")
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"

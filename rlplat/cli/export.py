@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rlplat.errors import UsageError
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -29,16 +30,18 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "run", metavar="RUN", type=Path, nargs="?", help="a run directory, or one of its checkpoints"
+        "run", metavar="RUN", type=expanded, nargs="?", help="a run directory, or one of its checkpoints"
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write, such as policy.onnx")
+    parser.add_argument("--out", metavar="FILE", type=expanded, help="the file to write, such as policy.onnx")
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
     )
     parser.add_argument(
         "--policy", metavar="NAME", default="", help="which one, of a run with several policies"
     )
-    parser.add_argument("--check", metavar="FILE", type=Path, help="look at a file that was exported before")
+    parser.add_argument(
+        "--check", metavar="FILE", type=expanded, help="look at a file that was exported before"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 

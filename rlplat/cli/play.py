@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     from rlplat.rl.interfaces import Episode
@@ -30,10 +30,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, or one of its checkpoints")
+    parser.add_argument(
+        "run", metavar="RUN", type=expanded, help="a run directory, or one of its checkpoints"
+    )
     parser.add_argument("--episodes", metavar="N", type=int, default=1, help="how many (default: 1)")
     parser.add_argument(
-        "--out", metavar="FILE.mp4", type=Path, help="the video (default: RUN/videos/play_<checkpoint>.mp4)"
+        "--out",
+        metavar="FILE.mp4",
+        type=expanded,
+        help="the video (default: RUN/videos/play_<checkpoint>.mp4)",
     )
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"

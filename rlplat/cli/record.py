@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     from rlplat.rl.offline.dataset import Manifest
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run directory, or one of its checkpoints; or minari:ID")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the data set to write")
+    parser.add_argument("--out", metavar="DIR", type=expanded, required=True, help="the data set to write")
     parser.add_argument(
         "--episodes", metavar="N", type=int, help="how many (default: 50; all of minari:ID, else its first N)"
     )

@@ -13,6 +13,7 @@ from typing import Any
 from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError, UsageError
 from rlplat.listening import read_token
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "run",
         metavar="RUN",
-        type=Path,
+        type=expanded,
         help="a run directory, one of its checkpoints, an exported .onnx file, an experiment of `rlplat tune`, "
         "FILE.py:NAME, or a serve.yaml",
     )
@@ -67,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        type=Path,
+        type=expanded,
         help="its content is what callers must show (or $RLPLAT_SERVE_TOKEN); needed beyond this machine",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -82,7 +83,7 @@ def build_file_parser(verb: str) -> argparse.ArgumentParser:
         "shutdown": "Finish the requests that run, then end all of it.",
     }
     parser = argparse.ArgumentParser(prog=f"rlplat serve {verb}", description=what[verb], allow_abbrev=False)
-    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", default=Path("serve.yaml"))
+    parser.add_argument("file", metavar="FILE", type=expanded, nargs="?", default=Path("serve.yaml"))
     if verb == "status":
         parser.add_argument("--json", action="store_true", help="everything that is known")
     return parser

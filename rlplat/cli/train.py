@@ -17,6 +17,7 @@ from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError
 from rlplat.given.spelling import spelled
+from rlplat.paths import shown
 
 _EPILOG = """\
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
@@ -160,7 +161,9 @@ def run(arguments: list[str]) -> int:
         rules = stop_rules(trained.config)
         reached = " or ".join(f"{key} {limit:,.10g}" for key, limit in rules.items())
         flags_of_all = " ".join(f"--stop.{key.replace('_', '-')} N" for key in rules)
-        print(f"{trained.directory} has already reached its stop, {reached}; to train on: {flags_of_all}")
+        print(
+            f"{shown(trained.directory)} has already reached its stop, {reached}; to train on: {flags_of_all}"
+        )
         return 0
     result = trained.result
     assert result is not None, "a run with an iteration has a result"
@@ -176,8 +179,8 @@ def run(arguments: list[str]) -> int:
             f"{trained.evaluation['eval/episodes']} episodes"
         )
     print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
-    again = f"rlplat evaluate {shlex.quote(str(trained.directory))}"
-    print(spelled(f"the run is in {trained.directory}; evaluate it: {again}"))
+    directory = shown(trained.directory)
+    print(spelled(f"the run is in {directory}; evaluate it: rlplat evaluate {shlex.quote(str(directory))}"))
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.paths import expanded
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -54,7 +55,7 @@ class ParquetDataset:
             import pyarrow.parquet as parquet
         except ImportError:
             raise MissingExtra("pyarrow", "data", "ParquetDataset") from None
-        path = Path(path)
+        path = expanded(path)
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files or not files[0].exists():
             raise ConfigError(f"ParquetDataset: there is no Parquet file at {path}")
@@ -106,6 +107,7 @@ class ImageFolder:
     def __init__(
         self, root: str | os.PathLike[str], transform: Callable[[np.ndarray], Any] | None = None
     ) -> None:
+        root = expanded(root)
         self.classes = sorted(entry.name for entry in Path(root).iterdir() if entry.is_dir())
         self._samples = [
             (file, number)

@@ -21,6 +21,7 @@ from rlplat.data_parallel.reports import Result, merged_state, merged_stats
 from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.data_parallel.trainable import trainable_of
 from rlplat.errors import CheckpointError, ConfigError
+from rlplat.paths import user_path
 
 
 class EpochTrainer:
@@ -42,7 +43,7 @@ class EpochTrainer:
         """options: of the framework, for each rank."""
         self.settings, self.config = settings, dict(config or {})
         self._options = options
-        self._out, self._resume, self._keep = None if out is None else Path(out), resume, keep
+        self._out, self._resume, self._keep = None if out is None else user_path(out), resume, keep
         self._group: RankGroup | None = None
         self._num_now: int | None = None
         """How many ranks the next group waits for; None: the most."""
@@ -76,7 +77,7 @@ class EpochTrainer:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """A checkpoint in the directory `path`, whole or absent; -> where it is."""
         state = self.current_state()
-        return self._write(Path(path), int(state["user"]["epoch"]), state)
+        return self._write(user_path(path), int(state["user"]["epoch"]), state)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """What `save` wrote in `path`, the newest that is valid."""

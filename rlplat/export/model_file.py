@@ -16,6 +16,7 @@ import numpy as np
 
 from rlplat.errors import BadObservation, CheckpointError, MissingExtra
 from rlplat.export import golden, sealing
+from rlplat.paths import expanded
 
 DTYPES = {
     "tensor(float)": "float32",
@@ -35,7 +36,7 @@ class ExportedModel:
     ) -> None:
         """CheckpointError for a file that is damaged, or that rlplat did not write; num_threads: of onnxruntime; data:
         the file's bytes, where they came here in another way."""
-        self.path = Path(path)
+        self.path = expanded(path)
         if data is None:
             data = _read(self.path)
         self.data = data

@@ -16,6 +16,7 @@ from rlplat.errors import UsageError
 from rlplat.export import golden, onnx_writing
 from rlplat.export.contract import VERSION
 from rlplat.export.model_file import CONTRACT, ExportedModel
+from rlplat.paths import user_path
 
 NUM_ROWS = (1, 2, 7)
 
@@ -38,7 +39,7 @@ def torch_module(
     UsageError where it cannot be traced (names the line) or gives something else, CheckpointError for NaN in its
     weights, ConfigError where the disk refuses; a file that was there before is unchanged then.
     """
-    path = Path(out)
+    path = user_path(out)
     onnx_writing.require_packages("export.torch_module")
     onnx_writing.require_place(path)
     what = type(module).__name__

@@ -21,6 +21,7 @@ from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.export.model_file import CONTRACT
 from rlplat.export.policy_module import PolicyModule, choice_outputs, run_module
 from rlplat.export.verification import verify
+from rlplat.paths import user_path
 from rlplat.rl.envs.gym_spaces import obs_parts
 from rlplat.rl.run.agent_spaces import AgentSpaces
 from rlplat.rl.run.trained_agent import Agent, load
@@ -43,7 +44,7 @@ def to_onnx(
     agent first. UsageError (ConfigError, CheckpointError, MissingExtra) with one message where that cannot be done; a
     file that was there before is unchanged then.
     """
-    path = Path(out)
+    path = user_path(out)
     onnx_writing.require_packages(f"exporting {run}")
     onnx_writing.require_place(path)
     agent = load(run, checkpoint, policy=policy, env=env)

@@ -26,12 +26,10 @@ def spelled(text: str) -> str:
 
 
 def called_as() -> str:
-    """How the user calls this program: `rlplat`, `./scripts/rlplat`, `.venv/bin/rlplat`, `python -m rlplat.cli`; from
-    a program of their own `rlplat`."""
+    """How the user calls this program: `rlplat`, `./scripts/rlplat`, `.venv/bin/rlplat`; from a program of their own
+    `rlplat`."""
     called = os.environ.get(CALLED_AS) or sys.argv[0]
     path = Path(called)
-    if path.name == "__main__.py" and path.parts[-3:-1] == ("rlplat", "cli"):
-        return "python -m rlplat.cli"
     if path.name != "rlplat" or os.sep not in called:
         return "rlplat"
     found = shutil.which("rlplat")

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
 
 from rlplat.errors import ConfigError
-from rlplat.rl.env_objects import env_name
+from rlplat.rl.env_objects import EnvObject, env_name
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
+from rlplat.rl.user_code import located, renamed
 from rlplat.section import Count, CountOrZero, Seconds, Section, Share
 from rlplat.setting_types import Words
 
 ClassPath = Annotated[
-    str, Field(pattern=r"^[^:]+:[^:]+$"), Words("the name of a class, pkg.mod:Class or ./file.py:Class")
+    str,
+    Field(pattern=r"^[^:]+:[^:]+$"),
+    AfterValidator(located),
+    Words("the name of a class, pkg.mod:Class or ./file.py:Class"),
 ]
-"""pkg.mod:Class or ./file.py:Class"""
+"""pkg.mod:Class or ./file.py:Class; a file's path is absolute from here on"""
 NamedClasses = Annotated[
     list[ClassPath | dict[ClassPath, dict[str, Any]]],
     Words("a list of ./file.py:Class and {./file.py:Class: {argument: value}}"),
@@ -123,9 +127,15 @@ class ExpectConfig(Section):
 
 def _env_name(env: Any) -> str:
     try:
-        return env_name(env)
+        name = env_name(env)
+        return name if isinstance(name, EnvObject) else located(name)
     except ConfigError as error:
         raise ValueError(str(error)) from None
+
+
+def _with_wrappers_located(env_kwargs: dict[str, Any]) -> dict[str, Any]:
+    located_in: dict[str, Any] = renamed({"env_kwargs": env_kwargs}, located)["env_kwargs"]
+    return located_in
 
 
 if TYPE_CHECKING:
@@ -150,7 +160,9 @@ class AlgorithmConfig(Section):
 
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
-    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    env_kwargs: Annotated[dict[str, Any], AfterValidator(_with_wrappers_located)] = Field(
+        default_factory=dict
+    )
     """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it."""
     seed: int = Field(default=0, ge=0, le=2**64 - 1)
     """Root of all random numbers of the run: same seed, same config, same curve."""

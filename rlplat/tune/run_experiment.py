@@ -11,7 +11,7 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ConfigError, UsageError
-from rlplat.rl.user_code import folder_of, named_in
+from rlplat.rl.user_code import folder_of, names_in
 from rlplat.tune.core.experiment import Experiment
 from rlplat.tune.core.snapshot import View
 from rlplat.tune.results.analysis import Analysis
@@ -76,7 +76,7 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
     view = open_view(progress)
     if owns_runtime:
         with view.taking_output():
-            names = [str(spec.trainable), *named_in(spec.config)]
+            names = [str(spec.trainable), *names_in(spec.config)]
             rlplat.init(preload=("torch",) if kind.is_algorithm else (), user_code=folder_of(names))
     try:
         check_silence(spec, rlplat.get_runtime_context().is_one_process)

@@ -61,7 +61,7 @@ def test_what_is_no_number_in_json_is_null(capsys: Any) -> None:
         ("rlplat", "rlplat"),
         ("./scripts/rlplat", "./scripts/rlplat"),
         ("my env/bin/rlplat", "'my env/bin/rlplat'"),
-        ("/somewhere/rlplat/cli/__main__.py", "python -m rlplat.cli"),
+        ("/somewhere/rlplat/cli/__main__.py", "rlplat"),
         ("train.py", "rlplat"),
     ],
 )

@@ -82,9 +82,10 @@ def test_the_config_of_a_run_reproduces_it(here: Path) -> None:
 
 def test_policy_names_a_network_of_ones_own(here: Path, capsys: Any) -> None:
     flags = ("--stop.env-steps", "20", "--policy", "./my_policy.py:Mine", "--policy.core", "lstm")
+    (here / "my_policy.py").write_text("class Mine: ...\n")
     assert train(*flags, "--out", "a") == 0
     config = Path("a/config.yaml").read_text()
-    assert "custom: ./my_policy.py:Mine\n" in config and "core: lstm\n" in config
+    assert f"custom: {here}/my_policy.py:Mine\n" in config and "core: lstm\n" in config
     assert main(["train", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (

@@ -8,7 +8,7 @@ import pytest
 
 import rlplat
 from rlplat.rl import user_code
-from rlplat.rl.user_code import folder_of, found_in_copy, named_in
+from rlplat.rl.user_code import folder_of, found_in_copy, names_in
 
 
 def test_the_folder_of_what_a_run_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,8 @@ def test_the_folder_of_what_a_run_names(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_settings_name() -> None:
-    assert named_in({"env": "./a.py:A", "policy": {"custom": "./b.py:B"}}) == ["./a.py:A", "./b.py:B"]
-    assert named_in({"env": "", "policy": "x"}) == []
+    assert names_in({"env": "./a.py:A", "policy": {"custom": "./b.py:B"}}) == ["./a.py:A", "./b.py:B"]
+    assert names_in({"env": "", "policy": "x"}) == []
 
 
 class _Context:

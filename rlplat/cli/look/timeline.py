@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlplat.cli.look.cluster_view import add_cluster_options, chosen
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
-    if options.out != "-" and not Path(options.out).absolute().parent.is_dir():
+    if options.out != "-" and not expanded(options.out).absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out}: there is no directory {Path(options.out).parent}")
     from rlplat.state import timeline
 
@@ -48,7 +49,7 @@ def run(arguments: list[str]) -> int:
         print()
         return 0
     events = timeline(cluster=chosen(options))
-    with open(options.out, "w") as file:
+    with open(expanded(options.out), "w") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
     spans = [event for event in events if event["ph"] == "X"]
     rows = {event["tid"] for event in spans}

@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.engine import add_engine_options, choose_engine
@@ -15,6 +14,7 @@ from rlplat.cli.output import print_json
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.given.spelling import spelled
+from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     from rlplat.tune.results.analysis import Analysis
@@ -141,7 +141,7 @@ def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
             f"{options.experiment} says the trainable and its config; omit --algo and --env "
             "(--set trainable=..., --set env=...)"
         )
-    path = Path(options.experiment)
+    path = expanded(options.experiment)
     if path.is_dir():
         if not (path / SAVED_AS).exists():
             raise ConfigError(f"there is no experiment in {path}: it has no {SAVED_AS}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlplat.cli.look.cluster_view import print_table
 from rlplat.cli.output import print_json
 from rlplat.durations import duration_text
+from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     from rlplat.tune.core.trial import Trial
@@ -37,9 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("directory", type=Path, metavar="EXPERIMENT", help="the experiment's directory")
+    parser.add_argument("directory", type=expanded, metavar="EXPERIMENT", help="the experiment's directory")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where pictures go (default: EXPERIMENT/pictures)"
+        "--out", type=expanded, metavar="DIR", help="where pictures go (default: EXPERIMENT/pictures)"
     )
     parser.add_argument("--no-pictures", action="store_true", help="text only")
     parser.add_argument(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlplat.errors import ConfigError, MissingExtra, UsageError
 from rlplat.listening import is_loopback, listen, read_token
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -29,17 +30,19 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "directory", nargs="?", type=Path, default=Path("runs"), metavar="DIR", help="default: runs"
+        "directory", nargs="?", type=expanded, default=Path("runs"), metavar="DIR", help="default: runs"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8265, help="0: any free one (8265)")
     parser.add_argument(
         "--token-file",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="a secret that callers must know; needed beyond loopback",
     )
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write one HTML file instead, and end")
+    parser.add_argument(
+        "--export", type=expanded, metavar="FILE", help="write one HTML file instead, and end"
+    )
     parser.add_argument(
         "--runs", nargs="+", default=[], metavar="RUN", help="of --export: which runs (all of them)"
     )

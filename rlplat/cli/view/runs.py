@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from rlplat.catalog import describe_experiment, describe_run, find
 from rlplat.cli.output import print_json
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -28,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "directory", nargs="?", type=Path, default=Path("runs"), metavar="DIR", help="default: runs"
+        "directory", nargs="?", type=expanded, default=Path("runs"), metavar="DIR", help="default: runs"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -67,7 +69,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["run"],
         _text(row["algo"]),
-        _text(row["env"]),
+        _text(row["env"]).rpartition(os.sep)[2] if _is_file(row["env"]) else _text(row["env"]),
         _text(row["seed"]),
         _number(row["env_steps"], ",d"),
         _number(row["episode_return_mean"], ".1f"),
@@ -105,6 +107,10 @@ def _experiment_cells(row: dict[str, Any]) -> list[str]:
         "running" if row["is_running"] else "ended" if has_all else "unfinished",
         row["updated"],
     ]
+
+
+def _is_file(env: Any) -> bool:
+    return isinstance(env, str) and ".py:" in env
 
 
 def _text(value: Any) -> str:

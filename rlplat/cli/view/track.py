@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 _EPILOG = """\
 examples:
@@ -28,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory")
+    parser.add_argument("run", metavar="RUN", type=expanded, help="a run directory")
     parser.add_argument(
         "--to", metavar="TRACKER", required=True, help="wandb, mlflow, trackio, aim, or pkg.module:Class"
     )

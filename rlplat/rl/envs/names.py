@@ -15,23 +15,18 @@ Nothing here makes an environment; importing this file loads neither gymnasium n
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import importlib.util
-import os
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from rlplat.config import closest
-from rlplat.errors import EnvError, EnvNotFound, MissingExtra
-from rlplat.rl.class_path import load_class
+from rlplat.errors import ConfigError, EnvError, EnvNotFound, MissingExtra
+from rlplat.rl.class_path import attribute_of, import_problem, load_class, load_module
 from rlplat.rl.env_objects import EnvObject, env_name, is_marker
-from rlplat.rl.user_code import found_in_copy
+from rlplat.rl.user_code import located
 
 ATARI_ROMS = (
     "adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist basic_math "
@@ -164,7 +159,7 @@ def _without_class(name: str) -> str:
     """For a file whose class was forgotten: the environments that are defined in it."""
     import gymnasium
 
-    module = _import_file(name, name)
+    module = _load(name, name)
     names = [
         key
         for key, value in vars(module).items()
@@ -203,13 +198,10 @@ def _not_found(name: str, registered: list[str]) -> str:
 
 def _resolve_import(name: str) -> EnvSource:
     module_name, _, attribute = name.rpartition(":")
-    is_file = module_name.endswith(".py") or os.sep in module_name
-    module = _import_file(name, module_name) if is_file else _import_module(name, module_name)
+    module = _load(name, module_name)
     if _REGISTERED_ID.fullmatch(attribute):
         return resolve_env(attribute)
-    factory = module
-    for part in attribute.split("."):
-        factory = getattr(factory, part, None)  # type: ignore[assignment]
+    factory = attribute_of(module, attribute)
     if factory is None:
         candidates = [
             key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
@@ -221,8 +213,7 @@ def _resolve_import(name: str) -> EnvSource:
         raise EnvNotFound(
             f"'{name}' is a {type(factory).__name__}; give a class, or a function that returns an environment"
         )
-    canonical = f"{Path(module_name).resolve()}:{attribute}" if is_file else name
-    return EnvSource(canonical, "factory", factory=factory)
+    return EnvSource(located(name), "factory", factory=factory)
 
 
 _MOVED = {
@@ -232,53 +223,10 @@ _MOVED = {
 """Modules of environments that runs were started with under another name: their run directories have that one."""
 
 
-def _import_module(name: str, module_name: str) -> ModuleType:
-    module_name = _MOVED.get(module_name, module_name)
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # the `rlplat` command, unlike `python -m`, does not look there
+def _load(name: str, home: str) -> ModuleType:
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise EnvNotFound(
-                f"no module '{error.name}' (environment '{name}'); the current directory and the installed packages "
-                f"were searched, or name a file: ./{module_name.replace('.', '/')}.py:{name.rpartition(':')[2]}"
-            ) from None
-        raise _import_failed(name, error) from error
+        return load_module(_MOVED.get(home, home))
+    except ConfigError as error:
+        raise EnvNotFound(f"{error} (environment '{name}')") from None
     except Exception as error:
-        raise _import_failed(name, error) from error
-
-
-def _import_file(name: str, path_text: str) -> ModuleType:
-    path = Path(path_text).expanduser().resolve()
-    file = found_in_copy(path)
-    if not file.is_file():
-        near = (
-            closest(path.name, [other.name for other in path.parent.glob("*.py")])
-            if path.parent.is_dir()
-            else ""
-        )
-        raise EnvNotFound(f"no file {path}{near} (environment '{name}')")
-    # One module per file: a second resolve gives the same classes, and pickles of them find their module.
-    module_name = f"rlplat_env_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise EnvNotFound(f"{path} is not a Python file (environment '{name}'); its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # what lies beside it can be imported, as with `python file.py`
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        raise _import_failed(name, error) from error
-    return module
-
-
-def _import_failed(name: str, error: Exception) -> EnvError:
-    return EnvError(
-        f"environment '{name}': importing it raised {type(error).__name__}: {error}; fix the module"
-    )
+        raise EnvError(f"environment '{name}': {import_problem(error)}") from error

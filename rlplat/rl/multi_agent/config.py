@@ -6,17 +6,23 @@ class PPOConfig(AlgorithmConfig):
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from rlplat.rl.user_code import located, renamed
 from rlplat.section import Count, Section
+
+
+def _with_names_located(policy: dict[str, Any]) -> dict[str, Any]:
+    located_in: dict[str, Any] = renamed({"policy": policy}, located)["policy"]
+    return located_in
 
 
 class AgentPolicyConfig(Section):
     """One policy."""
 
-    policy: dict[str, Any] = Field(default_factory=dict)
+    policy: Annotated[dict[str, Any], AfterValidator(_with_names_located)] = Field(default_factory=dict)
     """What differs from the run's `policy` section, e.g. {hidden_sizes: [128]}."""
     trained: bool = True
     """false: keeps its first, nearly uniform weights, or those that self_play gives it."""

@@ -11,7 +11,6 @@ parallel environment, at its next turn or its end in a turn-based one.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 import warnings
@@ -19,7 +18,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
-from rlplat.errors import EnvError, EnvNotFound, MissingExtra, RlplatError
+from rlplat.errors import ConfigError, EnvError, EnvNotFound, MissingExtra, RlplatError
+from rlplat.rl.class_path import load_module
 from rlplat.rl.env_objects import EnvObject
 from rlplat.rl.envs.make import call_wrapped
 from rlplat.rl.envs.names import resolve_env
@@ -255,12 +255,10 @@ def _module_factory(name: str) -> Callable[..., Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # on importing, instead of a registry of 1.27
-            module = importlib.import_module(name)
+            module = load_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise EnvError(
-                f"environment '{name}': it needs '{error.name}', which is not installed"
-            ) from error
+        raise EnvError(f"environment '{name}': it needs '{error.name}', which is not installed") from error
+    except ConfigError:
         raise EnvNotFound(
             f"no module '{name}'; a PettingZoo environment is a module (pettingzoo.classic.tictactoe_v3), or "
             "pkg.mod:parallel_env, pkg.mod:env, pkg.mod:Class"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlplat.errors import ConfigError
+from rlplat.paths import user_path
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.offline.dataset import read_manifest
 from rlplat.rl.unused_settings import Unused
@@ -33,7 +34,9 @@ class DataConfig(AlgorithmConfig):
 
     unused: ClassVar[Mapping[str, Unused]] = NOT_SAMPLED
 
-    data: str = Field(min_length=1)
+    data: Annotated[str, AfterValidator(lambda data: str(user_path(data)) if data else data)] = Field(
+        min_length=1
+    )
     """Directory of the recorded episodes (rlplat record); env may be omitted, and is then that of the data."""
     num_rollout_workers: int = Field(default=0, ge=0, le=10_000)
     """No environment is stepped to learn. 0: everything in this process; 1: the learner in one of its own, so that it

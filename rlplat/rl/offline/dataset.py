@@ -32,6 +32,7 @@ import psutil
 
 from rlplat.checkpoints import sync_directory, write_file
 from rlplat.errors import UsageError
+from rlplat.paths import expanded, user_path
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.offline.episodes import Episodes, concat_episodes
 from rlplat.rl.spaces import SpaceSpec
@@ -100,7 +101,7 @@ class DataWriter:
         file_bytes: int = FILE_BYTES,
     ) -> None:
         """Raises UsageError where the directory exists already. source: JSON values for people."""
-        self.path = Path(directory)
+        self.path = user_path(directory)
         self._env, self._env_kwargs, self._spaces = env, dict(env_kwargs or {}), spaces
         self.source, self._file_bytes = dict(source or {}), file_bytes
         if os.path.lexists(self.path):
@@ -194,7 +195,7 @@ class DataWriter:
 
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Raises UsageError where there is no data set, or not one that this rlplat reads."""
-    path = Path(directory)
+    path = expanded(directory)
     try:
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest)
         str(manifest.spec)
@@ -221,7 +222,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
 def read_episodes(directory: str | os.PathLike[str]) -> Episodes:
     """All episodes, in the order of the files. UsageError where they do not fit into memory, or a file is damaged."""
-    path, manifest = Path(directory), read_manifest(directory)
+    path, manifest = expanded(directory), read_manifest(directory)
     available = psutil.virtual_memory().available
     if manifest.memory_bytes > available:
         raise UsageError(

@@ -40,7 +40,7 @@ from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.seeding import ProcessSeeds
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
-from rlplat.rl.user_code import folder_of, named_in
+from rlplat.rl.user_code import folder_of, names_in
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -102,7 +102,7 @@ class Algorithm(Generic[Config]):
         if not rlplat.is_initialized():
             # Before the pre-flight: the first processes start while it looks at the environment.
             backend = None if config.num_rollout_workers else "inproc"
-            user_code = folder_of(named_in(config.model_dump()))
+            user_code = folder_of(names_in(config.model_dump()))
             rlplat.init(backend=backend, preload=self.preload(), user_code=user_code)
             self.ends.callback(rlplat.shutdown)
         self.ends.callback(ProcessSeeds().give_back)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import CheckpointError
+from rlplat.paths import user_path
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.trained_agent import load
@@ -46,7 +47,7 @@ class InitialWeights:
 
 def find_initial(source: str | os.PathLike[str]) -> InitialWeights:
     """source: RUN (its newest checkpoint), RUN:best, RUN:step_4096, or a checkpoint's directory."""
-    match = None if os.path.exists(source) else _CHECKPOINT.fullmatch(os.fspath(source))
+    match = None if os.path.exists(user_path(source)) else _CHECKPOINT.fullmatch(os.fspath(source))
     agent = load(match[1], match[2]) if match else load(source)
     saved = agent.checkpoint
     info = saved.info

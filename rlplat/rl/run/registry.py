@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from rlplat.config import closest, key_names
 from rlplat.errors import ConfigError
+from rlplat.paths import current_folder
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import atari_rom, env_family
 from rlplat.rl.names_elsewhere import switches_of
@@ -112,7 +113,7 @@ def shipped_configs() -> list[str]:
 
 def find_config(name: str | os.PathLike[str]) -> Path | None:
     """What the user has under this name; else the shipped config `configs/ppo/Pong.yaml`, or `ppo/Pong` for short."""
-    path, directory = Path(name), configs_directory()
+    path, directory = Path(name).expanduser(), configs_directory()
     if path.exists():
         return path
     if directory is None or path.is_absolute() or ".." in path.parts:
@@ -194,7 +195,8 @@ def _configs_of(algo: str) -> Path | None:
 def shown(path: Path) -> str:
     """The path for people: from the current directory, or from configs/, where it is there."""
     root = configs_directory()
-    for base, prefix in ((Path.cwd(), ""), (root, "configs")):
+    here = current_folder()
+    for base, prefix in ((Path(here) if here else None, ""), (root, "configs")):
         if base is not None and path.is_relative_to(base):
             return str(Path(prefix) / path.relative_to(base))
     return str(path)

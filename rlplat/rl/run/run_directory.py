@@ -27,6 +27,7 @@ from rlplat.checkpoints import Checkpoint, CheckpointInfo, load_best, save, save
 from rlplat.config import parse_yaml
 from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after, read_records
+from rlplat.paths import shown
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.run.view.progress import Progress
 from rlplat.tensorboard_events import TensorboardWriter
@@ -38,19 +39,20 @@ if TYPE_CHECKING:
 def refuse_existing(path: Path) -> None:
     """A new run needs a directory of its own: one that is not there yet, an empty one, or that of a run that ended
     before its first record and checkpoint."""
+    where = shown(path)
     try:
         if path.is_dir() and (not any(path.iterdir()) or _came_to_nothing(path)):
             return
     except OSError as error:  # a name that is too long, a folder that may not be read
-        raise ConfigError(f"cannot write to the run directory {path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot write to the run directory {where}: {error.strerror or error}") from None
     if path.is_dir() and (path / "config.yaml").exists():
         raise ConfigError(
-            f"a run is already in {path}; to resume it: --resume {shlex.quote(str(path))}; or choose another place: "
+            f"a run is already in {where}; to resume it: --resume {shlex.quote(str(where))}; or choose another place: "
             "--out DIRECTORY"
         )
     if path.exists():
         what = "is a file" if path.is_file() else "already exists and holds something else than a run"
-        raise ConfigError(f"{path} {what}; choose another place: --out DIRECTORY")
+        raise ConfigError(f"{where} {what}; choose another place: --out DIRECTORY")
 
 
 def _came_to_nothing(path: Path) -> bool:
@@ -63,13 +65,14 @@ def _came_to_nothing(path: Path) -> bool:
 
 def not_a_run(path: Path) -> str:
     """Why there is no run to open in this directory, and what to open instead."""
+    where = shown(path)
     if (path / "experiment.yaml").exists():
         trials = sorted(trial for trial in (path / "trials").glob("*") if (trial / "config.yaml").exists())
         if trials:
-            listing = f"rlplat runs {shlex.quote(str(path))} lists them"
-            return f"{path} is an experiment, whose trials are runs: {trials[0]}, ... ({listing})"
-        return f"{path} is an experiment, and none of its trials is a run; rlplat tune show {shlex.quote(str(path))}"
-    return f"no run in {path}: it has no config.yaml; `rlplat runs` lists the runs"
+            listing = f"rlplat runs {shlex.quote(str(where))} lists them"
+            return f"{where} is an experiment, whose trials are runs: {shown(trials[0])}, ... ({listing})"
+        return f"{where} is an experiment, and none of its trials is a run; rlplat tune show {shlex.quote(str(where))}"
+    return f"no run in {where}: it has no config.yaml; `rlplat runs` lists the runs"
 
 
 def is_running(path: Path) -> bool:
@@ -119,7 +122,7 @@ class RunDirectory:
             self._log = open(path / "log.txt", "a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"cannot write to the run directory {path}: {error.strerror or error}"
+                f"cannot write to the run directory {shown(path)}: {error.strerror or error}"
             ) from None
         try:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,14 +142,14 @@ class RunDirectory:
         except BlockingIOError:
             self._log.close()
             raise ConfigError(
-                f"the run in {path} is still running: another process is training in it"
+                f"the run in {shown(path)} is still running: another process is training in it"
             ) from None
         except OSError as error:
             self._log.close()
             if not resumed:
                 self.discard()
             raise ConfigError(
-                f"cannot write to the run directory {path}: {error.strerror or error}"
+                f"cannot write to the run directory {shown(path)}: {error.strerror or error}"
             ) from None
         self._metrics = MetricsLog(writers, warn=self.say)
 

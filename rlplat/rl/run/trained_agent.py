@@ -9,6 +9,7 @@ with VideoWriter(Path("play.mp4")) as film:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -21,6 +22,8 @@ from rlplat.checkpoints import BEST, WEIGHTS, Checkpoint, latest_valid, load_bes
 from rlplat.checkpoints import load as load_checkpoint
 from rlplat.config import closest, layer_from_arguments
 from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
+from rlplat.paths import user_path
+from rlplat.rl.class_path import forget_changed
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
 from rlplat.rl.learning.policy_weights import split_weights
 from rlplat.rl.multi_agent.games import make_game
@@ -321,13 +324,12 @@ def load(
 
     ConfigError where there is no run, CheckpointError where there is no such checkpoint or it is damaged.
     """
-    run = Path(run)
+    run = user_path(run)
     warnings: list[str] = []
-    if run.absolute().parent.name == "checkpoints" and not (run / "config.yaml").exists():
+    if run.parent.name == "checkpoints" and not (run / "config.yaml").exists():
         if checkpoint is not None:
             raise ConfigError(f"{run} is a checkpoint already; omit --checkpoint {checkpoint}")
-        directory = run.parent.parent if run.parent.name else run.absolute().parent.parent
-        found = load_checkpoint(run)
+        directory, found = run.parent.parent, load_checkpoint(run)
     else:
         directory, found = run, _find(run, checkpoint or "latest", warnings)
     # One process is enough for algorithms that act with their actors: nothing is trained.
@@ -338,7 +340,10 @@ def load(
         changes["env"] = env
     if precision is not None:
         changes["learner"] = {"precision": precision}
+    forget_changed()
     plan = plan_from_file(directory / "config.yaml", [layer_from_arguments(changes)])
+    for note in plan.notes:
+        logging.getLogger("rlplat.code").warning(note)
     if found.info.algorithm != plan.algorithm_class.name:
         raise CheckpointError(
             f"{found.path} cannot be loaded: its algorithm is {found.info.algorithm!r}, that of the run "

@@ -26,8 +26,10 @@ import rlplat
 from rlplat.checkpoints import BEST, Checkpoint, CheckpointInfo, latest_valid
 from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
+from rlplat.paths import shown, user_path
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.callbacks import Callback, Callbacks
+from rlplat.rl.class_path import forget_changed, require_class
 from rlplat.rl.env_objects import is_same_env, what_it_takes
 from rlplat.rl.interfaces import Result
 from rlplat.rl.policies.spec import bounds_advice
@@ -41,6 +43,7 @@ from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_fr
 from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.user_code import home_of, names_in
 
 if TYPE_CHECKING:
     from rlplat.rl.run.typed_settings import AnySettings
@@ -208,13 +211,14 @@ def train_layers(
 ) -> TrainedRun:
     """`train` with settings that know where they were written."""
     out, config, resume, init_from = options.out, options.config, options.resume, options.init_from
+    forget_changed()
     checkpoint: Checkpoint | None = None
     initial: InitialWeights | None = None
     if resume is not None:
         if init_from is not None:
             raise ConfigError(f"--resume {resume} uses the run's own weights; omit --init-from")
-        directory = Path(resume)
-        if out is not None and Path(out) != directory:
+        directory = user_path(resume)
+        if out is not None and user_path(out) != directory:
             raise ConfigError(f"--resume {directory} continues in that directory; omit --out")
         plan = _plan_of_run(directory, layers, algo, config)
         checkpoint, refused = latest_valid(directory)
@@ -223,18 +227,19 @@ def train_layers(
             raise CheckpointError("\n".join([*refused, f"no checkpoint in {directory} to resume from"]))
         if finished := _finished(plan, directory, checkpoint):
             return finished
-        plan.notes.append(f"resuming {directory} at {checkpoint.info.env_steps:,} env steps")
+        plan.notes.append(f"resuming {shown(directory)} at {checkpoint.info.env_steps:,} env steps")
     else:
         plan = plan_training(algo, config, layers)
         if out is not None:
-            refuse_existing(Path(out))
+            refuse_existing(user_path(out))
         if source := init_from or plan.init_from:
             initial = find_initial(source)
             plan.init_from = initial.path
+    _require_code(plan)
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
     told = Callbacks(getattr(plan.config, "callbacks", ()), callbacks)
     if resume is not None or out is not None:
-        return _run(plan, Path(resume or out or ""), checkpoint, initial, told)
+        return _run(plan, user_path(resume or out or ""), checkpoint, initial, told)
     directory = default_directory(plan)
     try:
         return _run(plan, directory, checkpoint, initial, told)
@@ -244,17 +249,33 @@ def train_layers(
             directory.parent.rmdir()
 
 
+def _require_code(plan: TrainingPlan) -> None:
+    """ConfigError where a name leads to no code, before anything is started or written. (Environments, which may be
+    ids of gymnasium's registry in a module, are looked at by the algorithm.)"""
+    settings = plan.config.model_dump()
+    places = dict.fromkeys(names_in({"policy": settings.get("policy")}), "policy")
+    places |= dict.fromkeys(names_in({"multi_agent": settings.get("multi_agent")}), "multi_agent")
+    wrappers = (settings.get("env_kwargs") or {}).get("wrappers", [])
+    places |= dict.fromkeys(names_in({"env_kwargs": {"wrappers": wrappers}}), "env_kwargs.wrappers")
+    for name, setting in places.items():
+        if home_of(name):
+            try:
+                require_class(name)
+            except ConfigError as error:
+                raise ConfigError(with_origins(f"{setting}: {error}", plan.origins)) from None
+
+
 def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
     """The run's own config.yaml under the layers; what the weights depend on cannot change."""
     if config is not None:
         raise ConfigError("--resume takes the run's own config.yaml; omit the config file")
     saved = directory / "config.yaml"
     if directory.name == BEST and directory.parent.name == "checkpoints":
-        run = shlex.quote(str(directory.parent.parent))
+        best, run = shown(directory), shlex.quote(str(shown(directory.parent.parent)))
         raise ConfigError(
-            f"{directory} holds weights only, to act with (rlplat evaluate, rlplat play), nothing to train on with; "
+            f"{best} holds weights only, to act with (rlplat evaluate, rlplat play), nothing to train on with; "
             f"resume the run from its newest checkpoint: --resume {run}, or begin another one with "
-            f"these weights: --init-from {shlex.quote(str(directory))}"
+            f"these weights: --init-from {shlex.quote(str(best))}"
         )
     if not saved.exists():
         raise ConfigError(not_a_run(directory))
@@ -347,7 +368,7 @@ def _run(
                 raise
     except Interrupted:
         if checkpoint is not None and begun is None:
-            progress.say(f"interrupted before the first step; the run in {directory} is as it was")
+            progress.say(f"interrupted before the first step; the run in {shown(directory)} is as it was")
         elif begun is None or not begun.last:
             if begun is not None:
                 begun.discard()
@@ -385,7 +406,7 @@ def open_run(
         told = initial.give_to(algorithm) if initial and not checkpoint else ""
         run = RunDirectory(
             directory,
-            config_yaml=plan.to_yaml(),
+            config_yaml=plan.to_yaml(directory),
             info=_checkpoint_info,
             progress=progress,
             resumed_wall_s=saved["wall_s"],
@@ -499,9 +520,10 @@ def what_is_saved(run: RunDirectory) -> str:
     env_steps = run.last.env_steps if run.last else 0
     if run.saved_env_steps is None:
         if not env_steps:
-            return f"nothing was learnt yet; the log is {run.path / 'log.txt'}, and the directory may be used again"
-        return f"no checkpoint was saved: {env_steps:,} env steps are lost; metrics are in {run.path}"
-    resume = f"to resume: rlplat train --resume {shlex.quote(str(run.path))}"
+            log = shown(run.path / "log.txt")
+            return f"nothing was learnt yet; the log is {log}, and the directory may be used again"
+        return f"no checkpoint was saved: {env_steps:,} env steps are lost; metrics are in {shown(run.path)}"
+    resume = f"to resume: rlplat train --resume {shlex.quote(str(shown(run.path)))}"
     if env_steps > run.saved_env_steps:
         lost = (
             f"{env_steps - run.saved_env_steps:,} env steps since the checkpoint at {run.saved_env_steps:,}"

@@ -12,9 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rlplat.config import Layer, dump, load_yaml, resolve
+from rlplat.config import Layer, dump, dump_values, load_yaml, resolve
 from rlplat.config_sources import KeyPath, merge, put
 from rlplat.errors import ConfigError
+from rlplat.paths import user_path
 from rlplat.rl.names_elsewhere import Switches, switches_of
 from rlplat.rl.run.registry import (
     BaseConfig,
@@ -30,6 +31,7 @@ from rlplat.rl.run.registry import (
     shown,
 )
 from rlplat.rl.unused_settings import announcement
+from rlplat.rl.user_code import find_code, located, names_in, record_code
 
 _BASE_COMMENT = "# complete settings of a run that was based on "
 
@@ -50,11 +52,18 @@ class TrainingPlan:
     init_from: str = ""
     """The checkpoint whose weights the run begins with; empty: the network's own."""
 
-    def to_yaml(self) -> str:
-        """What `config.yaml` of a run holds; `plan_from_file` reads it back."""
+    def names(self) -> list[str]:
+        """Of code, among the settings."""
+        return names_in({"algo": self.algo, **self.config.model_dump()})
+
+    def to_yaml(self, directory: Path | None = None) -> str:
+        """What `config.yaml` of a run in this directory holds; `plan_from_file` reads it back, and finds the user's
+        files by the section `code`. Without a directory: the settings alone."""
         base = f"{_BASE_COMMENT}{self.base}\n" if self.base else ""
         initial = f"init_from: {json.dumps(self.init_from)}\n" if self.init_from else ""
-        return f"algo: {self.algo}\n{base}{initial}{dump(self.config)}"
+        recorded = record_code(self.names(), directory) if directory is not None else {}
+        code = dump_values({"code": recorded}) if recorded else ""
+        return f"algo: {self.algo}\n{base}{initial}{code}{dump(self.config)}"
 
 
 def plan_training(
@@ -63,6 +72,7 @@ def plan_training(
     """defaults < config file (given, or the tuned one of that algorithm and env, or its family's; False: none) < layers
     (flags, arguments)."""
     layers = list(layers)
+    algo = located(algo) if isinstance(algo, str) else algo
     known, asked = switches_of(algo) if isinstance(algo, str) and not is_announced(algo) else None, algo
     if known is not None:
         algo, layers = known.algo, [_layer_of(known, f"--algo {asked}"), *layers]
@@ -118,8 +128,19 @@ def _plan(
 
 
 def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None) -> TrainingPlan:
-    """A config file says its algorithm (`algo: ppo`); in `configs/ppo/` the directory does."""
+    """A config file says its algorithm (`algo: ppo`); in `configs/ppo/` the directory does.
+
+    Files that it names are looked for from the current directory; those of a run's own config.yaml are found where the
+    run left them, or in the same place beside the run, and the plan's notes tell what has changed.
+    """
     layer = load_yaml(path)
+    recorded = layer.values.pop("code", None)
+    notes: list[str] = []
+    if recorded is not None or (path.name == "config.yaml" and (path.parent / "checkpoints").is_dir()):
+        given = {key for over in layers for key in over.values if key == "env"}
+        kept = {key: value for key, value in layer.values.items() if key not in given}
+        found, notes = find_code(kept, recorded or {}, path.parent)
+        layer.values |= found
     if "trainable" in layer.values or isinstance(layer.values.get("runs"), dict):
         raise ConfigError(
             f"{path} is an experiment, which is many runs: rlplat tune {shlex.quote(str(path))}"
@@ -130,6 +151,7 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     init_from = layer.values.pop("init_from", None) or ""
     if not isinstance(init_from, str):
         raise ConfigError(f"{path}: 'init_from' is a run or a checkpoint of one, not {init_from!r}")
+    written, algo = (located(name) if name else name for name in (written, algo))
     if written and algo and written.lower() != algo.lower():
         raise ConfigError(f"--algo {algo} does not fit {path}, which is for '{written}'")
     name = algo or written or _algo_by_directory(path)
@@ -138,7 +160,15 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     algorithm_class, name = load_algorithm(name), announced_name(name)
     config = resolve(algorithm_class.config_class, [layer, *layers], owners_of)
     origins = merge([layer, *layers]).origins
-    return TrainingPlan(name, algorithm_class, config, base=_base(path), origins=origins, init_from=init_from)
+    return TrainingPlan(
+        name,
+        algorithm_class,
+        config,
+        notes=[f"warning: {note}" for note in notes],
+        base=_base(path),
+        origins=origins,
+        init_from=init_from,
+    )
 
 
 def algorithm_of_file(path: Path) -> str | None:
@@ -162,14 +192,15 @@ def default_directory(plan: TrainingPlan) -> Path:
     algo = re.sub(r"[^\w.-]+", "-", plan.algo.rpartition(":")[2]).lower()
     env = re.sub(r"[^\w.-]+", "-", Path(plan.config.env).name).strip("-.")
     stem = f"{algo}-{env}-{datetime.now():%Y%m%d-%H%M%S}"
-    directory, number = Path("runs") / stem, 1
+    runs = user_path("runs")
+    directory, number = runs / stem, 1
     while True:
         try:
             directory.mkdir(parents=True)
             return directory
         except FileExistsError:
             number += 1
-            directory = Path("runs") / f"{stem}-{number}"
+            directory = runs / f"{stem}-{number}"
         except OSError as error:
             raise ConfigError(
                 f"cannot make the run directory {directory}: {error.strerror or error}"

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError, UsageError
+from rlplat.paths import user_path
 from rlplat.rl.envs.atari import PREPROCESSING
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import VectorEnv, make_single_env, make_vector_env
@@ -55,8 +56,9 @@ class VideoWriter:
     Nothing is written where there was no frame, or where the `with` block raised.
     """
 
-    def __init__(self, path: Path | BytesIO) -> None:
+    def __init__(self, path: str | Path | BytesIO) -> None:
         """path: or a buffer, for a film that is to be stored elsewhere."""
+        path = path if isinstance(path, BytesIO) else user_path(path)
         try:
             import av
         except ImportError:

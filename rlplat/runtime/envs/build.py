@@ -19,14 +19,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlplat.paths import user_path
 from rlplat.runtime.envs.spec import Env, fingerprint
 
 
 def cache_folder() -> Path:
-    return Path(
-        os.environ.get("RLPLAT_CACHE_DIR")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplat"
-    )
+    named = os.environ.get("RLPLAT_CACHE_DIR")
+    return user_path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlplat")
 
 
 def venv_folder(env: Env) -> Path | None:

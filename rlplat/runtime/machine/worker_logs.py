@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from rlplat.errors import OptionError
+from rlplat.paths import user_path
 from rlplat.runtime.machine.session import is_abandoned, is_own_folder
 
 KEPT_SESSIONS = 5
@@ -24,19 +25,18 @@ MOST_BYTES = 10 << 20
 
 
 def default_root() -> Path:
-    return Path(
-        os.environ.get("RLPLAT_LOG_DIR") or os.path.join(tempfile.gettempdir(), f"rlplat-{os.getuid()}")
-    )
+    named = os.environ.get("RLPLAT_LOG_DIR")
+    return user_path(named) if named else Path(tempfile.gettempdir(), f"rlplat-{os.getuid()}")
 
 
 def session_logs(session: str, root: str | os.PathLike | None = None) -> Path:
     """The folder with the log files of a session, by its name."""
-    return Path(root or default_root()) / session / "logs"
+    return (user_path(root) if root else default_root()) / session / "logs"
 
 
 def make_session_folder(session: str, root: str | None) -> Path:
     """The session's folder on disk (its `logs` in it); folders of older sessions are removed."""
-    top = Path(root).expanduser().absolute() if root is not None else default_root()
+    top = user_path(root) if root is not None else default_root()
     try:
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_named = root is not None or "RLPLAT_LOG_DIR" in os.environ  # a link that the user names is meant

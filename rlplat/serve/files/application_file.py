@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.rl.class_path import load_module
 from rlplat.serve.deployments import Application, Deployment
 
 
@@ -33,16 +31,7 @@ def load_application(where: str) -> Application:
 
 
 def _module(home: str) -> Any:
-    path = Path(home)
-    if path.suffix != ".py":
-        try:
-            return importlib.import_module(home)
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"cannot import {home}: {error}") from None
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    try:
+        return load_module(home)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"cannot import {home}: {error}") from None

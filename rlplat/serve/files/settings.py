@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from rlplat.config import load_yaml, resolve
 from rlplat.errors import ConfigError
+from rlplat.paths import user_path
 from rlplat.section import Count, Section
 from rlplat.serve.deployments import DeploymentOptions, changed_options
 
@@ -123,7 +124,7 @@ class Wanted:
 
 def read_applications(path: str | os.PathLike[str]) -> dict[str, Wanted]:
     """By name; paths in the file are from its folder."""
-    folder = Path(path).absolute().parent
+    folder = user_path(path).parent
     wanted = {}
     for name, each in resolve(ServeSettings, [load_yaml(path)]).applications.items():
         found, code = _located(each, folder, f"{path}: {name}")

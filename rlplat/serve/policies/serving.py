@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
+from rlplat.paths import user_path
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.deployments import Application, deployment
 from rlplat.serve.policies.exported_agent import ExportedAgent
@@ -67,7 +68,7 @@ def policy_application(
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Application:
     """What `serve.run` takes: arguments as of `serve_policy`; the agent is the deployment's user_config."""
-    path = Path(path)
+    path = user_path(path)
     agent: Any
     if path.suffix == ".onnx":
         for option, value in (("checkpoint", checkpoint), ("policy", policy), ("follow", follow)):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError
+from rlplat.paths import expanded
 from rlplat.tune.core.error_text import last_line
 from rlplat.tune.core.ranking import split_at_front
 from rlplat.tune.core.trial import Trial, TrialState
@@ -201,7 +202,7 @@ def load(directory: str | Path) -> Analysis:
     from rlplat.config import load_yaml
     from rlplat.tune.storage.study import Study
 
-    path = Path(directory)
+    path = expanded(directory)
     if not (path / "experiment.yaml").exists():
         raise ConfigError(f"there is no experiment in {path}: it has no experiment.yaml")
     settings = load_yaml(path / "experiment.yaml").values

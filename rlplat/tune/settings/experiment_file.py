@@ -25,6 +25,7 @@ from typing import Any
 from rlplat.config import Layer, closest, load_yaml, resolve
 from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 from rlplat.tune.settings.spec import ExperimentSpec
 from rlplat.tune.space.space import is_domain
 
@@ -48,7 +49,7 @@ def load_experiments(
     layer = load_yaml(path)
     _refuse_other_forms(layer, str(path))
     settings = [aimed(setting, _config_keys(layer.values)) for setting in settings]
-    stem = Path(path).stem
+    stem = expanded(path).stem
     if "runs" not in layer.values:
         if only := list(only):
             raise ConfigError(f"--only {only[0]}: {path} has no `runs`, it is one experiment")

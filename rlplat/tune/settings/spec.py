@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.paths import expanded, user_path
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 from rlplat.tune.search.search import Searcher
@@ -60,7 +61,7 @@ def _several(value: Any) -> Any:
 
 
 def _directory(value: Any) -> Path:
-    return Path.cwd() if value == "." else Path(value or "")
+    return user_path(value) if value == "." else expanded(value or "")
 
 
 class ExperimentSpec(Section):
@@ -238,7 +239,7 @@ class ExperimentSpec(Section):
             raise ConfigError(
                 f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
             )
-        out = self.out.expanduser()
+        out = self.out
         if out == Path():
             stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
             out, number = Path("runs") / stem, 1

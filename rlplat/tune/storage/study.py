@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.paths import expanded
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.storage.address import is_url, shown
 from rlplat.tune.storage.plain_values import as_json, as_plain, key_that_is_no_text
@@ -120,7 +121,7 @@ class Study:
 
             study = DatabaseStudy(str(storage), name, ways, resume=resume, say=say)
         else:
-            study = JournalStudy(Path(storage), name, ways)
+            study = JournalStudy(expanded(storage), name, ways)
         try:
             if not study.is_new and not resume:
                 other = (
@@ -290,7 +291,7 @@ class Study:
 
             directions, trials = read_database(str(storage), name)
         else:
-            path = Path(storage)
+            path = expanded(storage)
             journal = JournalStorage(ReadJournal(path))
             study_id = study_in(journal, name, path)
             directions = journal.get_study_directions(study_id)

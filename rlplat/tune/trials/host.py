@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import rlplat
 from rlplat.errors import CheckpointError
+from rlplat.paths import user_path
 from rlplat.tune.trials.program import Program, TrialContext
 from rlplat.tune.trials.programs import open_program
 
@@ -53,7 +53,7 @@ class TrialHost:
     def __init__(self, trainable: Any, trials: str, metric: str, seeds_per_trial: int) -> None:
         """trials: the directory with a folder for each trial; metric: the experiment's first."""
         self._trainable = trainable
-        self._trials = Path(trials)
+        self._trials = user_path(trials)  # whatever folder the trials change to
         self._metric, self._num_seeds = metric, seeds_per_trial
         self._client_id = rlplat.get_runtime_context().client_id
         self._program: Program | None = None

@@ -13,7 +13,7 @@ from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.multi_agent.games import make_game
-from rlplat.rl.user_code import named_in
+from rlplat.rl.user_code import names_in
 
 HERE = f"{__name__}:"
 
@@ -94,7 +94,7 @@ def test_games_of_several_agents_are_wrapped_too() -> None:
 
 @pytest.mark.parametrize("wrappers", ["./w.py:W", ["./w.py:W"], [{"./w.py:W": {"a": 1}}]])
 def test_their_files_travel_with_the_run(wrappers: Any) -> None:
-    assert named_in({"env": "CartPole-v1", "env_kwargs": {"wrappers": wrappers}}) == [
+    assert names_in({"env": "CartPole-v1", "env_kwargs": {"wrappers": wrappers}}) == [
         "CartPole-v1",
         "./w.py:W",
     ]

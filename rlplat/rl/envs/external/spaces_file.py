@@ -14,6 +14,7 @@ import numpy as np
 
 from rlplat.config import parse_yaml
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 FORMS = (
     "box: {low, high, shape, dtype}, discrete: {n, start, dtype}, multi_discrete: {nvec, start, dtype}, "
@@ -27,7 +28,7 @@ def read_spaces(spaces: Any) -> dict[str, Any]:
     if isinstance(spaces, str | Path):
         where = str(spaces)
         try:
-            spaces = parse_yaml(Path(spaces).read_text(), where).values
+            spaces = parse_yaml(expanded(spaces).read_text(), where).values
         except OSError as error:
             raise ConfigError(f"{where}: the file of spaces cannot be read: {error.strerror}") from None
     if not isinstance(spaces, dict) or set(spaces) != {"observation", "action"}:
