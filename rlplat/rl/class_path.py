@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 
 from rlplat.config import closest
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, RlplatError
 from rlplat.given.raised_at import raised_here
 from rlplat.paths import current_folder, user_path
 from rlplat.rl.user_code import found_in_copy, home_of, is_file, is_installed, look_here_too
@@ -38,6 +38,8 @@ def load_class(path: str) -> Any:
         module = load_module(home)
     except ConfigError as error:
         raise ConfigError(str(error) if is_file(home) else f"'{path}': {error}") from None
+    except RlplatError:
+        raise
     except Exception as error:
         raise ConfigError(f"'{path}': {import_problem(error)}") from error
     found = attribute_of(module, attribute)
