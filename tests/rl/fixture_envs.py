@@ -98,6 +98,21 @@ class UnseededEnv(SeededEnv):
         return self._GENERATOR.random(1).astype(np.float32)
 
 
+class SampledEnv(gym.Env):
+    """Draws what it shows, and how long an episode is, from its spaces."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,)), "b": spaces.Discrete(9)})
+        self.action_space = spaces.MultiDiscrete([3, 7])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 1.0, bool(self.action_space.sample()[1] == 0), False, {}
+
+
 def stop_at_a_breakpoint() -> None:
     """With a user who answers after 1.5 s."""
 

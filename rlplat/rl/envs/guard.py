@@ -18,7 +18,7 @@ from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
-from rlplat.rl.envs.state import generator_state, set_generator
+from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.interfaces import Array
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.spaces import MASK
@@ -96,6 +96,8 @@ class GuardedEnv:
                 "seed": seed,
                 "generator": None if seed is not None else generator_state(self.env),
             }
+        if seed is not None:
+            seed_spaces(self.env, seed)
         try:
             result = self.env.reset() if seed is None else self.env.reset(seed=seed)
         except BaseException as error:
@@ -331,7 +333,7 @@ def replay_episode(
             obs = guard.step(action)[0]
         if not _same_obs(obs, expected):
             problem = f"its episode of {len(actions)} steps, played again, leads to another observation"
-        elif not _same(generator_state(guard.env), start["generator_now"]):
+        elif not _same(_known(generator_state(guard.env), start["generator_now"]), start["generator_now"]):
             problem = f"its episode of {len(actions)} steps, played again, draws other random numbers"
         else:
             return obs, ""
@@ -345,6 +347,12 @@ def replay_episode(
     )
 
 
+def _known(state: dict[str, Any], saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What older states hold of it: they know nothing of spaces, and are None without an np_random."""
+    known = {key: value for key, value in state.items() if key in (saved or {})}
+    return known or None
+
+
 def _same_obs(obs: Any, expected: Any) -> bool:
     if isinstance(expected, dict):
         return all(_same_obs(obs[path], leaf) for path, leaf in expected.items())
@@ -354,4 +362,6 @@ def _same_obs(obs: Any, expected: Any) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
     return bool(np.array_equal(one, other))

@@ -9,12 +9,10 @@ A problem is a sentence: the environment keeps something that neither its genera
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 NATIVE_FIELDS = {
     "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": ("state", "steps", "prev_done"),
@@ -22,10 +20,35 @@ NATIVE_FIELDS = {
 """What a vector environment in plain numpy remembers beside its random generator, by entry point."""
 
 
-def generator_state(env: Any) -> dict[str, Any] | None:
-    """Of `np_random`, or None where the environment has none."""
+def generator_state(env: Any) -> dict[str, Any]:
+    """Of `np_random`, where the environment has one, and under "spaces" of the spaces, which it may draw from
+    (`self.observation_space.sample()`)."""
     generator = _generator(env)
-    return None if generator is None else dict(generator.bit_generator.state)
+    state = {} if generator is None else dict(generator.bit_generator.state)
+    return {**state, "spaces": [dict(space.np_random.bit_generator.state) for space in _drawn_from(env)]}
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """`reset(seed=seed)` seeds `np_random` alone; what the environment draws from its spaces is to repeat as well."""
+    for i, space in enumerate(_drawn_from(env)):
+        space.seed(int(np.random.SeedSequence(seed, spawn_key=(i,)).generate_state(1)[0]))
+
+
+def _drawn_from(env: Any) -> Iterator[Any]:
+    """The leaves of its spaces, of those inside all wrappers too, each once."""
+    seen = set[int]()
+    layers = (env, getattr(env, "unwrapped", env))
+    waiting = [
+        getattr(layer, f"{which}_space", None) for layer in layers for which in ("observation", "action")
+    ]
+    while waiting:
+        space = waiting.pop()
+        parts = getattr(space, "spaces", None)
+        if parts:
+            waiting += parts.values() if hasattr(parts, "values") else parts
+        elif id(space) not in seen and hasattr(space, "np_random") and hasattr(space, "seed"):
+            seen.add(id(space))
+            yield space
 
 
 def is_native_saved(entry_point: Any) -> bool:
@@ -67,6 +90,11 @@ def _generator(env: Any) -> np.random.Generator | None:
 
 
 def set_generator(env: Any, state: dict[str, Any] | None) -> None:
+    """To what `generator_state` gave; None, and what older states lack, leaves the environment as it is."""
+    own = dict(state or {})
+    spaces = own.pop("spaces", [])
     generator = _generator(env)
-    if generator is not None and state is not None:
-        generator.bit_generator.state = state
+    if generator is not None and own:
+        generator.bit_generator.state = own
+    for space, its in zip(_drawn_from(env), spaces, strict=False):
+        space.np_random.bit_generator.state = dict(its)

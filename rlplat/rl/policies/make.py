@@ -57,12 +57,18 @@ def make_policy(
 ) -> Any:
     """A `Policy` without weights: an actor-critic's, or by Q-values where `q` says so (epsilons: see `EpsilonGreedy`).
 
-    num_threads: of the framework, 0 leaves the choice to it.
+    num_threads: of the framework where there are convolutions, 0: all CPUs; without them a step is over before a second
+    thread wakes, and it gets one.
     """
     by_framework, heads = (ACTOR_CRITICS, ()) if q is None else (Q_POLICIES, (q,))
     exploration = {} if q is None else {"epsilons": epsilons}
     if spec.is_plain_mlp:
         return load_class(by_framework["numpy"])(spec, *heads, seed, **exploration)
     return load_class(by_framework[framework])(
-        spec, *heads, seed, precision=precision, num_threads=num_threads, **exploration
+        spec,
+        *heads,
+        seed,
+        precision=precision,
+        num_threads=num_threads if spec.has_images else 1,
+        **exploration,
     )

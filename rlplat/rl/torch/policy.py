@@ -77,8 +77,7 @@ class TorchActorCritic(ActingNetwork):
         precision: str = "auto",
         num_threads: int = 0,
     ) -> None:
-        # Without convolutions a step is over before a second thread wakes.
-        use_threads(num_threads if spec.has_images else 1, spec)
+        use_threads(num_threads, spec)
         super().__init__(make_network(spec, resolve_precision(precision, spec, torch.device("cpu"))), spec)
         self.seed(seed)
         self._normalize = ObsNormalizer(spec.obs)

@@ -59,6 +59,7 @@ def through_json(state: Any) -> Any:
         ("Pendulum-v1", "async", 30, 200),
         ("rlplat.rl.envs.diagnostic:NestedTask", "sync", 13, 40),
         ("rlplat.rl.envs.diagnostic:MaskedChoice", "async", 3, 40),
+        (f"{FIXTURES}:SampledEnv", "sync", 3, 40),
     ],
 )
 def test_a_restored_environment_goes_on_bit_for_bit(
@@ -92,6 +93,31 @@ def test_a_restored_environment_goes_on_bit_for_bit(
         assert ended > 0, "an episode after the restored one must have begun"
         assert env.pop_episodes() == other.pop_episodes() != []
         assert bits(other.reset()) == bits(env.reset())
+
+
+def test_what_is_drawn_from_the_spaces_repeats_with_the_seed() -> None:
+    """`reset(seed=...)` of gymnasium seeds np_random only, and many environments draw from their spaces."""
+    actions = np.zeros((3, 2), np.int64)
+    with (
+        make_vector_env(f"{FIXTURES}:SampledEnv", 3) as env,
+        make_vector_env(f"{FIXTURES}:SampledEnv", 3) as other,
+    ):
+        first, again = env.reset(7), other.reset(7)
+        assert bits(first) == bits(again) and len({row.tobytes() for row in first["a"]}) == 3
+        for _ in range(10):
+            assert [bits(value) for value in env.step(actions)] == [
+                bits(value) for value in other.step(actions)
+            ]
+
+
+def test_a_state_from_before_spaces_were_kept_is_still_restored() -> None:
+    name = "Pendulum-v1"
+    with make_vector_env(name, 1, vectorization="sync", keep_state=True) as env:
+        env.reset()
+        env.step(np.zeros((1, 1), np.float32))
+        state = env.get_state()
+        del state["starts"][0]["generator_now"]["spaces"]
+        assert bits(env.set_state(state)) == bits(state["obs"]) and env.not_restored == {}
 
 
 def test_saving_changes_nothing_and_can_be_repeated() -> None:

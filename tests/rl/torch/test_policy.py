@@ -15,6 +15,7 @@ from rlplat.rl.normalization import OBS_MEAN, OBS_VAR  # noqa: E402
 from rlplat.rl.obs_tree import map_obs, take_obs  # noqa: E402
 from rlplat.rl.policies.make import make_policy  # noqa: E402
 from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic  # noqa: E402
+from rlplat.rl.policies.q_spec import QSpec  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec, ObsSpec  # noqa: E402
 from rlplat.rl.torch.agent_module import agent_module  # noqa: E402
@@ -273,10 +274,12 @@ def test_cnn_policy_repeats_itself_from_its_state() -> None:
 def test_small_networks_act_in_one_thread() -> None:
     before = torch.get_num_threads()
     try:
-        TorchActorCritic(make_spec(core="lstm"), np.random.SeedSequence(0), num_threads=2)
-        assert torch.get_num_threads() == 1
-        TorchActorCritic(IMAGE, np.random.SeedSequence(0), num_threads=2)
-        assert torch.get_num_threads() == 2
+        for q in (None, QSpec(False, False, "none", 1, (0.0, 1.0), 0)):
+            torch.set_num_threads(2)
+            make_policy(make_spec(core="lstm"), np.random.SeedSequence(0), q=q, num_threads=2)
+            assert torch.get_num_threads() == 1
+            make_policy(IMAGE, np.random.SeedSequence(0), q=q, num_threads=2)
+            assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
