@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from rlplat.errors import RlplatError, SerializationError
 from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.refs import ObjectRef, collecting_refs
+from rlplat.runtime.wire.pickler import Pickler, dumps
 
 if TYPE_CHECKING:
     from rlplat.runtime.wire.signatures import Signature
@@ -135,7 +134,7 @@ def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[Object
     packed = pack(value, what)
     if packed.buffers:
         with collecting_refs():
-            return cloudpickle.dumps(value, protocol=5), packed.refs
+            return dumps(value), packed.refs
     return packed.data, packed.refs
 
 
@@ -215,20 +214,22 @@ _has_torch_warned = False
 
 
 def _pickler_class() -> Any:
-    """cloudpickle's; where torch is imported, one that leaves large CPU tensors out of the stream as well."""
+    """Ours; where torch is imported, one that leaves large CPU tensors out of the stream as well."""
     global _torch_pickler
     torch = sys.modules.get("torch")
     if _torch_pickler is None and getattr(torch, "Tensor", None) is not None:
         table = {torch.Tensor: _reduce_tensor}  # type: ignore[union-attr]
-        maps = ChainMap(table, *cloudpickle.Pickler.dispatch_table.maps)
-        _torch_pickler = type("TorchPickler", (cloudpickle.Pickler,), {"dispatch_table": maps})
-    return _torch_pickler or cloudpickle.Pickler
+        maps = ChainMap(table, *Pickler.dispatch_table.maps)
+        _torch_pickler = type("TorchPickler", (Pickler,), {"dispatch_table": maps})
+    return _torch_pickler or Pickler
 
 
 def _reduce_tensor(tensor: Any) -> Any:
     """A large dense tensor on the CPU, as numpy sees it; any other as torch would have it."""
     torch = sys.modules["torch"]
     num_bytes = tensor.numel() * tensor.element_size()
+    if _is_part(tensor, torch, num_bytes):  # torch would send the memory of the whole
+        return _rebuild_part, (tensor.detach().clone(), tensor.requires_grad)
     if (
         num_bytes < OUT_OF_BAND_BYTES
         or tensor.device.type != "cpu"
@@ -249,6 +250,17 @@ def _reduce_tensor(tensor: Any) -> Any:
         array, dtype = plain.view(whole).numpy(), str(plain.dtype).removeprefix("torch.")
     _tensors.were_packed = True
     return _rebuild_tensor, (array, dtype, tensor.requires_grad)
+
+
+def _is_part(tensor: Any, torch: Any, num_bytes: int) -> bool:
+    """Whether it is a slice of a larger tensor."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    return bool(num_bytes < tensor.untyped_storage().nbytes() and tensor.grad_fn is None)
+
+
+def _rebuild_part(tensor: Any, requires_grad: bool) -> Any:
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _rebuild_tensor(array: Any, dtype: str, requires_grad: bool) -> Any:
@@ -279,7 +291,7 @@ def dump_code(code: RemoteCode) -> None:
     if code.blob is None:
         try:
             with collecting_refs() as refs:
-                blob = cloudpickle.dumps(code.target)
+                blob = dumps(code.target)
         except Exception as error:
             if is_of_handler(error):
                 raise
@@ -302,7 +314,7 @@ def dump_code(code: RemoteCode) -> None:
 def _picklable(value: Any) -> bool:
     with collecting_refs():
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception:
             return False
     return True
@@ -321,7 +333,10 @@ def _culprit(value: Any, path: str = "", depth: int = 8) -> str:
             (f"closure variable {n!r}", c.cell_contents)
             for n, c in zip(names, value.__closure__, strict=True)
         ]
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif isinstance(value, type):
+        parts = [(f"{path or value.__name__}.{key}", item) for key, item in list(vars(value).items())[:200]]
+        parts = [(name, item) for name, item in parts if not name.endswith(("__dict__", "__weakref__"))]
+    elif hasattr(value, "__dict__"):
         parts = [(f"{path}.{key}", item) for key, item in list(vars(value).items())[:200]]
     if callable(value) and hasattr(value, "__globals__"):
         parts += [

@@ -8,12 +8,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from rlplat import errors
 from rlplat.errors import RlplatError, TaskError
 from rlplat.runtime.process import own_frames
 from rlplat.runtime.refs import collecting_refs
+from rlplat.runtime.wire.pickler import Portable, built_in_base, copy_fields, dumps, exception_args
 from rlplat.runtime.wire.values import ErrorInfo, class_names
 
 _MAX_EXCEPTION_BYTES = 8 << 20
@@ -23,9 +22,7 @@ _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep
 """With the runtime's own: the code that calls the user's."""
 
 
-def describe_error(
-    error: BaseException, where: str, dumps: Callable[[Any], bytes] = cloudpickle.dumps
-) -> ErrorInfo:
+def describe_error(error: BaseException, where: str, dumps: Callable[[Any], bytes] = dumps) -> ErrorInfo:
     """What the caller will see of an exception that `where` ("task f (pid 12)") raised.
 
     dumps: the pickler that brought the user's classes here: one that came by value is then the caller's own again.
@@ -40,8 +37,10 @@ def describe_error(
         text = _traceback(error)
     except Exception as failure:  # of a SyntaxError whose parts are not what Python puts there, for one
         text = f"{_repr(own)} (its traceback cannot be formatted: {type(failure).__name__})"
-    message = f"{where} raised {type(own).__name__}\n{text.rstrip()}"
-    return ErrorInfo("TaskError", _shortened(message), _pickled_exception(own, dumps), class_names(type(own)))
+    exception = _pickled_exception(own, dumps)
+    note = "" if exception else " (which cannot be pickled, or is too large: it arrives as TaskError only)"
+    message = f"{where} raised {type(own).__name__}{note}\n{text.rstrip()}"
+    return ErrorInfo("TaskError", _shortened(message), exception, class_names(type(own)))
 
 
 def _traceback(error: BaseException) -> str:
@@ -72,13 +71,22 @@ def _shortened(text: str) -> str:
 
 
 def _pickled_exception(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes:
+    """Without those of its attributes that cannot be pickled (an open response, a lock)."""
     with collecting_refs():
-        try:
-            blob = dumps(error)
-            pickle.loads(blob)
-        except BaseException:  # an exception's own pickling may do anything: its text is enough then
-            return b""
+        blob = _pickled(Portable(error), dumps)
+        if not blob:
+            drop = (name for name, value in error.__dict__.items() if not _pickled(value, dumps))
+            blob = _pickled(Portable(error, frozenset(drop)), dumps)
     return blob if len(blob) <= _MAX_EXCEPTION_BYTES else b""
+
+
+def _pickled(value: Any, dumps: Callable[[Any], bytes]) -> bytes:
+    try:
+        blob = dumps(value)
+        pickle.loads(blob)
+    except BaseException:  # an exception's own pickling may do anything: its text is enough then
+        return b""
+    return blob
 
 
 def to_exception(info: ErrorInfo) -> BaseException:
@@ -99,17 +107,24 @@ def to_exception(info: ErrorInfo) -> BaseException:
     return _task_error(info.message, cause)
 
 
-def _task_error(message: str, cause: BaseException | None) -> TaskError:
+def _task_error(message: str, cause: BaseException | None) -> BaseException:
+    """An error of both classes; the user's own, with a note, where its class is final (pydantic's): `except` of it
+    counts more than that of TaskError."""
     if cause is None:
         return TaskError(message)
     kind = _both_classes(type(cause))
     try:
-        error = kind.__new__(kind, message, cause)
-        error.__init__(message)  # type: ignore[misc]
+        if kind is TaskError and isinstance(cause, Exception):
+            cause.add_note(message)
+            return cause
+        error: Any = kind.__new__(kind, message, cause)
+        error.__init__(message)
+        if kind is not TaskError:
+            copy_fields(cause, error)
+            error.args = cause.args
     except Exception:  # a group of exceptions that are none of `Exception`
         error = TaskError(message)
     error.cause = cause
-    error.__dict__.update(getattr(cause, "__dict__", {}) | {"cause": cause})
     return error
 
 
@@ -121,19 +136,19 @@ def _both_classes(user_class: type) -> type[TaskError]:
     if user_class not in _classes:
 
         def init(self: Any, message: str) -> None:
-            self.args = (message,)
+            self._message = message
 
         def new(kind: Any, message: str, cause: BaseException | None = None) -> Any:
             if issubclass(kind, BaseExceptionGroup):  # one as well: `except*` looks into it
                 inner = [ValueError()] if cause is None else cause.exceptions  # type: ignore[attr-defined]
                 return BaseExceptionGroup.__new__(kind, getattr(cause, "message", ""), inner)
-            return user_class.__new__(kind, message)
+            return built_in_base(user_class).__new__(kind, *(exception_args(cause) if cause else (message,)))
 
         body = {
             "__new__": new,
             "__init__": init,
-            "__str__": lambda self: self.args[0],
-            "__reduce__": lambda self: (_task_error, (self.args[0], self.cause)),
+            "__str__": lambda self: self._message,
+            "__reduce__": lambda self: (_task_error, (self._message, self.cause)),
             "__module__": user_class.__module__,
         }
         try:
