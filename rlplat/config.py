@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -236,6 +238,8 @@ def _hint(path: KeyPath, siblings: Iterable[str], owners: Callable[[str], str], 
     same += [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
     if same:
         return f"; did you mean '{same[0]}'?"
+    if needless := getattr(root, "not_needed", {}).get(word.lower()):
+        return f"; {needless}"
     if whose := owners(".".join(path)):
         return whose
     return closest(".".join(path), [f"{parent}.{name}" if parent else name for name in siblings]) or closest(
@@ -261,9 +265,18 @@ def _complaints_of(error: Any, merged: Layer, model: type[BaseModel]) -> list[tu
             complaints[path] = with_origins(said, merged.origins)
         else:
             is_ours = item["type"] in ("value_error", "assertion_error")
-            allowed = said if is_ours else f"must be {takes(owner_and_field(model, path)[1])}"
-            value = _short(_value_at(merged.values, path))
-            complaints[path] = f"bad value for '{name}'{_where(path, merged)}: {value} ({allowed})"
+            info, value = owner_and_field(model, path)[1], _value_at(merged.values, path)
+            if is_ours:
+                allowed = said
+            elif theirs := getattr(model, "values_elsewhere", {}).get(
+                value if isinstance(value, str) else ""
+            ):
+                allowed = theirs
+            elif info is not None and (group := nested_model(info.annotation)):
+                allowed = f"it takes settings by name: {_example(path, group, value, _origin(path, merged))}"
+            else:
+                allowed = f"must be {takes(info)}"
+            complaints[path] = f"bad value for '{name}'{_where(path, merged)}: {_short(value)} ({allowed})"
     # Of a value with keys the union's other members complain as well, one level higher.
     return [
         (path, text)
@@ -312,12 +325,42 @@ def _value_at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-def _where(path: KeyPath, merged: Layer) -> str:
+def _example(path: KeyPath, group: type[BaseModel], value: Any, origin: str) -> str:
+    """Settings of a group as they are written there: an argument, a flag, a line of a file; with the number that was
+    given, where the first of them is one."""
+    settings: Mapping[str, Any] = getattr(group, "example", {}) or {
+        name: info.get_default(call_default_factory=True)
+        for name, info in list(group.model_fields.items())[:1]
+    }
+    key, shown = next(iter(settings.items()))
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if all(isinstance(each, int | float) and not isinstance(each, bool) for each in (number, shown)):
+        shown = type(shown)(number)
+    if origin.startswith("argument "):
+        outer = "".join(f"{each}={{" if not depth else f'"{each}": {{' for depth, each in enumerate(path))
+        return f"{outer}{json.dumps(key)}: {_in_python(shown)}{'}' * len(path)}"
+    text = json.dumps(shown) if not isinstance(shown, str) else shown
+    if origin.startswith("--"):
+        flag = ".".join([*path, key]).replace("_", "-")
+        return f"--{flag} {shlex.quote(text)}"
+    return f"{path[-1]}: {{{key}: {text}}}"
+
+
+def _in_python(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _origin(path: KeyPath, merged: Layer) -> str:
     while path:
         if origin := merged.origins.get(path):
-            return f" in {origin}" if ":" in origin else f" (from {origin})"
+            return origin
         path = path[:-1]
     return ""
+
+
+def _where(path: KeyPath, merged: Layer) -> str:
+    origin = _origin(path, merged)
+    return "" if not origin else f" in {origin}" if ":" in origin else f" (from {origin})"
 
 
 def _order(path: KeyPath, merged: Layer) -> tuple[str, int]:

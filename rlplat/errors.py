@@ -35,6 +35,7 @@ RlplatError
 
 from __future__ import annotations
 
+import json
 import os
 
 
@@ -85,9 +86,23 @@ def how_to_install(extra: str) -> str:
     """The command that adds an extra of rlplat's to this installation."""
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts", "install")
     if not os.path.exists(script):
-        return f"pip install 'rlplat[{extra}]'"
+        return f"pip install '{_installed_from()}[{extra}]'"
     path = min(script, os.path.relpath(script), key=len)
     return f"{path if path.startswith((os.sep, '..')) else os.path.join('.', path)} {extra}"
+
+
+def _installed_from() -> str:
+    """The wheel's file, where rlplat was installed from one that is still there: a registry may have none."""
+    from importlib import metadata
+    from urllib.parse import unquote, urlparse
+
+    try:
+        written = metadata.distribution("rlplat").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return "rlplat"
+    url = urlparse(json.loads(written)["url"]) if written else None
+    path = unquote(url.path) if url is not None and url.scheme == "file" else ""
+    return path if os.path.isfile(path) else "rlplat"
 
 
 class InfeasibleResources(UsageError):

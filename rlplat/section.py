@@ -9,8 +9,9 @@ validation. In Python, wrong settings raise `InvalidSettings` with the messages 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, field_validator
 from pydantic_core import PydanticCustomError, core_schema
@@ -57,6 +58,9 @@ class InvalidSettings(ConfigError, ValidationError):
 
 class Section(BaseModel):
     """A group of settings: unknown keys are errors, values are not changed after validation."""
+
+    example: ClassVar[Mapping[str, Any]] = {}
+    """What a message shows where something else was given; empty: the first setting."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

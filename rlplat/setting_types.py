@@ -48,10 +48,8 @@ def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is typing.Annotated:
         return _words(parts[0], [*parts[1:], *metadata])
-    if origin in (typing.Union, types.UnionType):
-        return _either(_words(part, metadata) for part in parts)
-    if origin is Literal:
-        return _either(str(choice) for choice in parts)
+    if origin in (typing.Union, types.UnionType, Literal):
+        return _either(_options(annotation, metadata))
     if annotation is bool:
         return "true or false"
     if annotation is int:
@@ -68,8 +66,18 @@ def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin is tuple:
         return f"a list of {len(parts)} {_plural(_words(parts[0]))}"
     if origin is dict or hasattr(annotation, "model_fields"):
-        return "a group {key: value}"
+        return "settings by name, {name: value}"
     return "any value"
+
+
+def _options(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
+    """What a union or a Literal offers, those within each other one after the other."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in parts]
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return [option for part in parts for option in _options(part, metadata)]
+    return [_words(annotation, metadata)]
 
 
 def _either(options: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import argparse
 import math
 
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.cli.train import split_setting_flags
 from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError
@@ -20,12 +21,10 @@ Exit code 0: sound (there may be warnings), 1: it cannot be trained on as it is.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat check-env",
         description="Look for mistakes in an environment before training on it.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("env", metavar="ENV", help="CartPole-v1, Pong, pkg.module:Env, ./file.py:Env")
     parser.add_argument("--steps", metavar="N", type=int, default=2000, help="random steps (default: 2000)")

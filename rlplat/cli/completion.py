@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rlplat.cli import COMMANDS, home_of
+from rlplat.cli.parser import Parser
 
 _EPILOG = """\
 to have it in every new shell:
@@ -54,12 +55,10 @@ complete -c rlplat -f -a '(__rlplat_words)'
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat completion",
         description="Print what the shell needs to complete commands, options, algorithms, configs and runs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=sorted(SCRIPTS))
     return parser

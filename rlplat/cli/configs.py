@@ -7,24 +7,27 @@ import textwrap
 from typing import Any
 
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
+from rlplat.config import closest
+from rlplat.errors import ConfigError
 
 _EPILOG = """\
 examples:
   rlplat configs
+  rlplat configs ppo
   rlplat train ppo/CartPole-v1 --seed 1      one of them; a file of your own with that path would come first
   rlplat tune tune/ppo-cartpole
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat configs",
         description="List the configs that come with rlplat: tuned settings of an algorithm for an environment, and "
         "experiments for rlplat tune.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
+    parser.add_argument("algo", nargs="?", metavar="ALGO", help="only those of this algorithm, or of tune")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
@@ -35,7 +38,15 @@ def run(arguments: list[str]) -> int:
     from rlplat.cli.view.runs import table
     from rlplat.rl.run.registry import configs_directory, shipped_configs
 
-    rows = [_described(name) for name in shipped_configs()]
+    names = shipped_configs()
+    if options.algo is not None:
+        owners = {name.partition("/")[0] for name in names}
+        if (algo := options.algo.lower()) not in owners:
+            raise ConfigError(
+                f"no configs of '{options.algo}'{closest(algo, owners)} (there are {', '.join(sorted(owners))})"
+            )
+        names = [name for name in names if name.startswith(f"{algo}/")]
+    rows = [_described(name) for name in names]
     if options.json:
         print_json(rows)
         return 0

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -19,12 +20,10 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat evaluate",
         description="Play episodes with the trained agent of a run; the rewards are raw, never clipped or scaled.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "run", metavar="RUN", type=expanded, help="a run directory, or one of its checkpoints"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rlplat.cli.output import only_json
 from rlplat.errors import RlplatError, TaskError, UsageError
+from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
 
 
@@ -39,7 +40,7 @@ def run_and_report(
         if debug:
             traceback.print_exc()
         else:
-            print(f"rlplat: {message_of(error)}", file=sys.stderr)
+            print(for_stream(f"rlplat: {message_of(error)}", sys.stderr), file=sys.stderr)
         return 2 if is_usage_error(error) else 1
 
 

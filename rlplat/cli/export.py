@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import UsageError
 from rlplat.paths import expanded
 
@@ -21,13 +22,11 @@ _SHOWN = ("algorithm", "env", "checkpoint", "env_steps", "evaluation_return", "v
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat export",
         description="Write the policy of a run as one ONNX file: raw observations in, actions as the environment takes "
         "them out. It is compared to the run in onnxruntime before it gets its name.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "run", metavar="RUN", type=expanded, nargs="?", help="a run directory, or one of its checkpoints"

@@ -7,19 +7,19 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import UsageError
 
 _KINDS = ("algorithm", "env", "policy", "callback")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat new",
         description="Write a commented file to begin with: an algorithm (REINFORCE), an environment, a policy network, "
         "a callback. It runs as it is; its first lines say how.",
-        allow_abbrev=False,
     )
-    parser.add_argument("kind", choices=_KINDS, help="what to write")
+    parser.add_argument("kind", choices=_KINDS, metavar="KIND", help=", ".join(_KINDS))
     parser.add_argument(
         "name", metavar="NAME", help="the name of the class, such as MyEnv; the file is my_env.py"
     )

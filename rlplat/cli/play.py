@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -23,12 +24,10 @@ Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat play",
         description="Play episodes with the trained agent of a run and record them as a video; prints their returns.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "run", metavar="RUN", type=expanded, help="a run directory, or one of its checkpoints"

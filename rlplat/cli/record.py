@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -22,14 +23,12 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat record",
         description="Play episodes with the trained agent of a run and write them to a data set: a directory of .npz "
         "files with a manifest, which appears whole or not at all. The rewards are raw, never clipped or scaled. "
         "minari:ID in the place of RUN copies the episodes of a data set of Minari's.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run directory, or one of its checkpoints; or minari:ID")
     parser.add_argument("--out", metavar="DIR", type=expanded, required=True, help="the data set to write")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError, UsageError
 from rlplat.listening import read_token
 from rlplat.paths import expanded
@@ -33,12 +34,10 @@ then, in another terminal:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat serve",
         description="Put a trained agent behind a port: JSON, raw rows, WebSocket, Open Inference Protocol.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "run",
@@ -82,7 +81,7 @@ def build_file_parser(verb: str) -> argparse.ArgumentParser:
         "status": "What runs of the file: replicas, their processes, addresses.",
         "shutdown": "Finish the requests that run, then end all of it.",
     }
-    parser = argparse.ArgumentParser(prog=f"rlplat serve {verb}", description=what[verb], allow_abbrev=False)
+    parser = Parser(prog=f"rlplat serve {verb}", description=what[verb])
     parser.add_argument("file", metavar="FILE", type=expanded, nargs="?", default=Path("serve.yaml"))
     if verb == "status":
         parser.add_argument("--json", action="store_true", help="everything that is known")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 
 _EPILOG = """\
 examples:
@@ -22,12 +23,10 @@ file.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat settings",
         description="Show every setting of an algorithm: its default, what it takes and what it means.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "algo",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.cli.engine import add_engine_options, choose_engine
+from rlplat.cli.parser import Parser
 from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError
@@ -40,12 +41,10 @@ _SETTING_FLAGS = ("env", "seed", "num_rollout_workers", "framework")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat train",
         description="Train an agent. Needs --algo and --env, or a config file, or --resume.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "config",
@@ -127,7 +126,11 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: list[str]) -> int:
     parser = build_parser()
     known, flags = split_setting_flags(parser, arguments)
-    options = parser.parse_args(known)
+    options, further = parser.parse_known_args(known)
+    if further or options.config:
+        _refuse_names(options.config, further)
+    if further:
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
     if options.no_config and options.config:
         raise ConfigError(f"--no-config is without a config file: omit it, or {options.config}")
     choose_engine(options)
@@ -182,6 +185,15 @@ def run(arguments: list[str]) -> int:
     directory = shown(trained.directory)
     print(spelled(f"the run is in {directory}; evaluate it: rlplat evaluate {shlex.quote(str(directory))}"))
     return 0
+
+
+def _refuse_names(first: str | None, further: Sequence[str]) -> None:
+    """`rlplat train ppo CartPole-v1`: the call that was meant."""
+    from rlplat.rl.run.registry import algorithm_homes
+
+    if first is not None and first.lower() in algorithm_homes() and not Path(first).exists():
+        env = further[0] if further and not further[0].startswith("-") else "NAME"
+        raise ConfigError(f"algorithm and environment are flags: rlplat train --algo {first} --env {env}")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_
 
 from rlplat.errors import ConfigError
 from rlplat.rl.env_objects import EnvObject, env_name
-from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
+from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
 from rlplat.rl.user_code import located, renamed
@@ -37,6 +37,8 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
 class PolicyConfig(Section):
     """The network."""
+
+    example = {"hidden_sizes": [64, 64]}
 
     encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | ClassPath = "auto"
     """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for uint8 images, else mlp."""
@@ -70,6 +72,8 @@ class PolicyConfig(Section):
 class LearnerConfig(Section):
     """Where and how the update computes."""
 
+    example = {"device": "cuda"}
+
     backend: Literal["auto", "torch", "numpy"] = "auto"
     """PPO and A3C on framework torch: what computes the update. numpy is for plain MLPs on the CPU, two to three times
     faster there, and never imports torch; auto: numpy where it can, else torch. The first lines of a run say which."""
@@ -89,6 +93,8 @@ class LearnerConfig(Section):
 class EvaluationConfig(Section):
     """Episodes played between updates with frozen weights, on raw rewards, in environments of their own."""
 
+    example = {"period": 10_000}
+
     period: CountOrZero = 0
     """Env steps between evaluations; 0: only at the end."""
     episodes: CountOrZero = 20
@@ -105,6 +111,8 @@ class EvaluationConfig(Section):
 
 class StopConfig(Section):
     """The run ends when the first of these is reached."""
+
+    example = {"env_steps": 100_000}
 
     env_steps: Count = 1_000_000
     """Agent decisions over all environments; schedules without a horizon of their own run from 0 to here."""
@@ -149,6 +157,8 @@ class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
     names_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES_ELSEWHERE
+    not_needed: ClassVar[Mapping[str, str]] = NOT_NEEDED
+    values_elsewhere: ClassVar[Mapping[str, str]] = VALUES_ELSEWHERE
     unused: ClassVar[Mapping[str, Unused]] = {}
     fixed_on_resume: ClassVar[tuple[str, ...]] = (
         "env", "env_kwargs", "policy", "normalize_observations",

@@ -74,6 +74,37 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
 """Their name -> what may be meant here, of which the first that the algorithm has is suggested."""
 
 
+_NOT_NEEDED = {
+    "verbose progress_bar": "omit it: progress is always shown, on stderr",
+    "log_interval": "omit it: metrics are written every round",
+    "stats_window_size": "omit it: returns are means over the last 100 episodes",
+    "tensorboard_log": "omit it: every run writes RUN/tensorboard/, and out (--out DIR) says where RUN is",
+    "tb_log_name run_name exp_name": "out (--out DIR) names the run directory",
+    "use_sde sde_sample_freq use_sde_at_warmup": "there is no state-dependent exploration here: omit it",
+    "reset_num_timesteps": "omit it: a new run counts from 0, and resume (--resume RUN) continues the count",
+    "rollout_buffer_class rollout_buffer_kwargs": "omit it: rollouts are kept as the algorithm needs them",
+    "replay_buffer_class replay_buffer_kwargs": "the replay is set by replay_capacity, prioritized and hindsight",
+    "optimize_memory_usage": "omit it: the replay keeps every observation once",
+    "monitor_wrapper": "omit it: returns and lengths are always in the metrics",
+    "eval_env": "omit it: evaluations make environments of their own; evaluation.period says how often",
+    "_init_setup_model": "omit it: rlplat.train makes the networks",
+    "save_path": "checkpoints are in RUN/checkpoints/, and out (--out DIR) says where RUN is",
+}
+NOT_NEEDED: dict[str, str] = {theirs: text for names, text in _NOT_NEEDED.items() for theirs in names.split()}
+"""Settings of other libraries that have no counterpart here -> what is so without them."""
+
+_BY_OBSERVATION = "omit it, the network follows the observations: an MLP for vectors, a CNN for images"
+VALUES_ELSEWHERE: dict[str, str] = {
+    "MlpPolicy": f"{_BY_OBSERVATION}; policy.hidden_sizes sets its layers",
+    "CnnPolicy": f"{_BY_OBSERVATION}; policy.encoder chooses another",
+    "MultiInputPolicy": f"{_BY_OBSERVATION}, each part of a Dict its own",
+    "MlpLstmPolicy": f"{_BY_OBSERVATION}; policy.core=lstm adds the memory",
+    "CnnLstmPolicy": f"{_BY_OBSERVATION}; policy.core=lstm adds the memory",
+    "MultiInputLstmPolicy": f"{_BY_OBSERVATION}; policy.core=lstm adds the memory",
+}
+"""Values of other libraries' settings -> what to do here."""
+
+
 class Switches(NamedTuple):
     """An algorithm of ours, with settings that the user's own win over."""
 

@@ -52,7 +52,7 @@ def test_an_environment_whose_space_lies_and_the_argument_that_mends_it(
         (["CartPol-v1"], "did you mean 'CartPole-v1'?"),
         (["CartPole-v1", "--stepz", "4"], "unknown flag '--stepz'"),
         (["CartPole-v1", "--steps", "0"], "positive numbers"),
-        ([], "the following arguments are required: ENV"),
+        ([], "missing: ENV"),
     ],
 )
 def test_bad_usage(capsys: Any, arguments: list[str], said: str) -> None:

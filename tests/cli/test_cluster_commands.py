@@ -219,7 +219,7 @@ def test_a_cluster_is_chosen_by_folder_name_or_pid(cluster: None, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "taskz"], "invalid choice: 'taskz'"),
+        (["list", "taskz"], "not 'taskz'"),
         (["list", "tasks", "--limit", "0"], "--limit is a positive number"),
         (["list", "tasks", "--filter", "running"], "COLUMN=VALUE"),
         (["list", "actors", "--summary"], "--summary counts all tasks"),

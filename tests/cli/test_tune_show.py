@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,19 @@ def test_it_prints_the_best_and_writes_pictures(tmp_path: Path, capsys: pytest.C
         picture = (tmp_path / "demo" / "pictures" / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) > 5000
     assert not (tmp_path / "demo" / "report.html").exists()
+
+
+def test_without_matplotlib_the_table_is_there_and_one_line_about_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_experiment(tmp_path / "demo", 12)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["tune", "show", str(tmp_path / "demo")]) == 0
+    out = capsys.readouterr()
+    assert "the best trials:\n" in out.out and "best config (trial" in out.out
+    assert out.err.count("\n") == 1 and out.err.startswith("a picture needs matplotlib: ")
+    assert main(["tune", "show", str(tmp_path / "demo"), "--html"]) == 2
 
 
 def test_the_page_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import UsageError
 from rlplat.rl.run.interruption import Interrupted
 
@@ -18,12 +19,10 @@ if TYPE_CHECKING:
 
 
 def cluster_parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"rlplat {command}",
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("cluster", metavar="CLUSTER.yaml", help="the file that describes the cluster")
     return parser

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.cluster.options import add_dry_run, cluster_parser, launcher_of, refuse_dry_run, with_program
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.durations import duration_text
 from rlplat.errors import UsageError
 
@@ -137,10 +138,9 @@ def _submit_to_sky(cluster: ClusterSettings, program: list[str], options: argpar
 
 
 def join_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat join",
         description="One task of a job that `rlplat submit` sent to SLURM: rank 0 is the head, the others join it.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="FOLDER", help="of the job's files")
     return parser

@@ -18,6 +18,18 @@ def add_cluster_options(parser: argparse.ArgumentParser, *, has_json: bool = Tru
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
 
+def refuse_cluster_file(command: str, arguments: Sequence[str]) -> None:
+    """ConfigError for `rlplat logs lab.yaml`: other commands look at a cluster of several machines."""
+    for file in arguments:
+        if file.endswith((".yaml", ".yml")) and not file.startswith("-"):
+            raise ConfigError(
+                f"{file} describes a cluster of several machines, and `{command}` looks at programs on this one: "
+                f"rlplat status {file} (its nodes), rlplat jobs {file} (programs on it), "
+                f"rlplat jobs {file} logs ID (what one printed), "
+                f"rlplat exec {file} -- rlplat {command} (this on its head)"
+            )
+
+
 def chosen(options: argparse.Namespace) -> str | None:
     if options.pid and options.session:
         raise ConfigError("--pid and --session both name a cluster: omit one of them")

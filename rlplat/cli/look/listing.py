@@ -12,9 +12,11 @@ from rlplat.cli.look.cluster_view import (
     chosen,
     print_silent,
     print_table,
+    refuse_cluster_file,
     size_of,
 )
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 
 _EPILOG = """\
@@ -39,12 +41,10 @@ _OPTIONAL = {"namespace", "call_site", "reason"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat list",
         description="List what is in a running cluster.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("what", choices=list(COLUMNS), metavar="WHAT", help=", ".join(COLUMNS))
     parser.add_argument("--limit", metavar="N", type=int, default=100, help="most rows (default: 100)")
@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: list[str]) -> int:
+    refuse_cluster_file("list", arguments)
     options = build_parser().parse_args(arguments)
     check_limit(options.limit)
     filters = dict(map(_filter, options.filter))

@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen, print_table, size_of
+from rlplat.cli.look.cluster_view import (
+    add_cluster_options,
+    chosen,
+    print_table,
+    refuse_cluster_file,
+    size_of,
+)
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 
 _EPILOG = """\
@@ -20,12 +27,10 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat logs",
         description="Show what workers printed, of a running cluster or of one that has ended.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "worker",
@@ -44,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: list[str]) -> int:
+    refuse_cluster_file("logs", arguments)
     options = build_parser().parse_args(arguments)
     if options.tail < 0:
         raise ConfigError(f"--tail is a number of lines, not {options.tail}")

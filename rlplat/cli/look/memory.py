@@ -11,10 +11,12 @@ from rlplat.cli.look.cluster_view import (
     chosen,
     print_silent,
     print_table,
+    refuse_cluster_file,
     size_of,
     store_text,
 )
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 
 _EPILOG = """\
 examples:
@@ -26,12 +28,10 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat memory",
         description="Show the objects of a running cluster, by owner, and who holds refs to them.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--limit", metavar="N", type=int, default=10, help="most objects of each owner (default: 10)"
@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: list[str]) -> int:
+    refuse_cluster_file("memory", arguments)
     options = build_parser().parse_args(arguments)
     check_limit(options.limit)
     from rlplat.state import memory_report, summarize_objects

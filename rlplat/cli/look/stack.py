@@ -7,8 +7,9 @@ import linecache
 import os
 from typing import Any
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen
+from rlplat.cli.look.cluster_view import add_cluster_options, chosen, refuse_cluster_file
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 
 _EPILOG = """\
 examples:
@@ -24,12 +25,10 @@ signal, to which faulthandler replies.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat stack",
         description="Show the stack of every Python thread of a running cluster.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "worker",
@@ -47,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: list[str]) -> int:
+    refuse_cluster_file("stack", arguments)
     options = build_parser().parse_args(arguments)
     from rlplat.state import stacks
 

@@ -14,6 +14,7 @@ from rlplat.cli.look.cluster_view import (
     store_text,
 )
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.durations import duration_text
 
 _EPILOG = """\
@@ -29,12 +30,10 @@ _ORDER = ("running", "queued", "waiting-worker", "waiting-actor", "waiting-args"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat status",
         description="Show what a running cluster has, does and waits for.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "cluster", nargs="?", metavar="CLUSTER.yaml", help="a cluster of several machines, by its file"

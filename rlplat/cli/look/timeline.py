@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen
+from rlplat.cli.look.cluster_view import add_cluster_options, chosen, refuse_cluster_file
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -21,12 +22,10 @@ Open the file in https://ui.perfetto.dev (it stays on your machine) or in chrome
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat timeline",
         description="Write the last calls of every worker (10,000 each) and long waits as a trace.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--out",
@@ -39,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: list[str]) -> int:
+    refuse_cluster_file("timeline", arguments)
     options = build_parser().parse_args(arguments)
     if options.out != "-" and not expanded(options.out).absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out}: there is no directory {Path(options.out).parent}")

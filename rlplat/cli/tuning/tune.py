@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.cli.exit_codes import is_usage_error, message_of
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.given.spelling import spelled
@@ -41,13 +42,11 @@ _SETTING_FLAGS = ("num_samples", "max_concurrent", "storage")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat tune",
         description="Search for the best config. Needs an experiment file, or --algo; `rlplat tune show DIR` looks at "
         "what came out.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "experiment",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.look.cluster_view import print_table
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.durations import duration_text
 from rlplat.paths import expanded
 
@@ -30,13 +32,11 @@ _NUM_BEST = 10
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat tune show",
         description="The best config, the best trials, which parameters matter, and pictures of an experiment; it may "
         "still be going.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("directory", type=expanded, metavar="EXPERIMENT", help="the experiment's directory")
     parser.add_argument(
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
-    from rlplat.errors import ConfigError
+    from rlplat.errors import ConfigError, MissingExtra
     from rlplat.rl.run.run_directory import is_running
     from rlplat.tune.results.analysis import load
 
@@ -61,7 +61,14 @@ def run(arguments: list[str]) -> int:
         raise ConfigError("--html is a page with the pictures: omit --no-pictures")
     analysis = load(options.directory)
     goes_on = is_running(options.directory)
-    pictures = {} if options.no_pictures else _draw(analysis, options.out or options.directory / "pictures")
+    pictures, note = {}, ""
+    if not options.no_pictures:
+        try:
+            pictures = _draw(analysis, options.out or options.directory / "pictures")
+        except MissingExtra as missing:  # the table needs nothing
+            if options.html:
+                raise
+            note = f"{missing}"
     if options.html:
         pictures_directory = options.out or options.directory
         page = pictures_directory / "report.html"
@@ -71,6 +78,8 @@ def run(arguments: list[str]) -> int:
         print_json(summary(analysis, pictures, goes_on))
     else:
         _print(analysis, pictures, goes_on)
+    if note:
+        print(note, file=sys.stderr)
     return 0
 
 

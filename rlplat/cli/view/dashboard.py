@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError, MissingExtra, UsageError
 from rlplat.listening import is_loopback, listen, read_token
 from rlplat.paths import expanded
@@ -21,13 +22,11 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat dashboard",
         description="Show runs, experiments, the running cluster and servers in a browser. It only reads, and "
         "nothing on the page comes from another machine.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "directory", nargs="?", type=expanded, default=Path("runs"), metavar="DIR", help="default: runs"

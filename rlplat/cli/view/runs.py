@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplat.catalog import describe_experiment, describe_run, find
 from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -21,13 +22,11 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat runs",
         description="List runs and experiments with their latest metrics, the most recent one last. The trials of an "
         "experiment are one row; those of DIR itself are listed when it is an experiment.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "directory", nargs="?", type=expanded, default=Path("runs"), metavar="DIR", help="default: runs"

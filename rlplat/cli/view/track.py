@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -22,12 +23,10 @@ Killed, or without a network, it sends the rest when it is run again. Nothing is
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlplat track",
         description="Copy a run (metrics, settings, evaluation, videos) to an experiment tracker, until the run ends.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", type=expanded, help="a run directory")
     parser.add_argument(

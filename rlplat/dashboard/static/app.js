@@ -45,7 +45,7 @@ function number(value, digits = 4) {
 function seconds(value) {
   if (missing(value)) return "–";
   if (value < 120) return `${(+value).toFixed(1)} s`;
-  return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+  return value < 7200 ? `${(value / 60).toFixed(value < 600 ? 1 : 0)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 function show(...children) {
   page.replaceChildren(...children.flat());
@@ -95,6 +95,7 @@ async function runsPage() {
     for (const row of data.runs) if (row.group && groups.has(row.group)) chosen.add(row.run);
     draw(true);
   } }, "+ other seeds");
+  const howTo = h("span", { class: "dim" }, "tick runs in the table to compare them");
   const search = h("input", { type: "search", placeholder: "filter: algorithm, environment, name", "aria-label": "filter runs", oninput: (event) => { filter = event.target.value.toLowerCase(); draw(true); } });
   function draw(isForced) {
     const words = filter.split(/\s+/).filter(Boolean);
@@ -102,6 +103,7 @@ async function runsPage() {
     const seen = JSON.stringify(rows);
     compareButton.disabled = exported || chosen.size === 0;
     seedsButton.disabled = exported || chosen.size === 0;
+    howTo.hidden = exported || chosen.size > 0;
     compareButton.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
     if (!isForced && seen === drawn) return;
     drawn = seen;
@@ -133,7 +135,7 @@ async function runsPage() {
       { title: "updated", value: (row) => row.updated },
     ], experiments));
   }
-  show(h("h1", {}, "Runs"), h("div", { class: "dim" }, data.root), h("div", { class: "bar" }, search, compareButton, seedsButton), place);
+  show(h("h1", {}, "Runs"), h("div", { class: "dim" }, data.root), h("div", { class: "bar" }, search, compareButton, seedsButton, howTo), place);
   draw(true);
   return { period: 5000, poll: async () => { data = await api("runs"); draw(false); } };
 }

@@ -48,6 +48,8 @@ class SelfPlayConfig(Section):
 class MultiAgentConfig(Section):
     """Which policy decides for which agent (PettingZoo environments; ignored for others)."""
 
+    example = {"mapping": {"adversary_*": "adversary"}}
+
     policies: dict[str, AgentPolicyConfig] = Field(default_factory=dict)
     """By name; empty: those that `mapping` names, all trained."""
     mapping: dict[str, str] = Field(default_factory=dict)

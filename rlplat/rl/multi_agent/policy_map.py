@@ -77,6 +77,18 @@ class MultiAgentPlan:
         assert self.self_play is not None
         return self.self_play.learner
 
+    def about_returns(self) -> str:
+        """One line for the start of a run: what its returns are, as 0 to the end need not be a mistake. Empty with
+        self-play, where it is the learner's."""
+        if self.self_play is not None:
+            return ""
+        is_shared = len(self.policies) == 1
+        zero = ", 0 to the end in a zero-sum game, as one policy plays all sides" if is_shared else ""
+        return (
+            f"return and evaluation are the {self.episode_return} over the {len(self.agents)} agents of a game{zero}; "
+            f"an agent's own return is the metric agent/{self.agents[0]}/episode_return_mean"
+        )
+
     def policy_of(self, copy: int, agent: str) -> str:
         """Who decides for this agent in this copy of the environment.
 

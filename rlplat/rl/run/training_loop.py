@@ -31,7 +31,9 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.callbacks import Callback, Callbacks
 from rlplat.rl.class_path import forget_changed, require_class
 from rlplat.rl.env_objects import is_same_env, what_it_takes
+from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.interfaces import Result
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.policies.spec import bounds_advice
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.bottleneck import add_seconds, bottleneck
@@ -189,6 +191,7 @@ def train(
     Ctrl-C once ends the run with a checkpoint and raises `Interrupted` (a KeyboardInterrupt); twice leaves at once.
     """
     given: dict[str, Any] = {"env": env, **settings} if env is not None else {**settings}
+    callbacks = [callbacks] if isinstance(callbacks, str | Callback) else callbacks
     objects = [each for each in callbacks if isinstance(each, Callback)]
     if names := [each for each in callbacks if not isinstance(each, Callback)]:
         given = {**given, "callbacks": names}
@@ -340,7 +343,8 @@ def _run(
     progress = open_progress(getattr(plan.config.stop, "env_steps", None))
     for note in plan.notes:
         progress.say(note)
-    if num_workers := getattr(plan.config, "num_rollout_workers", 0):
+    num_workers = getattr(plan.config, "num_rollout_workers", 0)
+    if num_workers and _is_found(getattr(plan.config, "env", "")):
         progress.say(f"starting {num_workers:,} rollout worker{'s' if num_workers > 1 else ''}")
     begun: RunDirectory | None = None
     try:
@@ -378,6 +382,14 @@ def _run(
         progress.close()
 
 
+def _is_found(env: Any) -> bool:
+    """Whether it is worth while to announce processes; what is wrong with the name is said where they are made."""
+    try:
+        return ":" in str(env) or bool(resolve_env(env))
+    except RlplatError:
+        return False
+
+
 @contextlib.contextmanager
 def open_run(
     plan: TrainingPlan,
@@ -413,7 +425,10 @@ def open_run(
             last=Result(**saved["last"]) if saved["last"] else None,
         )
         try:
-            for line in (told, "" if checkpoint else _about_actions(algorithm), *algorithm.notes):
+            plan_of_game = algorithm.spaces if isinstance(algorithm.spaces, MultiAgentPlan) else None
+            about_returns = plan_of_game.about_returns() if plan_of_game else ""
+            about = () if checkpoint else (_about_actions(algorithm), about_returns)
+            for line in (told, *about, *algorithm.notes):
                 if line:
                     run.say(line)
             with Evaluations(algorithm, run=run) as evaluations:

@@ -113,7 +113,9 @@ class PlainLines:
 
 
 def overview(snapshot: Snapshot) -> str:
-    """`trials: 3 of 9 [00:12<00:24, 4.0s/trial], 2 running, 3 complete; slots 2 of 2; best accuracy 0.93, trial 1`"""
+    """`trials: 3 of 9 [00:12<00:24, 4.0s/trial], 2 running, 3 complete; slots 2 of 2; best now: accuracy 0.93, trial 1`
+
+    The value is the trial's newest, as it is ranked by: it may be worse than one of a moment ago (`best now`)."""
     from tqdm import tqdm
 
     num_ended = ended(snapshot)
@@ -125,5 +127,5 @@ def overview(snapshot: Snapshot) -> str:
     in_use, in_all = snapshot.slots
     slots = f"; slots {in_use} of {in_all}" if in_all else ""
     best = snapshot.best[0] if snapshot.best else None
-    best_text = f"; best {values_text(snapshot.metric, best)}, trial {best.number}" if best else ""
+    best_text = f"; best now: {values_text(snapshot.metric, best)}, trial {best.number}" if best else ""
     return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}{best_text}"

@@ -30,6 +30,15 @@ def test_agents_with_equal_spaces_share_one_policy() -> None:
     assert str(plan) == f"shared (x, y): {SMALL}"
 
 
+def test_a_line_says_what_the_returns_are() -> None:
+    assert plan_of(SIDES).about_returns() == (
+        "return and evaluation are the mean over the 2 agents of a game, 0 to the end in a zero-sum game, as one "
+        "policy plays all sides; an agent's own return is the metric agent/x/episode_return_mean"
+    )
+    assert "zero-sum" not in plan_of(PREY_AND_HUNTERS).about_returns()
+    assert "the sum over the 3 agents" in plan_of(PREY_AND_HUNTERS, episode_return="sum").about_returns()
+
+
 def test_kinds_of_agents_get_a_policy_each() -> None:
     plan = plan_of(PREY_AND_HUNTERS)
     assert plan.mapping == {"hunter_0": "hunter_0", "hunter_1": "hunter_0", "prey": "prey"}

@@ -214,7 +214,7 @@ def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
     view.show(a_snapshot(2, 1))
     assert stream.getvalue().splitlines()[1:] == [
         "trials: 1 of 1,000 [01:12<19:58:48, 72.00s/trial], 2 running, 1 complete; slots 2 of 4; "
-        "best accuracy 1, trial 1000"
+        "best now: accuracy 1, trial 1000"
     ]
     better = a_snapshot(2, 2)
     better.best[0].values = (1.5,)

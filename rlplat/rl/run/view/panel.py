@@ -23,9 +23,11 @@ from rich.live import Live
 from rich.text import Text
 
 from rlplat.durations import duration_text
+from rlplat.given.folding import folded
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
+from rlplat.rl.run.view.progress import episodes_text
 
 DRAW_PERIOD_S = 0.25
 RATE_WINDOW_S = 10.0
@@ -134,7 +136,7 @@ def _returns(shown: Shown, width: int) -> str:
         )
     text = f"{result.episode_return_mean:.1f}"
     length = f"length {result.episode_length_mean:.0f}, " if result.episode_length_mean is not None else ""
-    after = f"{length}{result.episodes:,} episodes"
+    after = f"{length}{episodes_text(result.episodes)}"
     curve = sparkline(shown.returns, min(40, width - len(text) - len(after) - 4))
     return "  ".join(filter(None, [text, curve, after]))
 
@@ -177,7 +179,7 @@ class TrainingPanel:
 
     def say(self, text: str) -> None:
         try:
-            self._console.print(Text(spelled(text)), soft_wrap=True)
+            self._console.print(Text(folded(spelled(text), self._console.width)), soft_wrap=True)
         except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
             pass
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TextIO
 
+from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 
@@ -59,7 +60,11 @@ def describe(result: Result, evaluated: float | None = None) -> str:
         longest = f", longest running {running:,.0f} steps" if running is not None else ""
         return f"0 episodes finished{longest}{evaluation}"
     length = f"length {result.episode_length_mean:.1f}, " if result.episode_length_mean is not None else ""
-    return f"return {result.episode_return_mean:.1f} ({length}{result.episodes:,} episodes){evaluation}"
+    return f"return {result.episode_return_mean:.1f} ({length}{episodes_text(result.episodes)}){evaluation}"
+
+
+def episodes_text(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count:,} episodes"
 
 
 class _Shown(logging.Handler):
@@ -117,7 +122,7 @@ class ProgressLines:
 
     def say(self, text: str) -> None:
         try:
-            print(spelled(text), file=self._stream, flush=True)
+            print(for_stream(spelled(text), self._stream), file=self._stream, flush=True)
         except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
             pass
 
