@@ -103,7 +103,7 @@ def said(capsys: Any, *arguments: str) -> str:
         (("train", "--algo", "ppo", "--env", "./my envs/e.py"), "is a file: write the class as well; its environments: "
          "./my envs/e.py:Raises, ./my envs/e.py:Other"),
         (("train", "--algo", "ppo", "--env", "./empty.py"), "it defines no gymnasium.Env; a function: ./empty.py:make"),
-        (("check-env", "CartPole-v1", "--step-timeout-s", "nan"), "--steps and --step-timeout-s are positive numbers"),
+        (("check-env", "CartPole-v1", "--step-timeout-s", "nan"), "--env-reset-timeout-s are positive numbers"),
         (("train", "ppo", "CartPole-v1"), "are flags: rlplat train --algo ppo --env CartPole-v1\n"),
         (("train", "ppo"), "algorithm and environment are flags: rlplat train --algo ppo --env NAME\n"),
         (("train", "a.yaml", "b.yaml"), "unexpected: b.yaml (rlplat train --help)\n"),
