@@ -34,7 +34,7 @@ from rlplat.rl.envs.gym_spaces import (
     unsupported_action,
     unsupported_observation,
 )
-from rlplat.rl.envs.make import make_single_env, make_vector_env
+from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env, other_number
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import brief, observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
@@ -52,6 +52,8 @@ PATIENCE_S = 5.0
 """Beyond the limit of one step, within which the watchdog says more about what hangs."""
 SLOW_S = 5.0
 """Of a first reset: a run does not wait for others that would only show whether it can be repeated."""
+LONG = 100
+"""Steps of an episode without a time limit that are worth a warning."""
 WIDE = 5000
 """One-hot numbers in one observation that are worth a warning."""
 
@@ -155,8 +157,9 @@ def check_env_here(
     steps: int = COMMAND_STEPS,
     limits: Limits = Limits(),  # noqa: B008
     copies: Copies = Copies(),  # noqa: B008
+    num_envs: int | None = None,
 ) -> EnvReport:
-    """`check_env` in this process."""
+    """`check_env` in this process; num_envs: how many a vector environment has to have."""
     report = EnvReport(str(name))
     beat("the import of its module")
     try:
@@ -169,7 +172,17 @@ def check_env_here(
             ) as vector_env:
                 _play_batched(vector_env, steps, report, beat)
             return report
-        probe = _Probe(source, make_single_env(source, dict(env_kwargs or {}), copies), report, limits, beat)
+        env = make_single_env(source, dict(env_kwargs or {}), copies, num_envs=num_envs or 2)
+        if is_vector_env(env):
+            if num_envs is not None and env.num_envs != num_envs:
+                report.add("error", other_number(report.name, env.num_envs, num_envs))
+            report.add(
+                "note", f"a vector environment, used as it is: its {env.num_envs} are num_envs_per_worker"
+            )
+            with VectorEnv(env, source.name, seed=SEED, limits=limits) as vector_env:
+                _play_batched(vector_env, steps, report, beat)
+            return report
+        probe = _Probe(source, env, report, limits, beat)
         try:
             probe.run(steps)
         finally:
@@ -196,6 +209,7 @@ def look_before_run(settings: Mapping[str, Any], beat: Beat) -> EnvReport:
         steps=PREFLIGHT_STEPS,
         limits=Limits.of(settings),
         copies=Copies.of(settings, "check"),
+        num_envs=settings["num_envs_per_worker"],
     )
 
 
@@ -241,6 +255,7 @@ class _Probe:
         self._watchdog = StepWatchdog(limits.least_s, self._place, limit_s=lambda: limits[self._is_resetting])
         self._is_out_of_bounds = False
         self._never_masks = True
+        self._longest, self._is_ever_truncated = 0, False
 
     def close(self) -> None:
         self._watchdog.close()
@@ -299,6 +314,13 @@ class _Probe:
                 )
                 break
         has_limit = getattr(getattr(env, "spec", None), "max_episode_steps", None) is not None
+        if steps >= 1000 and report.episodes and not has_limit and not self._is_ever_truncated:
+            report.add(
+                "warning" if self._longest >= LONG else "note",
+                f"the longest of {report.episodes} episodes took {self._longest} steps, and there is no time limit: a "
+                "policy may learn to go on for ever; return truncated=True after some steps, or wrap it in "
+                "gymnasium.wrappers.TimeLimit",
+            )
         if steps >= 1000 and report.episodes == 0 and not has_limit:
             report.add(
                 "warning",
@@ -344,6 +366,8 @@ class _Probe:
             if not is_replay:
                 report.steps += 1
                 report.episodes += bool(terminated or truncated)
+                self._longest = max(self._longest, guard.episode_step)
+                self._is_ever_truncated |= bool(truncated)
                 self._check_obs(f"step() [{self._at()}]", "warning")
             if terminated or truncated:
                 obs = self._timed(guard.reset, "reset()")[0]
@@ -444,13 +468,17 @@ class _RandomActor:
 def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> None:
     """For environments that exist only as vector environments; ones that we did not write need fewer questions."""
     report.spaces, report.facts = env.spec, env.facts()
-    rng = np.random.default_rng(SEED)
+    from gymnasium.vector.utils import batch_space
+
+    batch = batch_space(env.action_space, env.num_envs)
+    batch.seed(SEED)
     try:
+        beat("reset()")
         env.reset()
         for _ in range(steps):
             beat("step()")
-            env.step(rng.integers(env.spec.action.n, size=1))
-            report.steps += 1
+            env.step(policy_actions(env.action_space, batch.sample()))
+            report.steps += env.num_envs
     except EnvError as error:
         report.add("error", _without_name(str(error), env.name))
     report.episodes = len(env.pop_episodes())

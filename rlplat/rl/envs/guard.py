@@ -23,6 +23,11 @@ from rlplat.rl.interfaces import Array
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.spaces import MASK
 
+BY_AGENT = (
+    "dicts by agent, as RLlib's MultiAgentEnv has them, are several agents: make it a pettingzoo.ParallelEnv "
+    "(possible_agents, observation_space(agent), action_space(agent); no '__all__'), which ppo and dqn train "
+    "(docs/multi-agent.md)"
+)
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 
 
@@ -195,6 +200,11 @@ class GuardedEnv:
         return replay_episode(self, states[self.index], actions[self.index], obs[self.index])
 
     def _check_length(self, result: Any) -> None:
+        if isinstance(result, tuple) and len(result) == 4 and not isinstance(result[3], dict):
+            self._fail(
+                f"step() returned 4 values, the last one {brief(result[3])}: the info dict is missing; return obs, "
+                "reward, terminated, truncated, {}"
+            )
         if isinstance(result, tuple) and len(result) == 4:
             self._fail(
                 "step() returned 4 values (the old gym API: obs, reward, done, info), expected 5: obs, reward, "
@@ -258,6 +268,8 @@ class GuardedEnv:
     def _check_reward(self, reward: Any) -> float:
         if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
             return float(reward)
+        if isinstance(reward, dict):
+            self._fail(f"step() returned a reward for each of {', '.join(map(str, reward))}: {BY_AGENT}")
         self._fail(f"step() returned the reward {_kind(reward)}, expected a number; return float(reward)")
 
     def _check_flag(self, which: str, flag: Any) -> None:
@@ -280,7 +292,7 @@ def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step
     if num_steps == 0:
         return f"{which}, before its first step"
     shown = "" if action is None else f", action {brief(action)}"
-    return f"{which}, step {num_steps} ({episode_step} of its episode){shown}"
+    return f"{which}, step {num_steps} (step {episode_step} of its episode){shown}"
 
 
 def mask_method(env: Any) -> Callable[[], Any] | None:

@@ -22,7 +22,7 @@ from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
-from rlplat.rl.envs.guard import GuardedEnv, has_info_mask, is_environments_own
+from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, kill_unmade, process_makers
 from rlplat.rl.envs.names import EnvSource, resolve_env
@@ -49,8 +49,12 @@ def make_vector_env(
     keep_state: bool = False,
     seeds_each: bool = False,
     copies: Copies = Copies(),  # noqa: B008
+    any_number: bool = False,
 ) -> VectorEnv:
     """env: a name, or a class, function or environment (env_objects.py).
+
+    A vector environment (gymnasium.vector.VectorEnv) is used as it is; it is given `num_envs` where its constructor has
+    such an argument, and is refused where it has another number, unless `any_number`.
 
     `seed` is that of the first `reset()`; `num_threads` is for environments that step in C++ (Atari, EnvPool).
 
@@ -131,10 +135,21 @@ def make_vector_env(
         )
 
     with_info_mask: bool | None = None
+    first: Any = make_single_env(source, kwargs, copies, num_envs=num_envs)
+    if is_vector_env(first):
+        if vectorization != "auto":
+            raise UsageError(
+                f"{source.name} is a vector environment already: leave vectorization at 'auto', not '{vectorization}'"
+            )
+        if first.num_envs != num_envs and not any_number:
+            raise UsageError(other_number(source.name, first.num_envs, num_envs))
+        facts |= {"vectorization": "given", "num_envs": first.num_envs}
+        return VectorEnv(first, source.name, seed=seed, limits=limits, facts=facts, keeps_state=keep_state)
 
     def make_guard(index: int) -> GuardedEnv:
-        nonlocal with_info_mask
-        single = make_single_env(source, kwargs, copies, index)
+        nonlocal with_info_mask, first
+        single = make_single_env(source, kwargs, copies, index) if first is None or index else first
+        first = None
         spec = space_spec(
             single.observation_space, single.action_space
         )  # refuses what could not even be stacked
@@ -165,8 +180,10 @@ def make_single_env(
     env_kwargs: dict[str, Any],
     copies: Copies | None = None,
     index: int = 0,
+    num_envs: int = 1,
 ) -> Any:
-    """One gymnasium environment with its time limit, without gymnasium's own checker (`GuardedEnv` does its work).
+    """One gymnasium environment with its time limit, without gymnasium's own checker (`GuardedEnv` does its work); or a
+    vector environment (`is_vector_env`), where the user gave one. num_envs: of that, if its constructor asks.
     copies, index: which copy of a run's this is; None: the one that is being made.
 
     Raises EnvError where the constructor raises, UsageError where a package is missing that no extra of ours brings.
@@ -184,7 +201,10 @@ def make_single_env(
                 )
             else:
                 assert source.factory is not None
-                env = call_wrapped(source.factory, env_kwargs)
+                asks = "num_envs" in parameters(source.factory)
+                env = call_wrapped(
+                    source.factory, {"num_envs": num_envs, **env_kwargs} if asks else env_kwargs
+                )
     except RlplatError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -197,6 +217,8 @@ def make_single_env(
             f"{source.name}: making the environment (with {given}) raised {type(error).__name__}: "
             f"{error}{raised_here(error)}"
         ) from error
+    if cure := _not_gymnasium(env):
+        raise EnvError(f"{source.name} made a {type(env).__name__}: {cure}")
     for attribute in ("reset", "step", "observation_space", "action_space"):
         if not hasattr(env, attribute):
             raise EnvError(
@@ -204,6 +226,32 @@ def make_single_env(
                 "gymnasium.Env (https://gymnasium.farama.org/api/env)"
             )
     return env
+
+
+def is_vector_env(env: Any) -> bool:
+    """Whether it is many environments already (gymnasium.vector.VectorEnv, or what has its attributes)."""
+    return hasattr(env, "single_observation_space") and hasattr(env, "num_envs")
+
+
+def other_number(name: str, has: int, asked: int) -> str:
+    return (
+        f"{name} is a vector environment of {has}, and num_envs_per_worker is {asked}: set num_envs_per_worker={has} "
+        f"(--num-envs-per-worker {has}), or give its constructor an argument num_envs"
+    )
+
+
+def _not_gymnasium(env: Any) -> str:
+    """The cure where it is of another package's kind, or the empty string."""
+    if any(base.__name__ == "MultiAgentEnv" for base in type(getattr(env, "unwrapped", env)).__mro__):
+        return BY_AGENT
+    if hasattr(env, "step_async") and hasattr(env, "step_wait") and not is_vector_env(env):
+        return (
+            "a vector environment of Stable-Baselines3 is not one of gymnasium; give the environment that it is made "
+            "of (env=lambda: MyEnv()), of which num_envs_per_worker copies are made"
+        )
+    if type(env).__module__.partition(".")[0] == "envpool" or hasattr(env, "all_env_ids"):
+        return "name EnvPool's environment instead: env='Ant-v5', vectorization='envpool'"
+    return ""
 
 
 def call_wrapped(

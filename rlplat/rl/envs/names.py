@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -134,6 +134,15 @@ def env_family(name: str) -> str | None:
         if entry_point.startswith(prefix):
             return family
     return "" if spec is not None or ":" in name or name in BOARD_GAMES else None
+
+
+def has_time_limit(name: str, env_kwargs: Mapping[str, Any]) -> bool:
+    """Whether episodes are known to be cut off at some step; of a class or function of the user's nothing is known."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(name)
+    limit = env_kwargs.get("max_episode_steps", getattr(spec, "max_episode_steps", None))
+    return limit is not None or name == EXTERNAL or atari_rom(name) is not None
 
 
 def atari_game(rom: str) -> str:

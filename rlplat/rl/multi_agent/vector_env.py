@@ -309,7 +309,7 @@ class MultiAgentVectorEnv:
         raise EnvError(f"{self._place()}: {what} raised {type(error).__name__}: {error}") from error
 
     def _place(self) -> str:
-        """`tictactoe (copy 3 of 0..7), step 812 (4 of its game), actions {'player_1': 4}`."""
+        """`tictactoe (copy 3 of 0..7), step 812 (step 4 of its game), actions {'player_1': 4}`."""
         copy, actions = self._now
         which = f"{self.name} (copy {copy} of 0..{self.num_copies - 1})" if self.num_copies > 1 else self.name
         shown = (
@@ -317,9 +317,7 @@ class MultiAgentVectorEnv:
             if actions
             else ""
         )
-        return (
-            f"{which}, step {self._num_steps} ({self._game_steps[copy] + bool(actions)} of its game){shown}"
-        )
+        return f"{which}, step {self._num_steps} (step {self._game_steps[copy] + bool(actions)} of its game){shown}"
 
 
 class _Notes:

@@ -60,8 +60,6 @@ def record(
         "seed": settings["seed"],
     }
     kwargs = raw_env_kwargs(settings)
-    quotas = [episodes // num_envs + (b < episodes % num_envs) for b in range(num_envs)]
-    tracks = [Track() for _ in range(num_envs)]
     with (
         DataWriter(out, env=settings["env"], spaces=spaces, env_kwargs=kwargs, source=source) as writer,
         process_seeded(settings["seed"], "evaluation", 1),
@@ -70,9 +68,13 @@ def record(
             num_envs,
             env_kwargs=kwargs,
             copies=Copies.of(settings, "evaluation"),
+            any_number=True,
             **Limits.of(settings).arguments(),
         ) as env,
     ):
+        num_envs = env.num_envs
+        quotas = [episodes // num_envs + (b < episodes % num_envs) for b in range(num_envs)]
+        tracks = [Track() for _ in range(num_envs)]
         obs = copy_obs(env.reset(env_seed))
         while any(quotas):
             actions = policy.act(obs, deterministic=greedy).actions

@@ -31,6 +31,7 @@ import numpy as np
 import rlplat
 from rlplat.errors import ConfigError, NotInitialized
 from rlplat.rl.algorithm_config import Config, settings_of
+from rlplat.rl.envs.names import has_time_limit
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
 from rlplat.rl.learning.given_weights import require_fitting
@@ -188,6 +189,8 @@ class Algorithm(Generic[Config]):
         saved_as: str = "rollout_workers",
     ) -> RolloutWorkers:
         """As many as the config says, replaced as it says; make_worker, num_batches: of `RolloutWorkers`."""
+        if not has_time_limit(self.config.env, self.config.env_kwargs):
+            self.tally.num_envs = max(1, self.config.num_rollout_workers) * self.config.num_envs_per_worker
         workers = RolloutWorkers(
             make_worker,
             max(1, self.config.num_rollout_workers),

@@ -159,6 +159,7 @@ class Evaluator:
                 # EnvPool's environments are for training only, and native is what auto takes.
                 vectorization=way if way in ("sync", "async") else "auto",
                 copies=Copies.of(self._settings, "evaluation"),
+                any_number=True,
                 **Limits.of(self._settings).arguments(),
             )
         played = self._play(self._envs[num_envs], weights, episodes, purpose, tell=tell)

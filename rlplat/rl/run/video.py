@@ -27,7 +27,7 @@ from rlplat.errors import ConfigError, MissingExtra, RlplatError, UsageError
 from rlplat.paths import user_path
 from rlplat.rl.envs.atari import PREPROCESSING
 from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.make import VectorEnv, make_single_env, make_vector_env
+from rlplat.rl.envs.make import VectorEnv, is_vector_env, make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
@@ -241,6 +241,10 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
         raise UsageError(
             f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}{fix}"
         ) from error
+    if is_vector_env(single):
+        raise UsageError(
+            f"{source.name} cannot be recorded: it is a vector environment, and one is filmed alone"
+        )
     env_filmed = Filmed(single, source.name, film)
     env_filmed.try_to_render()
     return env_filmed

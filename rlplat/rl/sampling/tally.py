@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -40,6 +41,12 @@ class EpisodeWindow:
         self._last = deque((Episode(float(r), int(n)) for r, n in state["last"]), maxlen=WINDOW)
 
 
+FIRST_END, NEXT_END = 2_000, 30_000
+"""Steps of each environment without the end of an episode, at the beginning of a run and later, that are worth a
+warning."""
+log = logging.getLogger("rlplat.start")
+
+
 class RunTally:
     """tally.count(report.env_steps, report.episodes)
     return tally.result(report.metrics | {"time/sample_s": sampled - started})
@@ -48,11 +55,34 @@ class RunTally:
     def __init__(self) -> None:
         self.iteration = self.env_steps = 0
         self._window = EpisodeWindow()
+        self.num_envs = 0
+        """Environments that are stepped, where a word is due when none of their episodes ends; 0: none is."""
+        self._ended_at: int | None = None
+        """`env_steps` when an episode ended last."""
 
     def count(self, env_steps: int, episodes: Iterable[Episode]) -> None:
         """Agent decisions that were learnt from, and episodes that finished meanwhile."""
         self.env_steps += env_steps
+        ended = self._window.episodes
         self._window.extend(episodes)
+        if self._window.episodes > ended:
+            self._ended_at = self.env_steps
+        elif self.num_envs:
+            self._warn_of_no_end()
+
+    def _warn_of_no_end(self) -> None:
+        """Once."""
+        patience = FIRST_END if self._ended_at is None else NEXT_END
+        steps = (self.env_steps - (self._ended_at or 0)) // self.num_envs
+        if steps < patience:
+            return
+        self.num_envs = 0
+        log.warning(
+            "warning: no episode has ended%s for %s steps of each environment, so that no return is known: where the "
+            "task has no end, return truncated=True after some steps, or wrap it in gymnasium.wrappers.TimeLimit",
+            "" if self._ended_at is None else " any more",
+            f"{steps:,}",
+        )
 
     def result(self, metrics: dict[str, float]) -> Result:
         """One more iteration."""
@@ -77,3 +107,4 @@ class RunTally:
         """state: may hold more than `get_state` gave."""
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         self._window.set_state(state["episode_window"])
+        self._ended_at = self.env_steps

@@ -75,7 +75,7 @@ def test_faults_are_errors_with_the_fix(fault: str, at: int, expected: str) -> N
 
 def test_an_error_says_the_step_and_the_action() -> None:
     [line] = check_env(FAULTY, {"fault": "shape", "at": 3}, steps=10).lines
-    assert "step 3 (3 of its episode), action " in line
+    assert "step 3 (step 3 of its episode), action " in line
 
 
 def test_values_outside_the_bounds_after_reset_are_a_warning_made_once() -> None:
@@ -168,7 +168,7 @@ def test_masks_are_obeyed_and_shown(source: str) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "expected"),
     [
-        ({"lies": {3: np.zeros(5)}}, "step 3 (3 of its episode), action "),
+        ({"lies": {3: np.zeros(5)}}, "step 3 (step 3 of its episode), action "),
         ({"lies": {3: np.zeros(5)}}, "has no legal action: [0 0 0 0 0]; leave at least one True, or end"),
         (
             {"source": "method", "lies": {2: np.ones(4)}},

@@ -63,7 +63,7 @@ def test_a_fault_names_environment_step_action_and_fix(fault: str, message: str)
             env.step(np.array([0, 2, 0]))
     text = str(caught.value)
     assert re.match(
-        r"tests\.rl\.fixture_envs:FaultyEnv \(environment 1 of 0\.\.2\), step 3 \(3 of its episode\), action "
+        r"tests\.rl\.fixture_envs:FaultyEnv \(environment 1 of 0\.\.2\), step 3 \(step 3 of its episode\), action "
         r"1: ",
         text,
     ), text
@@ -187,8 +187,9 @@ def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
     guard.step(1)
     watchdog.close()
     assert ended == [
-        "Stubborn, step 1 (1 of its episode), action 1 took longer than the limit of 0.1 s and cannot be interrupted, "
-        "so the process ends; mend the environment, or raise the limit (--env-step-timeout-s, --env-reset-timeout-s)"
+        "Stubborn, step 1 (step 1 of its episode), action 1 took longer than the limit of 0.1 s and cannot be "
+        "interrupted, so the process ends; mend the environment, or raise the limit (--env-step-timeout-s, "
+        "--env-reset-timeout-s)"
     ]
 
 
@@ -210,7 +211,7 @@ def test_a_hang_in_another_thread_ends_the_process_with_the_reason_as_its_last_l
     assert "fixture_envs.py" in done.stderr  # the stack of the thread that hangs
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        "rlplat: tests.rl.fixture_envs:FaultyEnv (environment 0 of 0..1), step 2 (2 of its episode)"
+        "rlplat: tests.rl.fixture_envs:FaultyEnv (environment 0 of 0..1), step 2 (step 2 of its episode)"
     )
     assert "took longer than the limit of 0.2 s" in last
 

@@ -207,7 +207,7 @@ def test_lies_in_a_tree(path: tuple[Any, ...], value: Any, message: str) -> None
         with pytest.raises(EnvError) as caught:
             env.step(np.stack([ACTION, ACTION]))
     text = str(caught.value)
-    assert f"{TREE} (environment 0 of 0..1), step 2 (2 of its episode), action {{" in text
+    assert f"{TREE} (environment 0 of 0..1), step 2 (step 2 of its episode), action {{" in text
     assert message in text
 
 
@@ -268,7 +268,7 @@ def test_a_mask_after_the_last_step_may_be_empty(mode: str) -> None:
     final_obs = play({}).final_obs
     assert isinstance(final_obs, dict) and not final_obs["action_mask"].any()
     with pytest.raises(
-        EnvError, match=r"\(environment 0 of 0\.\.1\), step 3 \(3 .*no legal action: \[0 0 0 0 0\]"
+        EnvError, match=r"\(environment 0 of 0\.\.1\), step 3 \(step 3 .*no legal action: \[0 0 0 0 0\]"
     ):
         play({3: np.zeros(5, np.int8)})
 
@@ -281,7 +281,7 @@ def test_a_mask_after_the_last_step_may_be_empty(mode: str) -> None:
         ({"lies": {0: np.zeros(5)}}, "before its first step: the action mask has no legal action"),
         (
             {"lies": {2: np.zeros(5)}},
-            "step 2 (2 of its episode), action 2: the action mask has no legal action",
+            "step 2 (step 2 of its episode), action 2: the action mask has no legal action",
         ),
         (
             {"lies": {2: np.ones(4)}},

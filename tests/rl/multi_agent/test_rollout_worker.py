@@ -397,7 +397,7 @@ def test_an_error_names_copy_step_and_actions(rolled: Any, monkeypatch: pytest.M
     worker = rolled(settings("Dying", copies=2))
     monkeypatch.setattr(fixture_games.Dying, "step", lambda self, actions: 1 / 0)
     expected = (
-        r"Dying \(copy 0 of 0..1\), step 1 \(1 of its game\), actions {'a': 0, 'b': 0, 'c': 0}: step\(\) raised "
+        r"Dying \(copy 0 of 0..1\), step 1 \(step 1 of its game\), actions {'a': 0, 'b': 0, 'c': 0}: step\(\) raised "
         "ZeroDivisionError"
     )
     with pytest.raises(EnvError, match=expected):

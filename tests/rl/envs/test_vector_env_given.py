@@ -1,0 +1,130 @@
+"""A vector environment as `env=`; what is none of gymnasium's; environments that do not end."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlplat.algorithms.ppo import PPO, PPOConfig
+from rlplat.errors import EnvError, UsageError
+from rlplat.rl.envs.check import check_env
+from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.interfaces import Array
+from rlplat.rl.run.agent_spaces import agent_spaces
+
+SMALL: dict[str, Any] = {"num_rollout_workers": 0, "rollout_length": 8, "minibatch_size": 8}
+
+
+def three(render_mode: str | None = None) -> Any:
+    return gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+
+
+def as_many(num_envs: int) -> Any:
+    return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
+
+
+@pytest.mark.parametrize("env", [three, three(), as_many])
+def test_it_is_trained_on_and_evaluated_as_it_is(env: Any) -> None:
+    with PPO(PPOConfig(env=env, num_envs_per_worker=3, **SMALL)) as ppo:
+        result = ppo.step()
+        assert result.env_steps <= 24, "a row that only resets is no step"
+        assert len(ppo.evaluate(2)) == 2
+        assert agent_spaces(env, {}).spec == ppo.spaces
+
+
+def test_another_number_is_refused_with_the_setting() -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"of 3, and num_envs_per_worker is 8: .*--num-envs-per-worker 3",
+    ):
+        PPO(PPOConfig(env=three, **SMALL))
+    with pytest.raises(UsageError, match="is a vector environment already: leave vectorization at 'auto'"):
+        make_vector_env(three, 3, vectorization="async")
+    report = check_env(three, steps=20)
+    assert report.is_sound and report.steps == 60 and "num_envs_per_worker" in str(report)
+
+
+class ByAgent(gym.Env):
+    observation_space = gym.spaces.Dict({agent: gym.spaces.Box(-1, 1, (2,), np.float32) for agent in "ab"})
+    action_space = gym.spaces.Dict({agent: gym.spaces.Discrete(2) for agent in "ab"})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return {agent: np.zeros(2, np.float32) for agent in "ab"}, {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        ends = {"a": False, "b": False, "__all__": False}
+        return self.reset()[0], {"a": 1.0, "b": 0.0}, ends, ends, {}
+
+
+class MultiAgentEnv:
+    """As RLlib's is called."""
+
+    def reset(self, **arguments: Any) -> Any: ...
+
+    def step(self, actions: Any) -> Any: ...
+
+
+class OfRLlib(MultiAgentEnv): ...
+
+
+@pytest.mark.parametrize("env", [ByAgent, OfRLlib])
+def test_dicts_by_agent_are_named_with_the_cure(env: Any) -> None:
+    assert "pettingzoo.ParallelEnv" in str(check_env(env, steps=5))
+    with pytest.raises(UsageError, match=r"pettingzoo\.ParallelEnv"):
+        PPO(PPOConfig(env=env, **SMALL))
+
+
+def test_a_vector_environment_of_stable_baselines3_is_named() -> None:
+    class VecEnv:
+        num_envs = 2
+        step_async = step_wait = reset = step = None
+
+    with pytest.raises(EnvError, match=r"Stable-Baselines3.*env=lambda: MyEnv\(\)"):
+        make_vector_env(VecEnv, 2)
+
+
+class Endless(gym.Env):
+    """Ends by chance only, or never."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, chance: float = 0.0) -> None:
+        self.chance = chance
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return np.zeros(2, np.float32), 1.0, self.np_random.random() < self.chance, False, {}
+
+
+def test_an_environment_without_an_end_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    never = str(check_env(Endless, steps=1500))
+    assert "warning: no episode ended in 1500 random steps and there is no time limit" in never
+    seldom = str(check_env(Endless, {"chance": 0.01}, steps=1500))
+    assert "warning: the longest of" in seldom and "there is no time limit" in seldom
+    config = PPOConfig(
+        env=Endless, **SMALL | {"num_envs_per_worker": 1, "rollout_length": 900, "minibatch_size": 900}
+    )
+    with caplog.at_level(logging.WARNING, "rlplat.start"), PPO(config) as ppo:
+        for _ in range(5):
+            ppo.step()
+    [said] = caplog.messages
+    assert "no episode has ended for 2,700 steps of each environment" in said and "TimeLimit" in said
+
+
+class OldStep(Endless):
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return super().step(action)[:4]
+
+
+def test_a_forgotten_info_is_named() -> None:
+    assert "the info dict is missing; return obs, reward, terminated, truncated, {}" in str(
+        check_env(OldStep, steps=5)
+    )
