@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
+from rlplat.rl.algorithm_config import AlgorithmConfig, ClassPath, PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 class BoardPolicyConfig(PolicyConfig):
     """The network."""
 
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"] | ClassPath = "mlp"
+    """What turns boards into features, or pkg.mod:Class."""
     share_encoder: Literal["auto"] | bool = True
     """One encoder for policy and value, as in the paper."""
 

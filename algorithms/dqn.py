@@ -168,7 +168,7 @@ class DQNConfig(AlgorithmConfig):
     replay_capacity: Count = 100_000
     """Steps that the replay holds."""
     frame_stacks: bool = True
-    """Keep each frame of an image stack [C, H, W] once; false where channels are no frames in time (3 never are)."""
+    """Keep each frame of an image stack [C, H, W] or [T, H, W, C] once; no stack is kept as it is either way."""
     prioritized: bool = False
     """Draw in proportion to the error."""
     priority_alpha: float = Field(default=0.6, gt=0.0, le=1.0)

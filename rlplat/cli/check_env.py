@@ -70,7 +70,8 @@ def run(arguments: list[str]) -> int:
     if options.json:
         findings = [{"severity": finding.severity, "text": finding.text} for finding in report.findings]
         counts = {"steps": report.steps, "episodes": report.episodes}
-        print_json({"env": report.name, "is_sound": report.is_sound, **counts, "findings": findings})
+        said = {"observations": report.observations, "findings": findings}
+        print_json({"env": report.name, "is_sound": report.is_sound, **counts, **said})
     else:
         print(report)
     return 0 if report.is_sound else 1

@@ -49,19 +49,24 @@ class ExampleRows:
         if leaf.nvec:
             values = rng.integers(0, np.array(leaf.nvec), (num_rows, len(leaf.nvec))) + np.array(leaf.start)
             return values.reshape(shape).astype(leaf.dtype)
-        if leaf.kind == "image":
-            if smooth_images:
-                places = sum(np.ogrid[tuple(slice(size) for size in shape)][1:])
-                return ((places + 29 * np.arange(num_rows).reshape(-1, 1, 1, 1)) % 256).astype(leaf.dtype)
-            return rng.integers(0, 256, shape).astype(leaf.dtype)
         space = self._spaces[leaf.path]
-        if np.dtype(leaf.dtype).kind == "b":
-            return rng.integers(0, 2, shape).astype(leaf.dtype)
-        low = np.clip(np.asarray(space.low, np.float64), -WIDEST, WIDEST)
-        high = np.clip(np.asarray(space.high, np.float64), -WIDEST, WIDEST)
+        dtype = np.dtype(leaf.dtype)
+        if leaf.kind == "image" and smooth_images and dtype == np.uint8:
+            places = sum(np.ogrid[tuple(slice(size) for size in shape)][1:])
+            rows = 29 * np.arange(num_rows).reshape(-1, *(1 for _ in leaf.shape))
+            return ((places + rows) % (int(space.high.max()) + 1)).astype(dtype)
+        if dtype.kind == "b":
+            return rng.integers(0, 2, shape).astype(dtype)
+        if leaf.kind == "image" and dtype == np.uint8:
+            return rng.integers(space.low.astype(np.int64), space.high.astype(np.int64) + 1, shape).astype(
+                dtype
+            )
+        low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+        if leaf.kind == "vector" or not np.isfinite([low.min(), high.max()]).all():
+            low, high = low.clip(-WIDEST, WIDEST), high.clip(-WIDEST, WIDEST)
         shares = rng.random(shape)
         shares[0], shares[-1] = 0.0, 1.0
-        return (low + (high - low) * shares).astype(leaf.dtype)
+        return (low + (high - low) * shares).astype(dtype)
 
 
 def _mask(size: int, num_rows: int, rng: np.random.Generator) -> np.ndarray:

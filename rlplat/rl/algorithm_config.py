@@ -40,8 +40,9 @@ class PolicyConfig(Section):
 
     example = {"hidden_sizes": [64, 64]}
 
-    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | ClassPath = "auto"
-    """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for uint8 images, else mlp."""
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"] | ClassPath = "auto"
+    """What turns observations into features, or pkg.mod:Class; auto: nature_cnn for images from 36 pixels on, grid_cnn
+    for smaller ones from 5 on, else mlp. The first lines of a run say what each observation gets."""
     hidden_sizes: list[Width] = Field(default=[64, 64], min_length=1)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"

@@ -9,7 +9,7 @@ A Dict or Tuple of observations, however deep, is one flat dict by path: "camera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -25,15 +25,21 @@ class ObsSpec:
     """One array of observations, without its batch axes."""
 
     kind: Literal["vector", "image", "discrete", "multi_discrete", "multi_binary", "mask"]
-    """`image`: a Box of uint8 and rank 3; every other Box is a vector. `mask`: which actions are legal."""
+    """`image`: a Box that envs/images.py says is one; any other Box is a vector. `mask`: which actions are legal."""
     shape: tuple[int, ...]
     """() for `discrete`; (K,) for `multi_discrete`, `multi_binary`, `mask`."""
     dtype: str
-    """Discrete kinds: int64, counted from 0; `multi_binary`: int8; `mask`: bool."""
-    layout: Literal["", "CHW", "HWC"] = ""
-    """Of images; empty for everything else."""
+    """Discrete kinds: int64, counted from 0; `multi_binary`: int8; `mask`: bool; images: uint8 or float32."""
+    layout: Literal["", "CHW", "HWC", "TCHW", "THWC"] = ""
+    """Of images, T: a stack of images, which networks see as T * C channels; empty for everything else."""
     nvec: tuple[int, ...] = ()
     """Discrete kinds: the number of choices of each entry."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    """Images: bounds of all pixels, or of each channel that networks see, which become 0 and 1. Empty: 0 and 255 of
+    uint8; of float32 none, and the values are taken as they are."""
+    renewed: int = field(default=0, compare=False)
+    """Images: how many entries of the first axis are new in every observation, as random steps showed; 0: not known."""
 
     @property
     def flat_size(self) -> int:
@@ -47,6 +53,28 @@ class ObsSpec:
             return 0
         return sum(self.nvec) if self.nvec else self.flat_size
 
+    @property
+    def channels_height_width(self) -> tuple[int, int, int]:
+        """Of an image as networks see it."""
+        sizes = dict(zip(self.layout, self.shape, strict=True))
+        return sizes.get("T", 1) * sizes["C"], sizes["H"], sizes["W"]
+
+    @property
+    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(low, high) of an image, one number each or one per channel; empty where values are taken as they are."""
+        return (self.low, self.high) if self.low or self.dtype != "uint8" else ((0.0,), (255.0,))
+
+    @property
+    def pixel_scale(self) -> tuple[Any, Any]:
+        """(low, high - low) by which (pixels - low) / (high - low) is between 0 and 1: numbers, or float32 arrays that
+        broadcast over [*shape]. Without bounds (0, 1)."""
+        low, high = self.bounds
+        if len(low) < 2:
+            return (low[0], high[0] - low[0]) if low else (0.0, 1.0)
+        places = [size if axis in "TC" else 1 for axis, size in zip(self.layout, self.shape, strict=True)]
+        lows = np.array(low, np.float32).reshape(places)
+        return lows, np.array(high, np.float32).reshape(places) - lows
+
     def __str__(self) -> str:
         if self.kind == "discrete":
             return f"Discrete({self.nvec[0]})"
@@ -55,7 +83,8 @@ class ObsSpec:
         if self.kind in ("multi_binary", "mask"):
             return f"{'mask' if self.kind == 'mask' else 'MultiBinary'}({self.shape[0]})"
         layout = f" {self.layout}" if self.layout else ""
-        return f"Box({_listed(self.shape)}) {self.dtype}{layout}"
+        bounds = f" in [{_span(self.low)}, {_span(self.high)}]" if self.low else ""
+        return f"Box({_listed(self.shape)}) {self.dtype}{layout}{bounds}"
 
 
 @dataclass(frozen=True)
@@ -178,6 +207,8 @@ def _describe_obs(obs: ObsSpec | dict[str, ObsSpec]) -> dict[str, Any]:
         "dtype": obs.dtype,
         "layout": obs.layout,
         "nvec": list(obs.nvec),
+        "low": list(obs.low),
+        "high": list(obs.high),
     }
 
 
@@ -188,8 +219,8 @@ def _described_obs(description: dict[str, Any]) -> ObsSpec | dict[str, ObsSpec]:
 
 
 def _described_leaf(description: dict[str, Any]) -> ObsSpec:
-    shape, nvec = tuple(description["shape"]), tuple(description.get("nvec", ()))
-    return ObsSpec(description["kind"], shape, description["dtype"], description["layout"], nvec)
+    shape, nvec, low, high = (tuple(description.get(name, ())) for name in ("shape", "nvec", "low", "high"))
+    return ObsSpec(description["kind"], shape, description["dtype"], description["layout"], nvec, low, high)
 
 
 def _describe_action(action: ActionSpec) -> dict[str, Any]:

@@ -44,8 +44,6 @@ def test_box_actions() -> None:
         ((4, 84, 84), np.uint8, "image", "CHW"),
         ((210, 160, 3), np.uint8, "image", "HWC"),
         ((84, 84, 1), np.uint8, "image", "HWC"),
-        ((84, 84), np.uint8, "vector", ""),
-        ((4, 84, 84), np.float32, "vector", ""),
         ((17,), np.float64, "vector", ""),
     ],
 )

@@ -14,7 +14,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -34,6 +34,7 @@ from rlplat.rl.envs.gym_spaces import (
     unsupported_action,
     unsupported_observation,
 )
+from rlplat.rl.envs.images import StackSeen
 from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env, other_number
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import brief, observation_problems
@@ -41,8 +42,8 @@ from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.obs_tree import copy_obs, find_no_choice
-from rlplat.rl.policies.spec import bounds_advice
+from rlplat.rl.obs_tree import copy_obs, find_no_choice, take_obs
+from rlplat.rl.policies.spec import bounds_advice, said_of_observations
 from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
 
 PREFLIGHT_STEPS = 16
@@ -54,8 +55,6 @@ SLOW_S = 5.0
 """Of a first reset: a run does not wait for others that would only show whether it can be repeated."""
 LONG = 100
 """Steps of an episode without a time limit that are worth a warning."""
-WIDE = 5000
-"""One-hot numbers in one observation that are worth a warning."""
 
 Found = TypeVar("Found")
 Severity = Literal["error", "warning", "note"]
@@ -112,9 +111,28 @@ class EnvReport:
         assert self.spaces is not None
         return self.spaces
 
+    @property
+    def observations(self) -> list[str]:
+        """What each observation is taken for, and the encoder that it gets unless the settings say another."""
+        return said_of_observations(self.spaces.obs)[0] if self.spaces is not None else []
+
+    def note_observations(self) -> None:
+        """Where there are images, that is a finding: it is a guess, and decides what is learnt."""
+        if self.spaces is None:
+            return
+        lines, warnings = said_of_observations(self.spaces.obs)
+        for warning in warnings:
+            self.add("warning", warning)
+        for line in lines:
+            if ": image " in line:
+                self.add("note", line)
+
     def __str__(self) -> str:
         head = f"{self.name}: {self.spaces or 'unusable spaces'}; {self.steps} random steps, {self.episodes} episodes"
-        return "\n".join([head, *(f"  {line}" for line in self.lines or ["no problems found"])])
+        known = [line for line in self.observations if f"note: {line}" not in self.lines]
+        is_fine = all(finding.severity == "note" for finding in self.findings)
+        lines = [*known, *self.lines, *(["no problems found"] if is_fine else [])]
+        return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def check_env(
@@ -246,6 +264,35 @@ class _Tap:
         return getattr(self.env, name)
 
 
+class _Stacks:
+    """How stacks of images go on, of every leaf that might be one; for the replay, which keeps each image once."""
+
+    MOST = 64
+    """Steps that are looked at."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._seen: dict[str, StackSeen] = {}
+
+    def add(self, spec: SpaceSpec, before: Any, now: Any) -> None:
+        """Two observations, one after the other in an episode."""
+        self._num_steps += 1
+        if self._num_steps > self.MOST:
+            return
+        for path, leaf in obs_leaves(spec.obs).items():
+            if leaf.kind == "image" and leaf.layout != "HWC":
+                seen = self._seen.setdefault(path, StackSeen(leaf.shape[0]))
+                seen.add(*((obs[path] if path else obs) for obs in (before, now)))
+
+    def noted(self, spec: SpaceSpec) -> SpaceSpec:
+        """The spec with what was seen."""
+        leaves = {
+            path: replace(leaf, renewed=self._seen[path].num_new) if path in self._seen else leaf
+            for path, leaf in obs_leaves(spec.obs).items()
+        }
+        return SpaceSpec(leaves if isinstance(spec.obs, dict) else leaves[""], spec.action)
+
+
 class _Probe:
     def __init__(self, source: EnvSource, env: Any, report: EnvReport, limits: Limits, beat: Beat) -> None:
         self._env, self._report, self._beat = _Tap(env), report, beat
@@ -256,6 +303,7 @@ class _Probe:
         self._is_out_of_bounds = False
         self._never_masks = True
         self._longest, self._is_ever_truncated = 0, False
+        self._stacks = _Stacks()
 
     def close(self) -> None:
         self._watchdog.close()
@@ -286,7 +334,7 @@ class _Probe:
         by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
         guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info)
         report.spaces = spec = guard.spaces
-        self._note_wide_leaves(spec)
+        report.note_observations()
         if advice := bounds_advice(spec.action):
             report.add("warning", advice)
         if monotonic() - started < SLOW_S:
@@ -296,6 +344,7 @@ class _Probe:
             obs = self._reset()
             self._check_obs("reset()", "error")
             self._play(obs, steps)
+            report.spaces = self._stacks.noted(spec)
             return
         if not _is_same(self._reset(), self._reset()):
             report.add(
@@ -304,6 +353,7 @@ class _Probe:
                 "super().reset(seed=seed) and draw from self.np_random",
             )
         trace = self._play(self._reset(), steps)
+        report.spaces = self._stacks.noted(spec)
         replayed = self._play(self._reset(), min(steps, 50), is_replay=True)
         for step, (one, other) in enumerate(zip(trace, replayed, strict=False), start=1):
             if not (_is_same(one[0], other[0]) and one[1] == other[1]):
@@ -332,16 +382,6 @@ class _Probe:
                 "note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper"
             )
 
-    def _note_wide_leaves(self, spec: SpaceSpec) -> None:
-        for path, leaf in obs_leaves(spec.obs).items():
-            if leaf.nvec and leaf.num_features > WIDE:
-                which = f"the observation '{path}'" if path else "the observation"
-                self._report.add(
-                    "warning",
-                    f"{which} is {leaf}, which networks see as {leaf.num_features} numbers, one for each value; if "
-                    "near values are alike, a Box of a few numbers learns sooner",
-                )
-
     def _reset(self) -> Obs:
         assert self._guard is not None
         guard = self._guard
@@ -355,7 +395,7 @@ class _Probe:
         actor = _RandomActor(guard)
         trace = []
         for _ in range(steps):
-            action = actor.act(obs)
+            action, before = actor.act(obs), copy_obs(obs)
             obs, reward, terminated, truncated, _ = self._timed(lambda a=action: guard.step(a), "step()")
             trace.append((copy_obs(obs), float(reward)))
             if not isinstance(reward, NUMBERS) or not math.isfinite(reward):
@@ -369,6 +409,7 @@ class _Probe:
                 self._longest = max(self._longest, guard.episode_step)
                 self._is_ever_truncated |= bool(truncated)
                 self._check_obs(f"step() [{self._at()}]", "warning")
+                self._stacks.add(guard.spaces, before, obs)
             if terminated or truncated:
                 obs = self._timed(guard.reset, "reset()")[0]
             self._check_mask(obs)
@@ -468,19 +509,26 @@ class _RandomActor:
 def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> None:
     """For environments that exist only as vector environments; ones that we did not write need fewer questions."""
     report.spaces, report.facts = env.spec, env.facts()
+    report.note_observations()
     from gymnasium.vector.utils import batch_space
 
     batch = batch_space(env.action_space, env.num_envs)
     batch.seed(SEED)
+    stacks = _Stacks()
     try:
         beat("reset()")
-        env.reset()
+        before = copy_obs(take_obs(env.reset(), 0))
         for _ in range(steps):
             beat("step()")
-            env.step(policy_actions(env.action_space, batch.sample()))
+            step = env.step(policy_actions(env.action_space, batch.sample()))
             report.steps += env.num_envs
+            now = copy_obs(take_obs(step.obs, 0))
+            if not (step.terminated[0] or step.truncated[0] or not step.valid[0]):
+                stacks.add(env.spec, before, now)
+            before = now
     except EnvError as error:
         report.add("error", _without_name(str(error), env.name))
+    report.spaces = stacks.noted(env.spec)
     report.episodes = len(env.pop_episodes())
 
 

@@ -17,7 +17,7 @@ from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import flat_space
-from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, casts
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, brief, casts
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.interfaces import Array
 from rlplat.rl.obs_tree import copy_obs
@@ -217,8 +217,7 @@ class GuardedEnv:
 
     def _read_obs(self, obs: Any, caller: str, info: Any, is_last: bool = False) -> Any:
         if self._shape is not None:
-            self._check_obs(obs, caller)
-            return obs.astype(self._dtype, copy=False)
+            return self._check_obs(obs, caller).astype(self._dtype, copy=False)
         try:
             return self._reader.read(obs, self._mask(info, caller, is_last))
         except ObsMismatch as mismatch:
@@ -247,7 +246,9 @@ class GuardedEnv:
             )
         return mask
 
-    def _check_obs(self, obs: Any, caller: str) -> None:
+    def _check_obs(self, obs: Any, caller: str) -> Any:
+        """The observation of a plain array's space, as an array."""
+        obs = as_frames(obs, self.env.observation_space)
         expected = f"observation_space says shape {self._shape} {self._dtype}"
         if not isinstance(obs, np.ndarray):
             self._fail(
@@ -264,6 +265,7 @@ class GuardedEnv:
                 f"{caller} returned an observation of dtype {obs.dtype}, but {expected}; "
                 f"return obs.astype(np.{self._dtype}), or change the space's dtype"
             )
+        return obs
 
     def _check_reward(self, reward: Any) -> float:
         if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import UsageError
+from rlplat.rl.envs.images import image_spec
 from rlplat.rl.interfaces import Array
 from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec, empty_actions
-
-MAX_IMAGE_CHANNELS = 16
-"""A uint8 array of rank 3 is an image whose channel axis is the one this short; frame stacks go up to about 12."""
 
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of them"
 
@@ -82,7 +80,9 @@ def flat_space(obs: ObsSpec | dict[str, ObsSpec], observation_space: Any) -> Any
         if leaf.kind in ("multi_binary", "mask"):
             return spaces.MultiBinary(leaf.shape[0])
         box = bounds[path if path in bounds else ""]
-        return spaces.Box(box.low.reshape(leaf.shape), box.high.reshape(leaf.shape), dtype=box.dtype)
+        dtype = leaf.dtype if leaf.kind == "image" else box.dtype
+        low, high = (bound.astype(dtype).reshape(leaf.shape) for bound in (box.low, box.high))
+        return spaces.Box(low, high, dtype=np.dtype(dtype).type)
 
     if isinstance(obs, dict):
         # gymnasium sorts plain dicts by key; pairs keep their order.
@@ -292,13 +292,8 @@ def _obs_part(keys: tuple[Any, ...], space: Any) -> ObsPart:
 
 def _box_obs_spec(space: Any) -> ObsSpec:
     """A bare number becomes a vector of one."""
-    shape, dtype = tuple(map(int, space.shape)) or (1,), np.dtype(space.dtype)
-    if len(shape) == 3 and dtype == np.uint8:
-        if shape[2] <= MAX_IMAGE_CHANNELS and shape[2] < shape[0]:
-            return ObsSpec("image", shape, dtype.name, "HWC")
-        if shape[0] <= MAX_IMAGE_CHANNELS:
-            return ObsSpec("image", shape, dtype.name, "CHW")
-    return ObsSpec("vector", shape, dtype.name)
+    image = image_spec(space.low, space.high, space.dtype)
+    return image or ObsSpec("vector", tuple(map(int, space.shape)) or (1,), np.dtype(space.dtype).name)
 
 
 def _action_spec(space: Any) -> ActionSpec:

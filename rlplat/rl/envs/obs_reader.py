@@ -9,6 +9,7 @@ Both raise `ObsMismatch` with the path, what the space says, what came and the f
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ class ObsReader:
         """Whether observations are arrays already, with nothing to convert."""
         [*others, part] = self._parts
         is_box = part.spec.kind in ("vector", "image") and part.spec.shape == part.space.shape
+        is_box = is_box and part.spec.dtype == part.space.dtype
         return not self._is_dict and not others and is_box
 
     def read(self, obs: Any, mask: Any = None) -> Any:
@@ -108,9 +110,10 @@ class ObsReader:
                 return np.asarray(value, np.int8).ravel()
 
             return read_bits
-        shape, dtype, flat_shape = space.shape, space.dtype, spec.shape
+        shape, dtype, flat_shape, kept_dtype = space.shape, space.dtype, spec.shape, spec.dtype
 
         def read_box(value: Any) -> Array:
+            value = as_frames(value, space)
             if value.__class__ is not np.ndarray or value.shape != shape or value.dtype != dtype:
                 is_number = shape == () and isinstance(value, int | float | np.generic)
                 if not is_number and not isinstance(value, np.ndarray):
@@ -118,7 +121,7 @@ class ObsReader:
                 if np.shape(value) != shape or not (isinstance(value, int | float) or casts(value, dtype)):
                     raise ValueError
                 value = np.asarray(value, dtype)
-            row: Array = value.reshape(flat_shape)
+            row: Array = value.reshape(flat_shape).astype(kept_dtype, copy=False)
             return row
 
         return read_box
@@ -177,6 +180,18 @@ class ObsReader:
         return problems[0] if problems else f"observation {brief(obs)} is not in its space {self._space}"
 
 
+def as_frames(value: Any, space: Any) -> Any:
+    """A stack that came as a list of arrays (or a lazy one, which only becomes an array) as the array that `space`
+    says; anything else as it is."""
+    if value.__class__ is np.ndarray or len(space.shape) < 3:
+        return value
+    is_list = isinstance(value, list | tuple | deque) and len(value) == space.shape[0]
+    if is_list and all(isinstance(frame, np.ndarray) and frame.shape == space.shape[1:] for frame in value):
+        return np.stack(list(value))
+    is_lazy = hasattr(value, "__array__") and not isinstance(value, np.generic)
+    return np.asarray(value) if is_lazy else value
+
+
 def put_row(rows: Obs, index: int, row: Any) -> None:
     """Writes one environment's observation, as `ObsReader.read` gives it, into rows [B, ...]."""
     if isinstance(rows, dict):
@@ -231,6 +246,7 @@ def observation_problems(obs: Any, space: Any, path: tuple[Any, ...] = ()) -> li
 
 def _box_problems(obs: Any, space: Any, name: str) -> list[tuple[str, str]]:
     shape, dtype = space.shape, space.dtype
+    obs = as_frames(obs, space)
     if not isinstance(obs, np.ndarray | np.generic) and not (shape == () and isinstance(obs, int | float)):
         expected = f"but expected is an array of shape {shape} {dtype}; return np.asarray(obs, np.{dtype})"
         return [("type", f"{name} is {brief(obs)} ({type(obs).__name__}), {expected}")]

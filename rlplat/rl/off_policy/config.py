@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
 from rlplat.rl.replay.hindsight import HindsightConfig
@@ -18,7 +18,7 @@ REPLAY = ("replay_capacity", "num_rollout_workers", "num_envs_per_worker", "n_st
 class ContinuousPolicyConfig(PolicyConfig):
     """The networks, the same sizes for the actor and each critic."""
 
-    encoder: Literal["auto", "mlp"] = "auto"
+    encoder: Annotated[Literal["auto", "mlp"], AfterValidator(lambda _: "mlp")] = "mlp"
     """Observations are taken as numbers side by side."""
     hidden_sizes: list[Width] = Field(default=[256, 256], min_length=1)
     """Widths of the layers."""

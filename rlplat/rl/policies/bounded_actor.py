@@ -19,7 +19,7 @@ from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.features import flat_features
 from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import MANY_NUMBERS, PolicySpec
 from rlplat.rl.spaces import SpaceSpec, obs_leaves
 
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
@@ -130,7 +130,8 @@ class ActionScale:
 
 
 def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
-    """Raises UsageError where actions are not a bounded Box, or observations have images: it names who takes them."""
+    """Raises UsageError where actions are not a bounded Box, or observations have images too large for an MLP: it names
+    who takes them."""
     action, name = spaces.action, algo.upper()
     if action.kind != "box":
         use = "dqn" if action.kind == "discrete" else "ppo"
@@ -144,7 +145,7 @@ def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
             f"or use PPO: rlplat train --algo ppo --env {shlex.quote(env)}"
         )
     for path, leaf in obs_leaves(spaces.obs).items():
-        if leaf.kind == "image":
+        if leaf.kind == "image" and leaf.flat_size > MANY_NUMBERS:
             where = f" '{path}'" if path else ""
             raise UsageError(
                 f"{name} takes vectors, but {env} has image observations{where} {leaf}; use PPO: rlplat train "

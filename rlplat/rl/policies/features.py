@@ -1,4 +1,4 @@
-"""Observations without images as one row of numbers each, in plain numpy; `leaf_features` of rl/torch/encoders.py."""
+"""Observations as one row of numbers each, in plain numpy; `leaf_features` of rl/torch/encoders.py."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ def num_features(spec: ObsSpec | dict[str, ObsSpec]) -> int:
 
 
 def _leaf_features(obs: Array, leaf: ObsSpec) -> Array:
+    if leaf.kind == "image" and (leaf.dtype != "uint8" or obs.dtype == np.uint8):  # else it is normalised
+        low, span = leaf.pixel_scale
+        obs = (obs.astype(np.float32) - low) / span
     rows = obs.reshape(len(obs), -1)
     if leaf.nvec:
         one_hot = [np.eye(n, dtype=np.float32)[rows[:, i]] for i, n in enumerate(leaf.nvec)]

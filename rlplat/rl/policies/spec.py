@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from rlplat.errors import ConfigError
-from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec, obs_leaves
 
-MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8}
+MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8, "grid_cnn": 5}
 """The encoders for images, with the smallest height and width that they leave anything of: convolutions 8/4, 4/2, 3/1
-(kernel / stride); 8/4, 4/2; three times halved."""
+(kernel / stride); 8/4, 4/2; three times halved; twice halved (and below 5 pixels a convolution is mostly border)."""
+MANY_NUMBERS = 2_000
+"""Beside each other into an MLP: worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class PolicySpec:
     heads: tuple[Head, ...]
     """The parts of an action in the order of its columns."""
     encoder: str
-    """mlp, nature_cnn, small_cnn, impala_cnn or "pkg.mod:Class"."""
+    """mlp, nature_cnn, small_cnn, grid_cnn, impala_cnn (of several, the largest image's) or "pkg.mod:Class"."""
     hidden_sizes: tuple[int, ...]
     activation: Literal["tanh", "relu"]
     share_encoder: bool
@@ -61,6 +63,8 @@ class PolicySpec:
     attention_heads: int = 4
     custom: str = ""
     """ "pkg.mod:Class" of a network of the user's own, or empty."""
+    encoders: dict[str, str] = field(default_factory=dict)
+    """The encoder of every observation that goes through convolutions, by path."""
 
     @property
     def has_mask(self) -> bool:
@@ -79,9 +83,13 @@ class PolicySpec:
 
     @property
     def has_images(self) -> bool:
-        """Whether convolutions are computed: they decide about devices, threads and precision."""
-        leaves = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
-        return self.encoder != "mlp" and any(self.encodes_as_image(leaf) for leaf in leaves)
+        """Whether convolutions are computed: they decide about devices and threads."""
+        return bool(self.encoders)
+
+    @property
+    def has_large_images(self) -> bool:
+        """Whether convolutions take most of the time, so that their precision matters to it."""
+        return any(name != "grid_cnn" for name in self.encoders.values())
 
     @property
     def is_plain_mlp(self) -> bool:
@@ -96,23 +104,19 @@ class PolicySpec:
             and self.heads[0].kind in ("categorical", "gaussian")
         )
 
-    def encodes_as_image(self, leaf: ObsSpec) -> bool:
-        """Whether this leaf of the observation goes through a CNN."""
-        return self.encoder != "mlp" and is_large_image(leaf, _least_size(self.encoder))
-
 
 def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     """The spec for a config's `policy` section (as a dict) and an environment's spaces (`VectorEnv.spec`)."""
     obs = spaces.obs
     encoder, shared, core = policy["encoder"], policy["share_encoder"], policy["core"]
-    leaves = obs if isinstance(obs, dict) else {"": obs}
+    encoders = image_encoders(obs, encoder)
     if encoder == "auto":
-        encoder = "nature_cnn" if any(is_large_image(leaf) for leaf in leaves.values()) else "mlp"
-    least = _least_size(encoder)
-    if encoder in MIN_IMAGE_SIZES and not any(is_large_image(leaf, least) for leaf in leaves.values()):
+        encoder = max(encoders.values(), key=MIN_IMAGE_SIZES.__getitem__, default="mlp")
+    if encoder in MIN_IMAGE_SIZES and not encoders:
+        least = MIN_IMAGE_SIZES[encoder]
         raise ConfigError(
-            f"policy.encoder={encoder} needs uint8 images of at least {least} x {least} with channels, but "
-            f"observations are {_shown(obs)}; use policy.encoder=mlp"
+            f"policy.encoder={encoder} needs images of at least {least} x {least} pixels, but observations "
+            f"are {_shown(obs)}; use policy.encoder=mlp or auto"
         )
     if core != "none" and shared is False:
         raise ConfigError(
@@ -141,6 +145,91 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         attention_window=policy["attention_window"],
         attention_heads=policy["attention_heads"],
         custom=policy["custom"],
+        encoders=encoders,
+    )
+
+
+def image_encoders(obs: ObsSpec | dict[str, ObsSpec], encoder: str) -> dict[str, str]:
+    """Which observations a `policy.encoder` takes as images, by path, and the encoder that each gets. `auto`: by their
+    size. A class of the user's own decides by itself; it is given those from 36 pixels on, which need convolutions."""
+    if encoder == "mlp":
+        return {}
+    found = {}
+    for path, leaf in obs_leaves(obs).items():
+        if leaf.kind == "image":
+            side = min(leaf.channels_height_width[1:])
+            auto = "nature_cnn" if side >= MIN_IMAGE_SIZES["nature_cnn"] else "grid_cnn"
+            name = auto if encoder == "auto" else encoder
+            if side >= MIN_IMAGE_SIZES.get(name, MIN_IMAGE_SIZES["nature_cnn"]):
+                found[path] = name
+    return found
+
+
+def said_of_observations(
+    obs: ObsSpec | dict[str, ObsSpec], encoder: str = "auto", custom: str = ""
+) -> tuple[list[str], list[str]]:
+    """(a line for every observation: what it is taken for, and the encoder it gets; warnings about them).
+
+    encoder, custom: as in the `policy` section."""
+    lines, warnings = [], []
+    encoders = image_encoders(obs, encoder)
+    own = custom or (encoder if ":" in encoder else "")
+    for path, leaf in obs_leaves(obs).items():
+        if leaf.kind == "mask":
+            continue
+        name = f"obs '{path}'" if path else "obs"
+        lines.append(f"{name}: {_kind_of(leaf)} -> {own or encoders.get(path, 'mlp')}")
+        if leaf.kind == "image" and not leaf.bounds[0]:
+            warnings.append(
+                f"{name}: the space of these images has no finite bounds, so that their values go into the network as "
+                "they are: give it bounds, or --env-kwargs.image.range '[LOW, HIGH]', or --normalize-observations"
+            )
+        if not own and path not in encoders and leaf.num_features > MANY_NUMBERS:
+            warnings.append(f"{name}: {leaf.num_features:,} numbers go into an MLP; {_too_many(leaf)}")
+    return lines, warnings
+
+
+def _kind_of(leaf: ObsSpec) -> str:
+    """`image 96x96x12 (4 stacked RGB)`, `vector 4`, `one of 16`."""
+    if leaf.kind == "discrete":
+        return f"one of {leaf.nvec[0]}"
+    if leaf.kind == "multi_discrete":
+        return f"{len(leaf.nvec)} choices as {sum(leaf.nvec)} numbers"
+    if leaf.kind == "multi_binary":
+        return f"{leaf.flat_size} bits"
+    if leaf.kind != "image":
+        shape = "" if len(leaf.shape) < 2 else f" ({'x'.join(map(str, leaf.shape))})"
+        return f"vector {leaf.flat_size}{shape}"
+    channels, height, width = leaf.channels_height_width
+    notes = []
+    if "T" in leaf.layout:
+        colours = {3: "RGB", 4: "RGBA"}.get(
+            channels // leaf.shape[0], f"of {channels // leaf.shape[0]} channels"
+        )
+        notes.append(f"{leaf.shape[0]} stacked {colours}")
+    elif leaf.layout == "CHW":
+        notes.append("channels first")
+    low, high = leaf.bounds
+    if leaf.low:
+        span = f"{min(low):g}..{max(high):g}"
+        notes.append(
+            (span if span == "0..1" else f"{span} -> 0..1") + (" by channel" if len(low) > 1 else "")
+        )
+    elif not low:
+        notes.append("values as they are")
+    return f"image {height}x{width}x{channels}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _too_many(leaf: ObsSpec) -> str:
+    if leaf.nvec:
+        return (
+            "one for each value of a choice: if near values are alike, a Box of a few numbers learns sooner"
+        )
+    if leaf.kind == "image":
+        return "it is an image: --policy.encoder auto takes a CNN, where the algorithm has one"
+    return (
+        "if it is an image, give its space finite bounds and two or three axes (docs/custom-env.md, Images), or "
+        "--env-kwargs.image.range '[LOW, HIGH]'; else leave out what the task does not need"
     )
 
 
@@ -195,16 +284,6 @@ def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
     )
     what = f"actions have bounds {found}, and a policy begins with mean 0 and deviation 1 in the same units"
     return f"{what}: {cure}" if found else ""
-
-
-def is_large_image(leaf: ObsSpec, least: int = MIN_IMAGE_SIZES["nature_cnn"]) -> bool:
-    """Whether both sides of an image have `least` pixels."""
-    return leaf.kind == "image" and sorted(leaf.shape)[1] >= least
-
-
-def _least_size(encoder: str) -> int:
-    """For classes of the user's own, and for `auto`, the Nature CNN's."""
-    return MIN_IMAGE_SIZES.get(encoder, MIN_IMAGE_SIZES["nature_cnn"])
 
 
 def cpu_share(num_processes: int) -> int:

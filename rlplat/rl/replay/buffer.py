@@ -25,7 +25,7 @@ import psutil
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.replay.frame_storage import is_frame_stack
+from rlplat.rl.replay.frame_storage import new_frames
 from rlplat.rl.replay.hindsight import Hindsight, Relabeller
 from rlplat.rl.replay.step_store import FINAL, GAP, StepStore
 from rlplat.rl.replay.sum_tree import SumTree
@@ -483,6 +483,8 @@ def bytes_of_replay(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec]) -> in
     """What the replay takes once it is full."""
     num_bytes = 0
     for leaf in obs_leaves(obs).values():
-        num_frames = leaf.shape[0] if is_frame_stack(leaf, frame_stacks=shape.frame_stacks) else 1
-        num_bytes += leaf.flat_size // num_frames * np.dtype(leaf.dtype).itemsize
+        size = leaf.flat_size
+        if num_new := new_frames(leaf, frame_stacks=shape.frame_stacks):
+            size = size // leaf.shape[0] * num_new
+        num_bytes += size * np.dtype(leaf.dtype).itemsize
     return shape.capacity * (num_bytes + BYTES_BESIDE_OBS)

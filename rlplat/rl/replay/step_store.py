@@ -152,7 +152,8 @@ class StepStore:
         for path, storage in self._storages.items():
             storage.put(rows, row_lanes, obs[path] if isinstance(obs, dict) else obs)
         self.heads[lanes] += counts
-        dropped = np.concatenate([dropped, self._drop_lost(lanes), *gaps])
+        self.tails[lanes] = np.maximum(self.tails[lanes], self.heads[lanes] - self.lane_capacity)
+        dropped = np.concatenate([dropped, *gaps])
 
         starts = np.maximum(old_heads - self.n_step, np.maximum(old_tails, self.tails[lanes]))
         return Written(self._complete(lanes, starts), dropped)
@@ -248,22 +249,6 @@ class StepStore:
             storage.put_gap(row, lane)
         self.heads[lane] += 1
         return dropped
-
-    def _drop_lost(self, lanes: Array) -> Array:
-        """Move the tails on to where rows are still there -> rows that had been complete and are not any more."""
-        capacity = self.lane_capacity
-        dropped: list[int] = []
-        tails = np.maximum(self.tails[lanes], self.heads[lanes] - capacity)
-        for lane, tail in zip(lanes.tolist(), tails.tolist(), strict=True):
-            for storage in self._storages.values():
-                while storage.is_lost(lane * capacity + tail % capacity, lane):
-                    dropped.append(lane * capacity + tail % capacity)
-                    tail += 1
-            self.tails[lane] = tail
-        rows = np.array(dropped, np.int64)
-        rows = rows[self.is_complete[rows]]
-        self.is_complete[rows] = False
-        return rows
 
     def _complete(self, lanes: Array, starts: Array) -> Array:
         """Compute the windows that became complete, of rows from `starts` (stamps, one per lane) on."""

@@ -114,7 +114,7 @@ class AgentSpaces:
             raise _mismatch(part, f"holds no observation at all: its shape is {array.shape}")
         if part.spec.kind in ("vector", "image"):
             try:
-                return box_values(array, part.space.dtype)
+                return box_values(array, part.space.dtype).astype(part.spec.dtype, copy=False)
             except ValueError as error:
                 raise _mismatch(part, str(error)) from None
         if array.dtype.kind not in "biu":

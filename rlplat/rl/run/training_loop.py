@@ -34,7 +34,7 @@ from rlplat.rl.env_objects import is_same_env, what_it_takes
 from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.interfaces import Result
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
-from rlplat.rl.policies.spec import bounds_advice
+from rlplat.rl.policies.spec import bounds_advice, said_of_observations
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.bottleneck import add_seconds, bottleneck
 from rlplat.rl.run.evaluation_schedule import Evaluations
@@ -428,7 +428,7 @@ def open_run(
             plan_of_game = algorithm.spaces if isinstance(algorithm.spaces, MultiAgentPlan) else None
             about_returns = plan_of_game.about_returns() if plan_of_game else ""
             about = () if checkpoint else (_about_actions(algorithm), about_returns)
-            for line in (told, *about, *algorithm.notes):
+            for line in (told, *_about_observations(algorithm), *about, *algorithm.notes):
                 if line:
                     run.say(line)
             with Evaluations(algorithm, run=run) as evaluations:
@@ -520,6 +520,25 @@ def _save_after_failure(algorithm: Algorithm[Any], run: RunDirectory, evaluation
     elif len(failures) == SAVE_ATTEMPTS:
         first = str(failures[-1]).partition("\n")[0]
         run.say(f"warning: no checkpoint of the failed run: {first}")
+
+
+def _about_observations(algorithm: Algorithm[Any]) -> list[str]:
+    """What each observation is taken for and the encoder it gets, of every policy; and what is doubtful about that."""
+    spaces, policy = algorithm.spaces, algorithm.config.policy.model_dump()
+    if "policy.encoder" in algorithm.config.unused:
+        policy["encoder"] = "mlp"
+    networks: dict[str, Any] = {}
+    if isinstance(spaces, SpaceSpec):
+        networks = {"": (spaces.obs, policy)}
+    elif isinstance(spaces, MultiAgentPlan):
+        networks = {
+            f"{each.name}: ": (each.spaces.obs, policy | each.section) for each in spaces.policies.values()
+        }
+    found: list[str] = []
+    for name, (obs, section) in networks.items():
+        lines, warnings = said_of_observations(obs, section["encoder"], section["custom"])
+        found += [f"{name}{line}" for line in lines] + [f"warning: {name}{warning}" for warning in warnings]
+    return found
 
 
 def _about_actions(algorithm: Algorithm[Any]) -> str:

@@ -52,7 +52,7 @@ def resolve_precision(precision: str, spec: PolicySpec, device: str) -> tf.DType
     `auto`: bfloat16 for convolutions where the hardware multiplies it natively, float32 for MLPs, which are too small
     to gain anything.
     """
-    if precision == "float32" or (precision == "auto" and not spec.has_images):
+    if precision == "float32" or (precision == "auto" and not spec.has_large_images):
         return tf.float32
     if precision == "bfloat16":
         if not spec.has_images:

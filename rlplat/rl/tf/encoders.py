@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
@@ -24,9 +26,9 @@ def make_encoder(spec: PolicySpec, compute_dtype: tf.DType = tf.float32) -> Any:
         return load_class(spec.encoder)(spec, compute_dtype)
     if isinstance(spec.obs, dict):
         return TreeEncoder(spec, compute_dtype)
-    if spec.encoder == "mlp":
+    if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
-    return _image_encoder(spec.encoder, spec.obs, compute_dtype)
+    return _ENCODERS[spec.encoder](spec.obs, compute_dtype)
 
 
 class MLPEncoder(tf.Module):
@@ -48,30 +50,53 @@ class MLPEncoder(tf.Module):
         return features
 
 
-class NatureCNN(tf.Module):
-    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512.
+class _Pixels(tf.Module):
+    """How an encoder of images begins: one order of axes, and pixels as fractions of their bounds by scaling the first
+    kernel; as in rl/torch/encoders.py."""
 
-    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]; pixels are fractions of 255 by scaling the first kernel.
-    """
+    def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
+        super().__init__()
+        self.layout = image.layout
+        self.compute_dtype = compute_dtype
+        low, high = (np.array(bound, np.float32) for bound in image.bounds)
+        self._low = low if low.any() else None
+        self.scale: Any = 1.0
+        """Of the first kernel: a number, or float32[1, C, 1, 1] of every channel."""
+        if len(low):
+            scale = 1.0 / (high - low)
+            self.scale = float(scale[0]) if len(scale) == 1 else scale.reshape(1, -1, 1, 1)
+
+    def pixels(self, obs: tf.Tensor) -> tf.Tensor:
+        """[N, *image.shape] -> [N, H, W, C], counted from `low`."""
+        images = _channels_last(obs, self.layout)
+        return images if self._low is None else tf.cast(images, tf.float32) - self._low
+
+
+class NatureCNN(_Pixels):
+    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512: images -> float32[N, 512]."""
 
     CONVOLUTIONS: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """(channels, kernel, stride) of conv1, conv2, ..."""
     NUM_FEATURES = 512
+    PADDING = 0
 
     def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
-        super().__init__()
-        self.channels_first, (channels, height, width) = _channels_height_width(image)
-        self.compute_dtype = compute_dtype
+        super().__init__(image, compute_dtype)
+        channels, *sides = image.channels_height_width
         for number, (size, kernel, stride) in enumerate(self.CONVOLUTIONS, 1):
             setattr(self, f"conv{number}", Conv(channels, size, kernel, stride=stride))
-            channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            channels, sides = size, [(side + 2 * self.PADDING - kernel) // stride + 1 for side in sides]
+        height, width = sides
         self.linear = Linear(channels * height * width, self.NUM_FEATURES)
         self.num_features = self.NUM_FEATURES
 
     def __call__(self, obs: tf.Tensor) -> tf.Tensor:
         dtype = self.compute_dtype
-        features, scale = _channels_last(obs, self.channels_first), 1.0 / 255.0
+        features, scale = self.pixels(obs), self.scale
+        edges = ((0, 0), (self.PADDING, self.PADDING), (self.PADDING, self.PADDING), (0, 0))
         for number in range(1, len(self.CONVOLUTIONS) + 1):
+            if self.PADDING:  # not padding="SAME": see ImpalaCNN
+                features = tf.pad(features, edges)
             features = tf.nn.relu(getattr(self, f"conv{number}")(features, dtype, scale=scale))
             scale = 1.0
         features = tf.nn.relu(self.linear(_flattened(features), dtype))
@@ -80,22 +105,30 @@ class NatureCNN(tf.Module):
 
 class SmallCNN(NatureCNN):
     """The network of Mnih et al. 2013 (arXiv:1312.5602) and of A3C (Mnih et al. 2016): two convolutions and a layer of
-    256. uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 256]."""
+    256: images -> float32[N, 256]."""
 
     CONVOLUTIONS = ((16, 8, 4), (32, 4, 2))
     NUM_FEATURES = 256
 
 
-class ImpalaCNN(tf.Module):
+class GridCNN(NatureCNN):
+    """For images of few pixels, boards and grids, from 5 a side on: three convolutions of 3x3 with a border of zeros,
+    the last two with stride 2, and a layer of 256: images -> float32[N, 256]."""
+
+    CONVOLUTIONS = ((32, 3, 1), (64, 3, 2), (64, 3, 2))
+    NUM_FEATURES = 256
+    PADDING = 1
+
+
+class ImpalaCNN(_Pixels):
     """The deep network of Espeholt et al. 2018 (IMPALA, figure 3): sections of 16, 32, 32 channels (a convolution,
-    3x3/2 max pooling, two residual blocks), then a layer of 256. Images and precision as in `NatureCNN`."""
+    3x3/2 max pooling, two residual blocks), then a layer of 256: images -> float32[N, 256]."""
 
     CHANNELS = (16, 32, 32)
 
     def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
-        super().__init__()
-        self.channels_first, (channels, height, width) = _channels_height_width(image)
-        self.compute_dtype = compute_dtype
+        super().__init__(image, compute_dtype)
+        channels, height, width = image.channels_height_width
         self.entries: list[Conv] = []
         self.blocks: list[list[Conv]] = []
         for size in self.CHANNELS:
@@ -107,7 +140,7 @@ class ImpalaCNN(tf.Module):
 
     def __call__(self, obs: tf.Tensor) -> tf.Tensor:
         dtype = self.compute_dtype
-        features, scale = _channels_last(obs, self.channels_first), 1.0 / 255.0
+        features, scale = self.pixels(obs), self.scale
         for entry, convs in zip(self.entries, self.blocks, strict=True):
             features = entry(features, dtype, padding="SAME", scale=scale)
             # Not padding="SAME", which puts all of an odd padding on one side, where torch has one on both.
@@ -131,9 +164,8 @@ class TreeEncoder(tf.Module):
         assert isinstance(spec.obs, dict)
         # Private: TensorFlow would wrap a dict whose keys have slashes, and a spec holds no variables.
         self._leaves = tuple((path, leaf) for path, leaf in spec.obs.items() if leaf.kind != "mask")
-        images = [(path, leaf) for path, leaf in self._leaves if spec.encodes_as_image(leaf)]
-        self._image_paths = tuple(path for path, _ in images)
-        self.images = [_image_encoder(spec.encoder, leaf, compute_dtype) for _, leaf in images]
+        self._image_paths = tuple(spec.encoders)
+        self.images = [_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()]
         num_numbers = sum(leaf.num_features for path, leaf in self._leaves if path not in self._image_paths)
         num_inputs = num_numbers + sum(encoder.num_features for encoder in self.images)
         self.mlp = MLPEncoder(num_inputs, spec)
@@ -148,35 +180,38 @@ class TreeEncoder(tf.Module):
 
 
 def leaf_features(obs: tf.Tensor, leaf: ObsSpec) -> tf.Tensor:
-    """One leaf as numbers: float32[N, leaf.num_features]; choices become one-hot, pixels fractions of 255."""
+    """One leaf as numbers: float32[N, leaf.num_features]; choices become one-hot, pixels fractions of their bounds."""
     if leaf.kind == "discrete":
         return tf.one_hot(obs, leaf.nvec[0])
     if leaf.kind == "multi_discrete":
         return tf.concat([tf.one_hot(obs[:, i], n) for i, n in enumerate(leaf.nvec)], axis=1)
-    features = tf.cast(tf.reshape(obs, (-1, leaf.flat_size)), tf.float32)
-    return features / 255.0 if leaf.kind == "image" else features
+    features = tf.cast(obs, tf.float32)
+    if leaf.kind == "image":
+        low, span = leaf.pixel_scale
+        features = (features - low) / span
+    return tf.reshape(features, (-1, leaf.flat_size))
 
 
-def _image_encoder(name: str, image: ObsSpec, compute_dtype: tf.DType) -> NatureCNN | ImpalaCNN:
-    encoders: dict[str, type[NatureCNN | ImpalaCNN]] = {
-        "nature_cnn": NatureCNN,
-        "small_cnn": SmallCNN,
-        "impala_cnn": ImpalaCNN,
-    }
-    return encoders[name](image, compute_dtype)
+_ENCODERS: dict[str, type[NatureCNN | ImpalaCNN]] = {
+    "nature_cnn": NatureCNN,
+    "small_cnn": SmallCNN,
+    "grid_cnn": GridCNN,
+    "impala_cnn": ImpalaCNN,
+}
 
 
-def _channels_last(images: tf.Tensor, channels_first: bool) -> tf.Tensor:
-    return tf.transpose(images, (0, 2, 3, 1)) if channels_first else images
+def _channels_last(images: tf.Tensor, layout: str) -> tf.Tensor:
+    """[N, *shape] of a layout -> [N, H, W, C], the frames of a stack side by side as channels."""
+    if layout == "HWC":
+        return images
+    if layout == "CHW":
+        return tf.transpose(images, (0, 2, 3, 1))
+    order = [1 + layout.index(axis) for axis in "HWTC"]
+    stacked = tf.transpose(images, (0, *order))
+    _, height, width, num_frames, channels = stacked.shape
+    return tf.reshape(stacked, (-1, height, width, num_frames * channels))
 
 
 def _flattened(features: tf.Tensor) -> tf.Tensor:
     """[N, H, W, C] -> [N, C*H*W]: the order in which torch's weights of the next layer are."""
     return tf.reshape(tf.transpose(features, (0, 3, 1, 2)), (-1, features.shape[1:].num_elements()))
-
-
-def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:
-    """(whether channels are the first axis, (C, H, W))"""
-    order = (2, 0, 1) if image.layout == "HWC" else (0, 1, 2)
-    channels, height, width = (image.shape[i] for i in order)
-    return image.layout != "HWC", (channels, height, width)

@@ -37,10 +37,11 @@ class Conv(tf.Module):
         self.weight, self.bias = _uniform_parameters((num_outputs, num_inputs, kernel, kernel), fan_in, True)
 
     def __call__(
-        self, images: tf.Tensor, dtype: tf.DType, *, padding: str = "VALID", scale: float = 1.0
+        self, images: tf.Tensor, dtype: tf.DType, *, padding: str = "VALID", scale: float | np.ndarray = 1.0
     ) -> tf.Tensor:
-        """scale: of the inputs, applied to the kernel."""
-        kernel = self.weight if scale == 1.0 else self.weight * scale
+        """scale: of the inputs, applied to the kernel; a number, or float32[1, in, 1, 1]."""
+        is_one = isinstance(scale, float) and scale == 1.0
+        kernel = self.weight if is_one else self.weight * scale
         kernel = tf.cast(tf.transpose(kernel, (2, 3, 1, 0)), dtype)
         return tf.nn.bias_add(
             tf.nn.conv2d(tf.cast(images, dtype), kernel, self.stride, padding), tf.cast(self.bias, dtype)

@@ -154,7 +154,7 @@ def _mlp(shape: MLPShape, weights: Weights) -> nn.Module:
 
 
 def _as_floats(obs: TensorObs, spec: PolicySpec) -> TensorObs:
-    """Vectors in float32, everything else as it is."""
+    """Vectors, and images that are no bytes, in float32; everything else as it is."""
     if isinstance(obs, dict):
         assert isinstance(spec.obs, dict)
         return {path: _as_float(leaf, spec.obs[path]) for path, leaf in obs.items()}
@@ -163,4 +163,5 @@ def _as_floats(obs: TensorObs, spec: PolicySpec) -> TensorObs:
 
 
 def _as_float(leaf: Tensor, spec: ObsSpec) -> Tensor:
-    return leaf.float() if spec.kind == "vector" else leaf
+    is_float = spec.kind == "vector" or (spec.kind == "image" and spec.dtype != "uint8")
+    return leaf.float() if is_float else leaf

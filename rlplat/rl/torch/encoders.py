@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
@@ -31,9 +32,9 @@ def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
         return load_class(spec.encoder)(spec, compute_dtype)
     if isinstance(spec.obs, dict):
         return TreeEncoder(spec, compute_dtype)
-    if spec.encoder == "mlp":
+    if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
-    return _image_encoder(spec.encoder, spec.obs, compute_dtype)
+    return _ENCODERS[spec.encoder](spec.obs, compute_dtype)
 
 
 class MLPEncoder(nn.Module):
@@ -55,29 +56,67 @@ class MLPEncoder(nn.Module):
         return features
 
 
-class NatureCNN(nn.Module):
-    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512.
+class _Pixels(nn.Module):
+    """How an encoder of images begins: one order of axes, and pixels as fractions of their bounds.
 
-    uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 512]; float32 images are taken as they are (normalised ones).
-    Pixels are taken as fractions of 255 by scaling the first
-    kernel instead of every pixel: exact in bfloat16, which holds the integers up to 256, and one pass over the images
-    less. Images stay in channels-last order in memory, which CPU convolutions and GPU tensor cores want.
-    `compute_dtype` bfloat16 casts at each call; the parameters stay float32.
+    That is done by scaling the first kernel instead of every pixel: exact in bfloat16, which holds the integers up to
+    256, and one pass over the images less. Of bytes only: floats in their place are normalised, and stay as they are.
+    Images stay in channels-last order in memory, which CPU convolutions and GPU tensor cores want. `compute_dtype`
+    bfloat16 casts at each call; the parameters stay float32.
     """
+
+    low: Tensor | float
+    span: Tensor | float
+
+    def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layout, self.is_bytes = image.layout, image.dtype == "uint8"
+        self.compute_dtype = compute_dtype
+        low, high = image.bounds
+        self.low, self.span = (low[0], high[0] - low[0]) if low else (0.0, 1.0)
+        if len(low) > 1:
+            self._constant("low", low)
+            self._constant("span", [top - bottom for bottom, top in zip(low, high, strict=True)])
+
+    def _constant(self, name: str, values: Any) -> None:
+        """Of every channel; no part of the weights."""
+        delattr(self, name)
+        self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1), persistent=False)
+
+    def pixels(self, obs: Tensor) -> Tensor:
+        """[N, *image.shape], or already [N, C, H, W] -> [N, C, H, W] in `compute_dtype`, counted from `low`."""
+        images = folded(obs, self.layout)
+        if self.scales(obs) and (isinstance(self.low, Tensor) or self.low):
+            images = images.float() - self.low
+        # Put in order before they are cast: half the time of `to(dtype, memory_format=...)`.
+        return channels_last(images).to(self.compute_dtype)
+
+    def scales(self, obs: Tensor) -> bool:
+        return obs.dtype == torch.uint8 or not self.is_bytes
+
+    def first_kernel(self, weight: Tensor, obs: Tensor) -> Tensor:
+        """The kernel that takes `pixels(obs)`."""
+        is_scaled = self.scales(obs) and (isinstance(self.span, Tensor) or self.span != 1.0)
+        return weight / self.span if is_scaled else weight
+
+
+class NatureCNN(_Pixels):
+    """The network of Mnih et al. 2015 (Nature): three convolutions and a layer of 512: images -> float32[N, 512]."""
 
     CONVOLUTIONS: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """(channels, kernel, stride) of conv1, conv2, ..."""
     NUM_FEATURES = 512
+    PADDING = 0
 
     def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
-        super().__init__()
-        self.channels_last, (channels, height, width) = _channels_height_width(image)
-        self.compute_dtype = compute_dtype
+        super().__init__(image, compute_dtype)
+        channels, *sides = image.channels_height_width
         for number, (size, kernel, stride) in enumerate(self.CONVOLUTIONS, 1):
-            conv = nn.Conv2d(channels, size, kernel, stride=stride)
+            conv = nn.Conv2d(channels, size, kernel, stride=stride, padding=self.PADDING)
             conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
             self.add_module(f"conv{number}", conv)
-            channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            channels, sides = size, [(side + 2 * self.PADDING - kernel) // stride + 1 for side in sides]
+        height, width = sides
         self.linear = nn.Linear(channels * height * width, self.NUM_FEATURES)
         self.num_features = self.NUM_FEATURES
 
@@ -88,18 +127,20 @@ class NatureCNN(nn.Module):
     def hold_in_compute_dtype(self) -> None:
         """For acting: keep the large parameters in the compute dtype, instead of casting them at each call.
 
-        Not the first kernel: its scaling by 1/255 is done in float32, as in the learner.
+        Not the first kernel: its scaling is done in float32, as in the learner.
         """
         for layer in (*self.convs[1:], self.linear):
             layer.to(self.compute_dtype)
 
     def forward(self, obs: Tensor) -> Tensor:
         dtype = self.compute_dtype
-        features = _images(obs, self.channels_last, dtype)
+        features = self.pixels(obs)
         for number, conv in enumerate(self.convs):
             assert conv.bias is not None
-            kernel = conv.weight / 255.0 if number == 0 and obs.dtype == torch.uint8 else conv.weight
-            features = F.conv2d(features, kernel.to(dtype), conv.bias.to(dtype), stride=conv.stride)
+            kernel = conv.weight if number else self.first_kernel(conv.weight, obs)
+            features = F.conv2d(
+                features, kernel.to(dtype), conv.bias.to(dtype), stride=conv.stride, padding=self.PADDING
+            )
             features = F.relu_(features)
         features = F.linear(_flat(features), self.linear.weight.to(dtype), self.linear.bias.to(dtype))
         features = F.relu_(features)
@@ -108,22 +149,30 @@ class NatureCNN(nn.Module):
 
 class SmallCNN(NatureCNN):
     """The network of Mnih et al. 2013 (arXiv:1312.5602) and of A3C (Mnih et al. 2016): two convolutions and a layer of
-    256. uint8[N, C, H, W] (or [N, H, W, C]) -> float32[N, 256]."""
+    256: images -> float32[N, 256]."""
 
     CONVOLUTIONS = ((16, 8, 4), (32, 4, 2))
     NUM_FEATURES = 256
 
 
-class ImpalaCNN(nn.Module):
+class GridCNN(NatureCNN):
+    """For images of few pixels, boards and grids, from 5 a side on: three convolutions of 3x3 with a border of zeros,
+    the last two with stride 2, and a layer of 256: images -> float32[N, 256]."""
+
+    CONVOLUTIONS = ((32, 3, 1), (64, 3, 2), (64, 3, 2))
+    NUM_FEATURES = 256
+    PADDING = 1
+
+
+class ImpalaCNN(_Pixels):
     """The deep network of Espeholt et al. 2018 (IMPALA, figure 3): sections of 16, 32, 32 channels (a convolution,
-    3x3/2 max pooling, two residual blocks), then a layer of 256. Images and precision as in `NatureCNN`."""
+    3x3/2 max pooling, two residual blocks), then a layer of 256: images -> float32[N, 256]."""
 
     CHANNELS = (16, 32, 32)
 
     def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
-        super().__init__()
-        self.channels_last, (channels, height, width) = _channels_height_width(image)
-        self.compute_dtype = compute_dtype
+        super().__init__(image, compute_dtype)
+        channels, height, width = image.channels_height_width
         self.entries = nn.ModuleList()
         self.blocks = nn.ModuleList()
         for size in self.CHANNELS:
@@ -139,12 +188,12 @@ class ImpalaCNN(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         dtype = self.compute_dtype
-        features = _images(obs, self.channels_last, dtype)
+        features = self.pixels(obs)
         entry: Any
         convs: Any  # nn.ModuleList's items have no narrower type
         for section, (entry, convs) in enumerate(zip(self.entries, self.blocks, strict=True)):
-            scales_pixels = section == 0 and obs.dtype == torch.uint8
-            features = F.max_pool2d(self._conv(features, entry, scales_pixels), 3, stride=2, padding=1)
+            kernel = entry.weight if section else self.first_kernel(entry.weight, obs)
+            features = F.max_pool2d(self._conv(features, entry, kernel), 3, stride=2, padding=1)
             for first in (0, 2):
                 inner = self._conv(F.relu(features), convs[first])
                 features = features + self._conv(F.relu(inner), convs[first + 1])
@@ -152,8 +201,8 @@ class ImpalaCNN(nn.Module):
         features = F.linear(features, self.linear.weight.to(dtype), self.linear.bias.to(dtype))
         return F.relu(features).float()
 
-    def _conv(self, features: Tensor, conv: Any, scales_pixels: bool = False) -> Tensor:
-        kernel = conv.weight / 255.0 if scales_pixels else conv.weight
+    def _conv(self, features: Tensor, conv: Any, kernel: Tensor | None = None) -> Tensor:
+        kernel = conv.weight if kernel is None else kernel
         bias = conv.bias.to(self.compute_dtype)
         return F.conv2d(features, kernel.to(self.compute_dtype), bias, padding=1)
 
@@ -165,11 +214,12 @@ class TreeEncoder(nn.Module):
         super().__init__()
         assert isinstance(spec.obs, dict)
         self.leaves = {path: leaf for path, leaf in spec.obs.items() if leaf.kind != "mask"}
-        images = {path: leaf for path, leaf in self.leaves.items() if spec.encodes_as_image(leaf)}
-        self.image_paths = tuple(images)
-        encoders = [_image_encoder(spec.encoder, leaf, compute_dtype) for leaf in images.values()]
+        self.image_paths = tuple(spec.encoders)
+        encoders = [_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()]
         self.images = nn.ModuleList(encoders)
-        num_numbers = sum(leaf.num_features for path, leaf in self.leaves.items() if path not in images)
+        num_numbers = sum(
+            leaf.num_features for path, leaf in self.leaves.items() if path not in spec.encoders
+        )
         num_inputs = num_numbers + sum(each.num_features for each in encoders)
         self.mlp = MLPEncoder(num_inputs, spec)
         self.num_features = self.mlp.num_features
@@ -190,37 +240,42 @@ class TreeEncoder(nn.Module):
 
 
 def leaf_features(obs: Tensor, leaf: ObsSpec) -> Tensor:
-    """One leaf as numbers: float32[N, leaf.num_features]; choices become one-hot, pixels fractions of 255."""
+    """One leaf as numbers: float32[N, leaf.num_features]; choices become one-hot, pixels fractions of their bounds."""
     if leaf.kind == "discrete":
         return F.one_hot(obs.long(), leaf.nvec[0]).float()
     if leaf.kind == "multi_discrete":
         parts = [F.one_hot(obs[:, i].long(), n) for i, n in enumerate(leaf.nvec)]
         return torch.cat(parts, dim=1).float()
-    features = obs.flatten(1).float()
-    return features / 255.0 if obs.dtype == torch.uint8 and leaf.kind == "image" else features
+    features = obs.float()
+    if leaf.kind == "image" and (
+        obs.dtype == torch.uint8 or leaf.dtype != "uint8"
+    ):  # else they are normalised
+        low, span = (
+            torch.from_numpy(each).to(obs.device) if isinstance(each, np.ndarray) else each
+            for each in leaf.pixel_scale
+        )
+        features = (features - low) / span
+    return features.flatten(1)
 
 
-def _image_encoder(name: str, image: ObsSpec, compute_dtype: torch.dtype) -> NatureCNN | ImpalaCNN:
-    encoders: dict[str, type[NatureCNN | ImpalaCNN]] = {
-        "nature_cnn": NatureCNN,
-        "small_cnn": SmallCNN,
-        "impala_cnn": ImpalaCNN,
-    }
-    return encoders[name](image, compute_dtype)
+_ENCODERS: dict[str, type[NatureCNN | ImpalaCNN]] = {
+    "nature_cnn": NatureCNN,
+    "small_cnn": SmallCNN,
+    "grid_cnn": GridCNN,
+    "impala_cnn": ImpalaCNN,
+}
 
 
-def _channels_height_width(image: ObsSpec) -> tuple[bool, tuple[int, int, int]]:
-    """(whether channels are the last axis, (C, H, W))"""
-    are_last = image.layout == "HWC"
-    channels, height, width = (image.shape[i] for i in ((2, 0, 1) if are_last else (0, 1, 2)))
-    return are_last, (channels, height, width)
-
-
-def _images(obs: Tensor, is_channels_last: bool, dtype: torch.dtype) -> Tensor:
-    """[N, C, H, W] of `dtype`, channels last in memory."""
-    images = obs.permute(0, 3, 1, 2) if is_channels_last else obs
-    # Put in order before they are cast: half the time of `to(dtype, memory_format=...)`.
-    return channels_last(images).to(dtype)
+def folded(obs: Tensor, layout: str) -> Tensor:
+    """Images [N, *shape] of a layout -> [N, C, H, W], the frames of a stack side by side as channels; what has
+    that form already as it is, if `layout` is no "HWC"."""
+    if layout == "HWC":
+        return obs.permute(0, 3, 1, 2)
+    if obs.dim() == 4:
+        return obs
+    return (
+        obs.flatten(1, 2) if layout == "TCHW" else obs.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
+    )
 
 
 def _flat(features: Tensor) -> Tensor:

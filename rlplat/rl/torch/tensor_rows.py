@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import MIN_IMAGE_SIZES, PolicySpec
 from rlplat.rl.spaces import ObsSpec
-from rlplat.rl.torch.encoders import TensorObs, channels_last
+from rlplat.rl.torch.encoders import TensorObs, channels_last, folded
 
 
 class TensorRows:
@@ -39,10 +39,13 @@ class TensorRows:
         self._obs: _Leaf | dict[str, _Leaf]
         if isinstance(obs, dict):
             assert isinstance(spec.obs, dict)
-            self._obs = {path: _Leaf(leaf, spec, spec.obs[path], device) for path, leaf in obs.items()}
+            self._obs = {
+                path: _Leaf(leaf, spec.obs[path], spec.encoders.get(path, ""), device)
+                for path, leaf in obs.items()
+            }
         else:
             assert isinstance(spec.obs, ObsSpec)
-            self._obs = _Leaf(obs, spec, spec.obs, device)
+            self._obs = _Leaf(obs, spec.obs, spec.encoders.get("", ""), device)
         self._device = device
 
     def take(self, indices: Array) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
@@ -58,16 +61,18 @@ class TensorRows:
 
 
 class _Leaf:
-    """One leaf of the observations. Images [N, C, H, W] are kept as [H, W, C], which is how convolutions want them in
-    memory, so that the change of order is made once per round, not once per epoch."""
+    """One leaf of the observations. Images and stacks of them are kept as [H, W, C], which is how convolutions want
+    them in memory, so that the change of order is made once per round, not once per epoch."""
 
-    def __init__(self, obs: Array, spec: PolicySpec, leaf: ObsSpec, device: torch.device) -> None:
-        self._channels_first = leaf.layout == "CHW" and spec.encodes_as_image(leaf)
+    def __init__(self, obs: Array, leaf: ObsSpec, encoder: str, device: torch.device) -> None:
+        """encoder: what takes it as images; a class of the user's own gets stacks as they are."""
+        layouts = ("CHW", "TCHW", "THWC") if encoder in MIN_IMAGE_SIZES else ("CHW",)
+        self._channels_first = bool(encoder) and leaf.layout in layouts
         if leaf.kind == "vector":
             obs = obs.astype(np.float32, copy=False)
         self._tensor = to_device(_tensor(obs), device)
         if self._channels_first:
-            self._tensor = channels_last(self._tensor).permute(0, 2, 3, 1)
+            self._tensor = channels_last(folded(self._tensor, leaf.layout)).permute(0, 2, 3, 1)
 
     def take(self, rows: Tensor) -> Tensor:
         taken = self._tensor.index_select(0, rows)

@@ -146,12 +146,14 @@ def _joined(arrays: list[Array]) -> Array:
 
 def _obs_form(leaf: Leaf) -> dict[str, Any]:
     """The leaf as in a file of spaces (rl/envs/external/spaces_file.py)."""
-    if leaf.kind == "image":
+    if leaf.kind == "image" and leaf.dtype == "uint8":
         return {"box": {"low": 0, "high": 255, "shape": leaf.shape, "dtype": leaf.dtype}}
-    if leaf.kind == "vector":
+    if leaf.kind in ("vector", "image"):
         low, high = -np.inf, np.inf
         if np.dtype(leaf.dtype).kind in "iu":
             low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max
+        if leaf.dtype == "bool":
+            low, high = 0, 1
         return {"box": {"low": low, "high": high, "shape": leaf.shape, "dtype": leaf.dtype}}
     return _choice_form(leaf)
 

@@ -34,6 +34,7 @@ def test_sound_environments_pass(name: str) -> None:
 def test_a_report_reads_well() -> None:
     assert str(check_env("CartPole-v1", steps=10)).splitlines() == [
         "CartPole-v1: Box(4) float32 -> Discrete(2); 10 random steps, 0 episodes",
+        "  obs: vector 4 -> mlp",
         "  no problems found",
     ]
 
@@ -102,7 +103,7 @@ TREE = f"{FIXTURES}:TreeEnv"
 
 def test_a_tree_is_sound() -> None:
     report = check_env(TREE, steps=30)
-    assert report.findings == [] and report.episodes == 10
+    assert report.lines == ["note: obs 'camera': image 6x5x3 -> grid_cnn"] and report.episodes == 10
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_tree_is_sound() -> None:
 )
 def test_lies_in_a_tree_are_named_by_their_keys(path: tuple[str, ...], value: object, expected: str) -> None:
     report = check_env(TREE, {"lies": {path: value}, "at": 2}, steps=10)
-    [line] = report.lines
+    [line] = [line for line in report.lines if not line.startswith("note")]
     assert expected in line and "step 2" in line
     assert report.is_sound == ("outside" in line)
 
@@ -218,7 +219,7 @@ def test_very_wide_choices_are_a_warning() -> None:
 
     globals()["Wide"] = Wide
     [line] = check_env(f"{__name__}:Wide", steps=3).lines
-    assert line.startswith("warning: the observation is Discrete(6000), which networks see as 6000 numbers")
+    assert line.startswith("warning: obs: 6,000 numbers go into an MLP; one for each value of a choice")
 
 
 def test_a_seed_that_does_nothing_is_a_warning() -> None:

@@ -16,7 +16,7 @@ from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.policies.bounded_actor import require_bounded
 from rlplat.rl.policies.q_spec import require_discrete
-from rlplat.rl.policies.spec import Head, action_heads, bounds_advice, unsuited_bounds
+from rlplat.rl.policies.spec import Head, action_heads, bounds_advice, said_of_observations, unsuited_bounds
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from tests.rl.specimens import (
     BOX,
@@ -61,12 +61,51 @@ def test_heads_in_the_order_of_the_columns() -> None:
     assert (heads[2].low, heads[2].high) == (BOX.low, BOX.high)
 
 
-def test_small_images_are_vectors_and_vectors_no_images() -> None:
-    assert make_spec(TINY).encoder == "mlp"
+def test_every_image_gets_the_encoder_of_its_size() -> None:
+    assert make_spec(TINY).encoder == "grid_cnn"
     for refused in (TINY, VECTOR, {"a": TINY, "b": VECTOR}):
-        with pytest.raises(ConfigError, match=r"at least 36 x 36 .*policy\.encoder=mlp"):
+        with pytest.raises(ConfigError, match=r"at least 36 x 36 .*policy\.encoder=mlp or auto"):
             make_spec(refused, encoder="nature_cnn")
     assert make_spec(TINY, encoder="impala_cnn").has_images
+    tree = {"far": PONG, "near": TINY, "icon": replace(TINY, shape=(3, 4, 4)), "speed": VECTOR}
+    spec = make_spec(tree)
+    assert spec.encoders == {"far": "nature_cnn", "near": "grid_cnn"} and spec.encoder == "nature_cnn"
+    assert make_spec(tree, encoder="impala_cnn").encoders == {"far": "impala_cnn", "near": "impala_cnn"}
+    assert make_spec(tree, encoder="mlp").encoders == {} and not make_spec(tree, encoder="mlp").has_images
+
+
+STACK = ObsSpec("image", (4, 96, 80, 3), "uint8", "THWC")
+
+
+@pytest.mark.parametrize(
+    "leaf, policy, line",
+    [
+        (STACK, {}, "obs: image 96x80x12 (4 stacked RGB) -> nature_cnn"),
+        (STACK, {"encoder": "impala_cnn"}, "obs: image 96x80x12 (4 stacked RGB) -> impala_cnn"),
+        (STACK, {"encoder": "m:Mine"}, "obs: image 96x80x12 (4 stacked RGB) -> m:Mine"),
+        (PONG, {"custom": "m:Net"}, "obs: image 84x84x4 (channels first) -> m:Net"),
+        (
+            replace(TINY, high=(10.0,), low=(0.0,)),
+            {},
+            "obs: image 16x16x3 (channels first, 0..10 -> 0..1) -> grid_cnn",
+        ),
+        (ObsSpec("vector", (4, 17), "float32"), {}, "obs: vector 68 (4x17) -> mlp"),
+        (ObsSpec("discrete", (), "int64", nvec=(5,)), {}, "obs: one of 5 -> mlp"),
+        ({"x": VECTOR, "action_mask": ObsSpec("mask", (2,), "bool")}, {}, "obs 'x': vector 4 -> mlp"),
+    ],
+)
+def test_it_is_said_what_observations_are_taken_for(leaf: Any, policy: dict[str, str], line: str) -> None:
+    assert said_of_observations(leaf, **policy) == ([line], [])
+
+
+def test_what_an_mlp_should_not_be_given_is_warned_of() -> None:
+    wide = said_of_observations(ObsSpec("vector", (84, 84), "float32"))[1]
+    assert len(wide) == 1 and wide[0].startswith(
+        "obs: 7,056 numbers go into an MLP; if it is an image, give its space"
+    )
+    assert "policy.encoder auto" in said_of_observations(PONG, "mlp")[1][0]
+    assert said_of_observations(ObsSpec("vector", (2000,), "float32"))[1] == []
+    assert "no finite bounds" in said_of_observations(ObsSpec("image", (64, 64, 3), "float32", "HWC"))[1][0]
 
 
 def test_what_a_policy_without_a_framework_can_do() -> None:

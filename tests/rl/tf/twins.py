@@ -56,6 +56,19 @@ SPECS: dict[str, Callable[[], PolicySpec]] = {
     "tree": lambda: spec_of(SpaceSpec(TREE, DISCRETE)),
     "nature": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE)),
     "nature HWC": lambda: spec_of(SpaceSpec(ObsSpec("image", (52, 44, 3), "uint8", "HWC"), DISCRETE)),
+    "stack THWC": lambda: spec_of(SpaceSpec(ObsSpec("image", (2, 40, 37, 3), "uint8", "THWC"), DISCRETE)),
+    "grid, bounds by channel": lambda: spec_of(
+        SpaceSpec(
+            ObsSpec("image", (2, 2, 7, 6), "float32", "TCHW", low=(0.0, -1.0) * 2, high=(10.0, 1.0) * 2),
+            DISCRETE,
+        )
+    ),
+    "numbers by channel": lambda: spec_of(
+        SpaceSpec(ObsSpec("image", (4, 4, 2), "float32", "HWC", low=(0.0, -1.0), high=(10.0, 1.0)), DISCRETE)
+    ),
+    "codes": lambda: spec_of(
+        SpaceSpec(ObsSpec("image", (7, 5, 3), "uint8", "HWC", low=(0.0,), high=(10.0,)), DISCRETE)
+    ),
     "small": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE), encoder="small_cnn"),
     "impala": lambda: spec_of(
         SpaceSpec(ObsSpec("image", (2, 15, 12), "uint8", "CHW"), DISCRETE), encoder="impala_cnn"
@@ -99,7 +112,7 @@ def _random_leaf(leaf: ObsSpec, spec: PolicySpec, num_rows: int, rng: np.random.
             first += size
         return mask
     if leaf.kind == "image":
-        return rng.integers(0, 256, shape, dtype=np.uint8)
+        return rng.integers(0, 256, shape, dtype=np.uint8).astype(leaf.dtype, copy=False)
     if leaf.kind == "vector":
         return rng.normal(size=shape).astype(np.float32)
     if leaf.kind == "multi_binary":

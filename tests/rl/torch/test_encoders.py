@@ -122,7 +122,9 @@ def test_impala_cnn_is_the_plain_network_on_fractions_of_255() -> None:
     assert [conv.out_channels for conv in convolutions[:3]] == [16, 32, 32] and len(convolutions) == 15
 
 
-@pytest.mark.parametrize("name, side", [("nature_cnn", 36), ("small_cnn", 20), ("impala_cnn", 8)])
+@pytest.mark.parametrize(
+    "name, side", [("nature_cnn", 36), ("small_cnn", 20), ("impala_cnn", 8), ("grid_cnn", 5)]
+)
 def test_the_smallest_images(name: str, side: int) -> None:
     leaf = ObsSpec("image", (3, side, side + 1), "uint8", "CHW")
     spec = make_spec(leaf, encoder=name)
