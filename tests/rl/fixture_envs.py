@@ -210,7 +210,7 @@ class FaultyEnv(gym.Env):
             case "reward None":
                 reward = None
             case "reward array":
-                reward = np.ones(1)
+                reward = np.ones(2)
             case "done int":
                 done = 1
             case "info":

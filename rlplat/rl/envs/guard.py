@@ -137,9 +137,9 @@ class GuardedEnv:
         if reward.__class__ is not float and not isinstance(reward, NUMBERS):
             reward = self._check_reward(reward)
         if terminated.__class__ is not bool and not isinstance(terminated, np.bool_):
-            self._check_flag("terminated", terminated)
+            terminated = self._check_flag("terminated", terminated)
         if truncated.__class__ is not bool and not isinstance(truncated, np.bool_):
-            self._check_flag("truncated", truncated)
+            truncated = self._check_flag("truncated", truncated)
         if info.__class__ is not dict and not isinstance(info, dict):
             self._fail(f"step() returned the info {_kind(info)}, expected a dict")
         if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
@@ -268,15 +268,15 @@ class GuardedEnv:
         return obs
 
     def _check_reward(self, reward: Any) -> float:
-        if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
-            return float(reward)
+        if isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub":
+            return float(reward.item())  # (1,) too: what `-abs(obs)` makes of an observation of one number
         if isinstance(reward, dict):
             self._fail(f"step() returned a reward for each of {', '.join(map(str, reward))}: {BY_AGENT}")
         self._fail(f"step() returned the reward {_kind(reward)}, expected a number; return float(reward)")
 
-    def _check_flag(self, which: str, flag: Any) -> None:
-        if isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype == np.bool_:
-            return
+    def _check_flag(self, which: str, flag: Any) -> bool:
+        if isinstance(flag, np.ndarray) and flag.size == 1 and flag.dtype == np.bool_:
+            return bool(flag.item())
         self._fail(f"step() returned {which} as {_kind(flag)}, expected True or False; return bool({which})")
 
     def _fail(self, problem: str, cause: BaseException | None = None) -> NoReturn:

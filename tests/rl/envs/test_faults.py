@@ -46,7 +46,7 @@ FAULTS = [
     ("old api", "step() returned 4 values (the old gym API"),
     ("None", "step() returned None (NoneType), expected (obs, reward, terminated, truncated, info)"),
     ("reward None", "returned the reward None (NoneType), expected a number; return float(reward)"),
-    ("reward array", "returned the reward [1.] (ndarray), expected a number"),
+    ("reward array", "returned the reward [1. 1.] (ndarray), expected a number"),
     ("done int", "returned terminated as 1 (int), expected True or False; return bool(terminated)"),
     ("info", "returned the info None (NoneType), expected a dict"),
 ]
