@@ -329,12 +329,12 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
     def not_saved(self) -> tuple[str, ...]:
         return self.workers.not_saved()
 
-    @classmethod
-    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """Searches before every move; settings: the config as a dict."""
         from rlplat.rl.planning.search_policy import SearchPolicy
 
-        config = cls.config_class.model_validate(settings)
+        config = AlphaZeroConfig.among(settings)
         game = board_game_of(config.env, config.env_kwargs, AlphaZero.name)
         search_settings = SearchSettings(config.play_simulations or config.num_simulations, config.c_init)
         return SearchPolicy(game, policy_spec(settings["policy"], spaces), search_settings, seed)

@@ -683,10 +683,10 @@ class DQN(Algorithm[DQNConfig]):
             self.apex.set_state(state)
         super().set_state(state)
 
-    @classmethod
-    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return policy_for(settings, spaces, seed, q=q_spec(cls.config_class.model_validate(settings)))
+        return policy_for(settings, spaces, seed, q=q_spec(DQNConfig.among(settings)))
 
     @staticmethod
     def policy_weights(state: dict[str, Any]) -> Weights:

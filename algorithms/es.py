@@ -509,10 +509,10 @@ class ES(Algorithm[ESConfig]):
         self.require_open()
         return self.learner.weights()
 
-    @classmethod
-    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
+    @staticmethod
+    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """Acts with unperturbed weights."""
-        config = cls.config_class.model_validate(settings)
+        config = ESConfig.among(settings)
         return MLPPolicy(
             mlp_shape(config, spaces),
             seed,

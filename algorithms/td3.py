@@ -173,9 +173,9 @@ class TD3(ReplayRing[TD3Config]):
     name, config_class, nets = "td3", TD3Config, {"torch": TorchTD3}
     losses = ("smoothed_actions", "clipped_targets", "critic_loss", "actor_loss")
 
-    @classmethod
-    def actor_spec(cls, settings: dict[str, Any]) -> ActorSpec:
-        return actor_spec(cls.config_class.model_validate(settings))
+    @staticmethod
+    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
+        return actor_spec(TD3Config.among(settings))
 
     @staticmethod
     def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:

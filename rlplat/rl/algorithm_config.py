@@ -222,6 +222,11 @@ class AlgorithmConfig(Section):
     stop: StopConfig = Field(default_factory=StopConfig)
     expect: ExpectConfig = Field(default_factory=ExpectConfig)
 
+    @classmethod
+    def among(cls, settings: Mapping[str, Any]) -> Self:
+        """This class's settings among those (as a dict) of a subclass, which may have more."""
+        return cls.model_validate({key: settings[key] for key in cls.model_fields if key in settings})
+
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
         if text := refusal(self):

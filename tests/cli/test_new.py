@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 import rlplat
 from rlplat.cli import main
+from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.rl.class_path import load_class
 
 SHORT = [
     "--num-rollout-workers",
@@ -51,6 +54,89 @@ def test_the_algorithm_learns_with_worker_processes_and_is_resumed() -> None:
     agent = rlplat.load("run")
     assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 120, "9.4 to begin with"
     assert main(["train", "--resume", "run", "--stop.env-steps", "61000"]) == 0
+
+
+@pytest.mark.parametrize("core", ["none", "lstm", "gru", "attention"])
+@pytest.mark.parametrize("env", ["RememberCue", "MaskedChoice", "NestedTask", "Endings"])
+def test_the_learner_of_the_algorithm_sees_what_the_policy_saw(
+    core: str, env: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log-probabilities on the weights that acted are those that were acted with: with a core's state, across ends
+    of episodes, of Dict observations and masks."""
+    module, _, name = written("algorithm", "MyReinforce").partition(":")
+    algorithm = load_class(f"{module}:{name}")
+    seen: list[Any] = []
+    here = sys.modules[algorithm.__module__]
+    loss_of, join = vars(here)["loss_of"], vars(here)["join_envs"]
+
+    def loss(log_probs: Any, entropies: Any, values: Any, *rest: Any) -> Any:
+        seen.append((log_probs.detach().numpy(), values.detach().numpy()))
+        return loss_of(log_probs, entropies, values, *rest)
+
+    def joined(batches: Any) -> Any:
+        seen.append(join(batches))
+        return seen[-1]
+
+    monkeypatch.setattr(here, "loss_of", loss)
+    monkeypatch.setattr(here, "join_envs", joined)
+    config = algorithm.config_class(
+        env=f"{__name__}:{env}" if env == "Endings" else f"rlplat.rl.envs.diagnostic:{env}",
+        num_rollout_workers=0,
+        num_envs_per_worker=3,
+        rollout_length=12,
+        policy={
+            "core": core,
+            "core_size": 8,
+            "attention_heads": 2,
+            "attention_window": 4,
+            "hidden_sizes": [8],
+        },
+    )
+    with algorithm(config) as running:
+        for _ in range(4):
+            running.step()
+    assert len(seen) == 8
+    for batch, (log_probs, values) in zip(seen[::2], seen[1::2], strict=True):
+        rows = batch.valid_rows()
+        np.testing.assert_allclose(log_probs, batch.flat("log_probs")[rows], atol=1e-4)
+        np.testing.assert_allclose(values, batch.flat("values")[rows], atol=1e-4)
+
+
+class Endings(gym.Env):  # type: ignore[type-arg]
+    """Episodes of random length, cut off or over."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action: Any) -> Any:
+        obs = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        end = self.np_random.random()
+        return obs, float(obs[0]), bool(end < 0.1), bool(0.1 <= end < 0.2), {}
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"framework": "tf"}, "my-reinforce computes with torch: omit framework=tf"),
+        ({"learner": {"backend": "numpy"}}, "learner.backend=numpy has no effect"),
+        ({"learner": {"num_learners": 2}}, "learner.num_learners=2 has no effect"),
+    ],
+)
+def test_what_the_algorithm_does_not_do_is_refused(given: dict[str, Any], message: str) -> None:
+    algorithm = load_class(written("algorithm", "MyReinforce"))
+    with pytest.raises(ConfigError, match=message):
+        algorithm(algorithm.config_class(env="CartPole-v1", num_rollout_workers=0, **given))
+
+
+def test_numbers_that_are_not_finite_end_the_run() -> None:
+    algorithm = load_class(written("algorithm", "MyReinforce"))
+    config = algorithm.config_class(env="CartPole-v1", num_rollout_workers=0, entropy_coef=1e38 * 10)
+    with algorithm(config) as running, pytest.raises(NonFiniteError, match="loss"):
+        running.step()
 
 
 def test_the_environment_is_sound(capsys: Any) -> None:

@@ -42,8 +42,8 @@ class ReplayRing(Algorithm[RingConfig]):
     """Made with (computation, settings, spec, parameter_server, replay_shape)."""
     spaces: SpaceSpec
 
-    @classmethod
-    def actor_spec(cls, settings: dict[str, Any]) -> ActorSpec:
+    @staticmethod
+    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
         """How the actor of a config (as a dict) acts."""
         raise NotImplementedError
 
