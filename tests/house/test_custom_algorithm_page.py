@@ -16,13 +16,39 @@ from tests.house.test_docs import ROOT, blocks, commands
 PAGE = ROOT / "docs" / "custom-algorithm.md"
 
 
+def test_the_losses_of_the_page_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    modest, calm, _ = blocks(PAGE, "python")
+    command = commands(PAGE)[0]
+    assert command[3] == "./modest_ppo.py:ModestPPO"
+    (tmp_path / "modest_ppo.py").write_text(modest)
+    (tmp_path / "calm_ppo.py").write_text(calm)
+    short = ["--num-rollout-workers", "0", "--stop.env-steps", "1000", "--evaluation.episodes", "1"]
+    try:
+        assert main([*command[1:], *short, "--out", "modest"]) == 0
+        note = "the learner computes with torch: ModestPPO.loss is a loss of your own"
+        assert note in capsys.readouterr().err
+        calm_run = ["train", "--algo", "./calm_ppo.py:CalmPPO", "--env", "CartPole-v1", "--calm-coef", "0.01"]
+        assert main([*calm_run, *short, "--out", "calm"]) == 0
+        assert (
+            "CalmPPO: the plain defaults apply; rlplat's ppo has configs/ppo/CartPole"
+            in capsys.readouterr().err
+        )
+        assert main(["evaluate", "calm", "--episodes", "1"]) == 0
+    finally:
+        for name in [name for name in sys.modules if name.startswith("rlplat_file_")]:
+            del sys.modules[name]
+
+
 @pytest.mark.slow
 def test_the_algorithm_of_the_page_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    [block], [*_, command] = blocks(PAGE, "python"), commands(PAGE)  # the others: tests/cli/test_new.py
+    block, command = blocks(PAGE, "python")[-1], commands(PAGE)[-1]
     (tmp_path / "hill_climbing.py").write_text(block)
     try:
         assert main([*command[1:], "--num-rollout-workers", "0", "--seed", "1", "--out", "run"]) == 0

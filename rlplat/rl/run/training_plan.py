@@ -113,6 +113,8 @@ def _plan(
         note = f"no config: the plain defaults of {algo} apply"
     elif isinstance(env, str):
         path, note = base_config(algo, env)
+        if ":" in algo:
+            note = _of_the_original(algo, algorithm_class, env)
     if path is None:
         plan = TrainingPlan(
             algo,
@@ -125,6 +127,16 @@ def _plan(
         plan = plan_from_file(path, [_without_env(layer) for layer in layers] if is_tuned else layers, algo)
     plan.notes += [note] if note else []
     return plan
+
+
+def _of_the_original(algo: str, algorithm_class: type[Any], env: str) -> str:
+    """What a copy or a subclass of an announced algorithm does not take over: the config that the original has."""
+    name = getattr(algorithm_class, "name", "")
+    path = base_config(name, env).path if is_announced(name) else None
+    if path is None:
+        return ""
+    whose = f"{algo.rpartition(':')[2]}: the plain defaults apply; rlplat's {name}"
+    return f"{whose} has {shown(path)} for {env}: name that file after --algo to train with its settings"
 
 
 def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None) -> TrainingPlan:
