@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rlplat.cluster.scaling.decision import Demand, why_never
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
+from rlplat.machine_limits import cpu_count
 from rlplat.node_types import NodeType
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
@@ -399,7 +400,7 @@ class ClusterSettings(Section):
         """Where nodes come by and by: the head's and those of the others."""
         if self.autoscale is None and self.provider != "kubernetes":
             return {}
-        head = {"CPU": float(self.num_cpus or os.cpu_count() or 1), "GPU": float(self.num_gpus or 0)}
+        head = {"CPU": float(self.num_cpus or cpu_count()), "GPU": float(self.num_gpus or 0)}
         types = {"head": NodeType({name: amount for name, amount in head.items() if amount}, 1, 1)}
         if self.autoscale is None:
             others = self.num_nodes - 1

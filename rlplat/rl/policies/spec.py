@@ -4,13 +4,13 @@ are built from the same one."""
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.machine_limits import cpu_count
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec, obs_leaves
 
 MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8, "grid_cnn": 5}
@@ -288,7 +288,7 @@ def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
 
 def cpu_share(num_processes: int) -> int:
     """CPU threads for one of several processes that are busy at the same time."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, num_processes))
+    return max(1, cpu_count() // max(1, num_processes))
 
 
 def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:

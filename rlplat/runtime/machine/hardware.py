@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.errors import OptionError
+from rlplat.machine_limits import cpu_count
 from rlplat.runtime.core.resources import Resources, check_amount, check_resources, exact
 
 
@@ -17,7 +18,7 @@ def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Reso
             check_amount(f"rlplat.init: {name}", amount)
     check_resources("rlplat.init: resources", {} if custom is None else custom)
     found = {
-        "CPU": float(len(os.sched_getaffinity(0)) if num_cpus is None else num_cpus),
+        "CPU": float(cpu_count() if num_cpus is None else num_cpus),
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),
     }
     return {name: exact(amount) for name, amount in (found | (custom or {})).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rlplat import machine_limits
 from rlplat.runtime.core.node.liveness import Reading
 from rlplat.runtime.core.node.memory_policy import Machine
 
@@ -46,7 +47,7 @@ def private_bytes(pid: int) -> int:
 
 
 def machine_memory() -> Machine:
-    """The fuller one of the machine and the cgroup of this process."""
+    """The fullest one of the machine and the control groups of this process."""
     fake = os.environ.get(FAKE_MEMORY)
     if fake:
         used, total = map(int, Path(fake).read_text().split())
@@ -54,44 +55,5 @@ def machine_memory() -> Machine:
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(lines["MemTotal"].split()[0]) * 1024
     found = Machine(total - int(lines["MemAvailable"].split()[0]) * 1024, total)
-    cgroup = _cgroup_memory()
-    if cgroup is not None and cgroup.used * found.total > found.used * cgroup.total:
-        return cgroup
-    return found
-
-
-def _cgroup_memory() -> Machine | None:
-    """Usage (less page cache that can be dropped) and limit of this cgroup; None where there is no limit."""
-    for folder, limit_name, usage_name, cache in _CGROUP_FILES:
-        try:
-            limit = int(Path(folder, limit_name).read_text())  # "max" is no number: no limit
-            usage = int(Path(folder, usage_name).read_text())
-            stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if limit < 1 << 60:
-            return Machine(usage - int(stat.get(cache, 0)), limit, "the cgroup")
-    return None
-
-
-def _cgroup_files() -> list[tuple[str, str, str, str]]:
-    """Where the limits of this process are: (folder, limit, usage, droppable cache) for cgroups v2 and v1."""
-    found = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, kinds, path = line.split(":", 2)
-        if not kinds:
-            for folder in ("/sys/fs/cgroup" + path, "/sys/fs/cgroup"):
-                found.append((folder, "memory.max", "memory.current", "inactive_file"))
-        elif "memory" in kinds.split(","):
-            for folder in ("/sys/fs/cgroup/memory" + path, "/sys/fs/cgroup/memory"):
-                found.append(
-                    (folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                )
-    return found
-
-
-_CGROUP_FILES = _cgroup_files()
+    groups = (Machine(group.used, group.limit, "the cgroup") for group in machine_limits.memory_groups())
+    return max((found, *groups), key=lambda memory: memory.used / memory.total)

@@ -22,6 +22,7 @@ from ray.util import list_named_actors
 
 from rlplat import errors, node_types
 from rlplat.errors import OptionError, SerializationError
+from rlplat.machine_limits import cpu_count
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Backend
 from rlplat.runtime.envs.spec import checked
@@ -409,7 +410,7 @@ def attach() -> None:
             f"{os.uname().nodename} has rlplat {_VERSION}, the driver {drivers}: install the same everywhere"
         )
     # Ray would set 1 for every actor that asks for no CPUs; how many threads there are is said where they are used.
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(cpu_count()))
     connection.set_backend(RayBackend.of_worker())
 
 

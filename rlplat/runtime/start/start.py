@@ -133,5 +133,6 @@ def _is_readable(descriptor: int, timeout_s: float) -> bool:
 
 def _environment(session: str) -> dict[str, str]:
     # Worker processes are many: numpy's own threads would only fight over the cores. torch has its own setting.
+    # A count that the user has set stays.
     marks = {MARK: os.path.basename(session), WORKER_MARK: NO_WORKER}
-    return {**os.environ, **marks, "OPENBLAS_NUM_THREADS": "1"}
+    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, **marks}

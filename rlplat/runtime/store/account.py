@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import OptionError, RuntimeFault
+from rlplat.machine_limits import memory_limit
 from rlplat.runtime.machine.session import SPILL_LINK
 
 FILE = "account"
@@ -232,7 +233,7 @@ def budget(wanted: int | None, session: str) -> int:
     """Bytes that objects may take: what `init` was told, or a share of RAM bounded by what is free."""
     usage = shutil.disk_usage(session)
     if wanted is None:
-        return max(_MIN_BYTES, int(min(_SHARE_OF_RAM * _ram_bytes(), _SHARE_OF_FREE * usage.free)))
+        return max(_MIN_BYTES, int(min(_SHARE_OF_RAM * memory_limit(), _SHARE_OF_FREE * usage.free)))
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < _MIN_BYTES:
         raise OptionError(f"object_store_memory must be a number of bytes, at least 1 MiB, not {wanted!r}")
     if wanted > usage.total:
@@ -241,15 +242,6 @@ def budget(wanted: int | None, session: str) -> int:
             f"{usage.total / 1e6:.0f} MB in all: ask for less, or give the machine (or container: --shm-size) more"
         )
     return wanted
-
-
-def _ram_bytes() -> int:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            return min(total, int(file.read()))
-    except (OSError, ValueError):  # no cgroup of version 2, or "max"
-        return total
 
 
 def remove_files_of(session: str, client: str) -> None:
