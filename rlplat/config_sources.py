@@ -137,13 +137,13 @@ def put(layer: Layer, path: KeyPath, value: Any, origin: str) -> None:
             )
         layer.origins.setdefault(path[:depth], origin)
         place = place[part]
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         merged = place.setdefault(path[-1], {})
         if not isinstance(merged, dict):
             place[path[-1]] = {}
         layer.origins[path] = origin
         for key, inner in value.items():
-            put(layer, (*path, str(key)), inner, origin)
+            put(layer, (*path, key), inner, origin)
         return
     place[path[-1]] = value
     layer.origins[path] = origin

@@ -62,7 +62,13 @@ class Section(BaseModel):
     example: ClassVar[Mapping[str, Any]] = {}
     """What a message shows where something else was given; empty: the first setting."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+    )
 
     def __init__(self, /, **values: Any) -> None:
         try:

@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 
 from rlplat.errors import ConfigError
+from rlplat.rl.argument_values import as_given, as_plain
 from rlplat.rl.env_objects import EnvObject, env_name
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE
 from rlplat.rl.schedules import LearningRate
@@ -27,8 +36,14 @@ ClassPath = Annotated[
     Words("the name of a class, pkg.mod:Class or ./file.py:Class"),
 ]
 """pkg.mod:Class or ./file.py:Class; a file's path is absolute from here on"""
+Arguments = Annotated[
+    dict[str, Any],
+    BeforeValidator(as_given),
+    PlainSerializer(lambda values: as_plain(values, "arguments"), when_used="json"),
+]
+"""By keyword, of the user's code: any value that a config file can hold, Python's and numpy's own included."""
 NamedClasses = Annotated[
-    list[ClassPath | dict[ClassPath, dict[str, Any]]],
+    list[ClassPath | dict[ClassPath, Arguments]],
     Words("a list of ./file.py:Class and {./file.py:Class: {argument: value}}"),
 ]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -171,9 +186,7 @@ class AlgorithmConfig(Section):
 
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
-    env_kwargs: Annotated[dict[str, Any], AfterValidator(_with_wrappers_located)] = Field(
-        default_factory=dict
-    )
+    env_kwargs: Annotated[Arguments, AfterValidator(_with_wrappers_located)] = Field(default_factory=dict)
     """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it."""
     seed: int = Field(default=0, ge=0, le=2**64 - 1)
     """Root of all random numbers of the run: same seed, same config, same curve."""

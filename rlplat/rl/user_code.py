@@ -59,6 +59,16 @@ def renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[s
             return {rename(key) if isinstance(key, str) else key: value for key, value in values.items()}
         return rename(values) if isinstance(values, str) else values
 
+    def in_arguments(value: Any) -> Any:
+        """Of classes, functions and members of an Enum (argument_values.py)."""
+        if isinstance(value, list):
+            return [in_arguments(inner) for inner in value]
+        if not isinstance(value, Mapping):
+            return value
+        if list(value) == ["python/name"]:
+            return {"python/name": rename(value["python/name"])}
+        return {key: in_arguments(inner) for key, inner in value.items()}
+
     def network(section: Any) -> Any:
         if not isinstance(section, Mapping):
             return section
@@ -71,6 +81,8 @@ def renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[s
     for key in ("algo", "env"):
         if type(values.get(key)) is str:  # an `EnvObject` carries what it names
             values[key] = rename(values[key])
+    for key in ("env_kwargs", "callbacks"):
+        values |= {key: in_arguments(values[key])} if key in values else {}
     kwargs = values.get("env_kwargs")
     if isinstance(kwargs, Mapping) and "wrappers" in kwargs:
         values["env_kwargs"] = {**kwargs, "wrappers": listed(kwargs["wrappers"])}

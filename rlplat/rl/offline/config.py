@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +13,7 @@ from rlplat.paths import user_path
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.offline.dataset import read_manifest
 from rlplat.rl.unused_settings import Unused
+from rlplat.rl.user_code import find_code
 from rlplat.section import Count
 
 _NO_ENV = "no environment is stepped to learn"
@@ -51,5 +53,9 @@ class DataConfig(AlgorithmConfig):
             manifest = read_manifest(values["data"])
             if not manifest.env:
                 raise ConfigError(f"data={values['data']} names no environment: set env (--env NAME)")
-            return {"env": manifest.env, "env_kwargs": manifest.env_kwargs, **values}
+            named = {"env": manifest.env, "env_kwargs": manifest.env_kwargs}
+            found, notes = find_code(named, manifest.source.get("code", {}), user_path(values["data"]))
+            for note in notes:
+                logging.getLogger("rlplat.code").warning("warning: %s", note)
+            return {**found, **values}
         return values

@@ -33,6 +33,7 @@ import psutil
 from rlplat.checkpoints import sync_directory, write_file
 from rlplat.errors import UsageError
 from rlplat.paths import expanded, user_path
+from rlplat.rl.argument_values import as_plain
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.offline.episodes import Episodes, concat_episodes
 from rlplat.rl.spaces import SpaceSpec
@@ -102,7 +103,7 @@ class DataWriter:
     ) -> None:
         """Raises UsageError where the directory exists already. source: JSON values for people."""
         self.path = user_path(directory)
-        self._env, self._env_kwargs, self._spaces = env, dict(env_kwargs or {}), spaces
+        self._env, self._env_kwargs, self._spaces = env, as_plain(env_kwargs or {}, "env_kwargs"), spaces
         self.source, self._file_bytes = dict(source or {}), file_bytes
         if os.path.lexists(self.path):
             raise UsageError(f"{self.path} exists already: choose another --out, or remove it first")

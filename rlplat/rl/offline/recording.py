@@ -10,6 +10,7 @@ import os
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.paths import user_path
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.watchdog import Limits
@@ -22,6 +23,7 @@ from rlplat.rl.run.evaluation import raw_env_kwargs
 from rlplat.rl.run.trained_agent import Agent
 from rlplat.rl.seeding import process_seeded, seed_sequences
 from rlplat.rl.spaces import MASK, ActionSpec, action_leaves
+from rlplat.rl.user_code import names_in, record_code
 
 
 def record(
@@ -58,6 +60,9 @@ def record(
         "actions": "greedy" if greedy else "sampled",
         "random_share": random_share,
         "seed": settings["seed"],
+        "code": record_code(
+            names_in({"env": settings["env"], "env_kwargs": settings["env_kwargs"]}), user_path(out)
+        ),
     }
     kwargs = raw_env_kwargs(settings)
     with (

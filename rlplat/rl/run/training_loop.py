@@ -28,6 +28,7 @@ from rlplat.config import Layer, closest, layer_from_arguments, with_origins
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.paths import shown, user_path
 from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.argument_values import as_plain
 from rlplat.rl.callbacks import Callback, Callbacks
 from rlplat.rl.class_path import forget_changed, require_class
 from rlplat.rl.env_objects import is_same_env, what_it_takes
@@ -253,9 +254,15 @@ def train_layers(
 
 
 def _require_code(plan: TrainingPlan) -> None:
-    """ConfigError where a name leads to no code, before anything is started or written. (Environments, which may be
-    ids of gymnasium's registry in a module, are looked at by the algorithm.)"""
+    """ConfigError where a name leads to no code, or a value cannot be written into config.yaml, before anything is
+    started or written. (Environments, which may be ids of gymnasium's registry in a module, are looked at by the
+    algorithm.)"""
     settings = plan.config.model_dump()
+    for key in ("env_kwargs", "callbacks"):
+        try:
+            as_plain(settings.get(key), key)
+        except ConfigError as error:
+            raise ConfigError(with_origins(str(error), plan.origins)) from None
     places = dict.fromkeys(names_in({"policy": settings.get("policy")}), "policy")
     places |= dict.fromkeys(names_in({"multi_agent": settings.get("multi_agent")}), "multi_agent")
     wrappers = (settings.get("env_kwargs") or {}).get("wrappers", [])
@@ -317,8 +324,8 @@ def _require_resumable(before: Any, now: Any) -> None:
     fixed: tuple[str, ...] = getattr(now, "fixed_on_resume", AlgorithmConfig.fixed_on_resume)
     for key in fixed:
         path = key.split(".")
-        values = [reduce(lambda at, name: getattr(at, name, None), path, config) for config in (before, now)]
-        if values[0] != values[1] and not (key == "env" and is_same_env(str(values[1]), str(values[0]))):
+        was, wanted = (reduce(lambda at, name: getattr(at, name, None), path, each) for each in (before, now))
+        if _has_changed(was, wanted, key) and not (key == "env" and is_same_env(str(wanted), str(was))):
             raise ConfigError(f"'{key}' cannot change when a run is resumed; start a new one with --out")
     if not (getattr(before, "save_replay", False) and getattr(now, "save_replay", False)):
         return
@@ -331,6 +338,12 @@ def _require_resumable(before: Any, now: Any) -> None:
                 f"'{key}' cannot change from {was} to {wanted} when a run is resumed: the replay that it saved does "
                 "not fit. Omit it, or begin with an empty replay: --set save_replay=false"
             )
+
+
+def _has_changed(before: Any, now: Any, key: str) -> bool:
+    if isinstance(before, dict):  # arrays in it have no one truth
+        before, now = as_plain(before, key), as_plain(now, key)
+    return bool(before != now)
 
 
 def _run(

@@ -54,7 +54,7 @@ class TrainingPlan:
 
     def names(self) -> list[str]:
         """Of code, among the settings."""
-        return names_in({"algo": self.algo, **self.config.model_dump()})
+        return names_in({"algo": self.algo, **self.config.model_dump(mode="json")})
 
     def to_yaml(self, directory: Path | None = None) -> str:
         """What `config.yaml` of a run in this directory holds; `plan_from_file` reads it back, and finds the user's
