@@ -3,7 +3,8 @@
     runs/NAME/  config.yaml (complete, resolved)  params.json  metrics.jsonl  progress.csv  tensorboard/  log.txt
                 checkpoints/step_<env_steps>/  checkpoints/latest  checkpoints/best/  videos/
 
-The process that trains holds a lock on log.txt, so that nobody resumes a run that is still going.
+The process that trains holds a lock on log.txt, so that nobody resumes a run that is still going; and where that file
+is not in its place any more, the directory is lost: the run ends, and what was learnt is saved in another one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -25,7 +27,7 @@ import numpy as np
 
 from rlplat.checkpoints import Checkpoint, CheckpointInfo, load_best, save, save_best
 from rlplat.config import parse_yaml
-from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RuntimeFault
+from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RlplatError, RuntimeFault
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after, read_records
 from rlplat.paths import shown
 from rlplat.rl.interfaces import Result, Weights
@@ -87,6 +89,10 @@ def is_running(path: Path) -> bool:
     return False
 
 
+class RunDirectoryLost(RlplatError):
+    """It was removed, moved or replaced while the run was training."""
+
+
 class RunDirectory:
     """An open run directory. `RunDirectory(path, ...)` makes it, or opens it where `resumed` is the last result."""
 
@@ -109,7 +115,7 @@ class RunDirectory:
         self.last_record: dict[str, Any] = {}
         """The newest line of metrics.jsonl that this process has written."""
         self.wall_s = resumed_wall_s or 0.0
-        self._info = info
+        self._info, self._config_yaml = info, config_yaml
         self._tried_env_steps = last.env_steps if last else 0
         self._tried_s = monotonic()
         self.saved_env_steps: int | None = None
@@ -166,8 +172,9 @@ class RunDirectory:
             pass  # a full disk must not end the training; the metrics' counter tells about it
 
     def record(self, result: Result, wall_s: float, env_steps_per_s: float) -> None:
-        """One line of metrics; `result.metrics` carries the grouped names."""
+        """One line of metrics; `result.metrics` carries the grouped names. RunDirectoryLost where it cannot be kept."""
         self.last, self.wall_s = result, wall_s
+        self.require_there()
         self.last_record = {
             "iteration": result.iteration,
             "env_steps": result.env_steps,
@@ -195,7 +202,11 @@ class RunDirectory:
         evaluations: the state of the run's `Evaluations`; after_failure: a step has been begun and not finished.
         """
         env_steps = self.last.env_steps if self.last else 0
-        if env_steps == self.saved_env_steps:
+        if not after_failure:
+            self.require_there()
+        elif self._is_lost():
+            self._go_elsewhere()
+        if env_steps == self.saved_env_steps and (self.path / "checkpoints" / f"step_{env_steps}").exists():
             return None
         saved = self.save_to(self.path / "checkpoints", algorithm, evaluations, after_failure=after_failure)
         self.saved_env_steps = env_steps
@@ -262,12 +273,65 @@ class RunDirectory:
     ) -> None:
         """Acting weights into checkpoints/best; a full disk is a warning, and the older best stays."""
         info = replace(self._info(algorithm, env_steps), not_saved=[], evaluation=evaluation)
+        if self._is_lost():  # the next record says so
+            return
         try:
             save_best(self.path / "checkpoints", weights, info)
         except (OSError, CheckpointError) as error:
             self.say(f"warning: checkpoints/best was not written at {env_steps:,} env steps: {error}")
         else:
             self.log(f"best so far: evaluation {evaluation['eval/return_mean']:g} at {env_steps:,} env steps")
+
+    def require_there(self) -> None:
+        """RunDirectoryLost where the directory is not the one that this run began in."""
+        if self._is_lost():
+            where = self._moved_to()
+            what = f"was moved to {where}" if where else "was removed, or replaced by another one,"
+            raise RunDirectoryLost(
+                f"the run directory {shown(self.path)} {what} while the run was training in it"
+            )
+
+    def _is_lost(self) -> bool:
+        try:
+            return not os.path.samestat(os.stat(self.path / "log.txt"), os.fstat(self._log.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except (OSError, ValueError):  # a file system that does not answer has not lost it
+            return False
+
+    def _moved_to(self) -> Path | None:
+        """Where the directory is under another name; None where it is gone."""
+        with suppress(OSError, ValueError):
+            log = Path(os.readlink(f"/proc/self/fd/{self._log.fileno()}"))
+            if (
+                os.path.samestat(os.stat(log), os.fstat(self._log.fileno()))
+                and (log.parent / "config.yaml").exists()
+            ):
+                return log.parent
+        return None
+
+    def _go_elsewhere(self) -> None:
+        """To where the directory was moved, else to a new one beside it, else to one for temporary files."""
+        if moved := self._moved_to():
+            self.path = moved
+            return
+        lost = self.path
+        number = 1
+        while (place := lost.with_name(f"{lost.name}-saved{f'-{number}' if number > 1 else ''}")).exists():
+            number += 1
+        try:
+            place.mkdir(parents=True)
+            log = open(place / "log.txt", "a", encoding="utf-8")
+        except OSError:
+            place = Path(tempfile.mkdtemp(prefix=f"{lost.name}-saved-"))
+            log = open(place / "log.txt", "a", encoding="utf-8")
+        self._log.close()
+        self.path, self._log, self.saved_env_steps = place, log, None
+        fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write_whole(place / "config.yaml", self._config_yaml)
+        _write_whole(place / "params.json", _as_json(self._config_yaml))
+        if self.last_record:
+            (place / "metrics.jsonl").write_text(json.dumps(self.last_record, default=float) + "\n")
 
     def discard(self) -> None:
         """Remove what this object has written, and the directory if nothing else is in it; after `close`."""

@@ -41,7 +41,7 @@ from rlplat.rl.run.bottleneck import add_seconds, bottleneck
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.initial_weights import InitialWeights, find_initial
 from rlplat.rl.run.interruption import Interrupted, Interruption
-from rlplat.rl.run.run_directory import RunDirectory, not_a_run, refuse_existing, restore
+from rlplat.rl.run.run_directory import RunDirectory, RunDirectoryLost, not_a_run, refuse_existing, restore
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon
@@ -487,6 +487,7 @@ def _turn(
     if hint:
         run.say(hint)
     run.log("done")
+    run.require_there()
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
 
 
@@ -497,6 +498,8 @@ def _save_last_checkpoint(
     for attempt in range(1, SAVE_ATTEMPTS + 1):
         try:
             return run.save_checkpoint(algorithm, evaluations.get_state())
+        except RunDirectoryLost:
+            raise
         except (OSError, RlplatError) as error:
             if attempt < SAVE_ATTEMPTS:
                 run.say(f"warning: the last checkpoint failed: {error}; trying again")
