@@ -84,7 +84,7 @@ def test_what_is_no_application_is_one_line(
         ("nothing.py:app", "there is no file nothing.py"),
         ("wrong.py:ap", "did you mean 'app'"),
         ("wrong.py:three", "is int; expected an application"),
-        ("no.such.module:app", "cannot import no.such.module"),
+        ("no.such.module:app", "there is no module 'no.such.module'"),
     ):
         assert main(["serve", where, "--port", "0"]) == 2
         assert text in capsys.readouterr().err

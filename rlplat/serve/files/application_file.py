@@ -6,7 +6,7 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.rl.class_path import load_module
+from rlplat.rl.class_path import forget_changed, load_module
 from rlplat.serve.deployments import Application, Deployment
 
 
@@ -31,6 +31,7 @@ def load_application(where: str) -> Application:
 
 
 def _module(home: str) -> Any:
+    forget_changed()  # a server lives on while its files are edited
     try:
         return load_module(home)
     except ModuleNotFoundError as error:
