@@ -368,6 +368,15 @@ class A3CWorker:
     def not_saved(self) -> str:
         return self._rollout.not_saved()
 
+    def ask_envs(self, *asked: Any, **keywords: Any) -> list[Any]:
+        return self._rollout.ask_envs(*asked, **keywords)
+
+    def env_statistics(self) -> dict[str, Any]:
+        return self._rollout.env_statistics()
+
+    def take_env_statistics(self, statistics: dict[str, Any], num_workers: int) -> None:
+        self._rollout.take_env_statistics(statistics, num_workers)
+
     def close(self) -> None:
         self._rollout.close()
 

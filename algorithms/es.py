@@ -284,6 +284,15 @@ class ESWorker:
         is_gathered = bool(rng.random() < self.config.obs_gathering_probability)
         return EpisodeChance(env_seed, rng, is_gathered)
 
+    def ask_envs(self, *asked: Any, **keywords: Any) -> list[Any]:
+        return self._env.ask(*asked, **keywords)
+
+    def env_statistics(self) -> dict[str, Any]:
+        return self._env.statistics()
+
+    def take_env_statistics(self, statistics: dict[str, Any], num_workers: int) -> None:
+        self._env.take_statistics(statistics, num_copies=num_workers * self._env.num_envs)
+
     def close(self) -> None:
         self._env.close()
 

@@ -21,6 +21,8 @@ ever changed must not outshine all others when it does."""
 _ROWS_AT_ONCE = 64
 OBS_MEAN, OBS_VAR = "obs_norm.mean", "obs_norm.var"
 """Names under which observation statistics travel inside the weights."""
+ENV_STATISTICS = "env_statistics:"
+"""Beginning of the names of what travels there of the environments' own statistics (envs/statistics.py)."""
 
 
 def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = False) -> None:

@@ -11,6 +11,7 @@ bounds, superfluous keys, two plays from one seed.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shlex
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env,
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import brief, observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
+from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
 from rlplat.rl.interfaces import Array, Obs
@@ -46,6 +48,7 @@ from rlplat.rl.obs_tree import copy_obs, find_no_choice, take_obs
 from rlplat.rl.policies.spec import bounds_advice, said_of_observations
 from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
 
+log = logging.getLogger("rlplat.start")
 PREFLIGHT_STEPS = 16
 COMMAND_STEPS = 2000
 SEED = 20_261_121
@@ -64,6 +67,8 @@ Severity = Literal["error", "warning", "note"]
 class Finding:
     severity: Severity
     text: str
+    is_told: bool = False
+    """At the start of every run, too."""
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
@@ -92,9 +97,9 @@ class EnvReport:
             str(finding) for severity in order for finding in self.findings if finding.severity == severity
         ]
 
-    def add(self, severity: Severity, text: str) -> None:
+    def add(self, severity: Severity, text: str, *, is_told: bool = False) -> None:
         """The same complaint is made once, however many steps repeat it."""
-        finding = Finding(severity, text)
+        finding = Finding(severity, text, is_told)
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -108,6 +113,9 @@ class EnvReport:
                 f"\n  (all checks: {_check_command(self.name, env_kwargs or {})})" if has_command else ""
             )
             raise UsageError(f"{self.name} cannot be trained on:{listed}{command}")
+        for finding in self.findings:
+            if finding.is_told:
+                log.warning("%s", finding)
         assert self.spaces is not None
         return self.spaces
 
@@ -191,6 +199,8 @@ def check_env_here(
                 _play_batched(vector_env, steps, report, beat)
             return report
         env = make_single_env(source, dict(env_kwargs or {}), copies, num_envs=num_envs or 2)
+        if text := told([*holders(env)]):
+            report.add("warning", text, is_told=True)
         if is_vector_env(env):
             if num_envs is not None and env.num_envs != num_envs:
                 report.add("error", other_number(report.name, env.num_envs, num_envs))

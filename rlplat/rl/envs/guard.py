@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from rlplat.config import closest
 from rlplat.errors import EnvError
 from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
@@ -19,10 +20,12 @@ from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, brief, casts
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
+from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
 from rlplat.rl.interfaces import Array
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.spaces import MASK
 
+Ask = Literal["get", "set", "call"]
 BY_AGENT = (
     "dicts by agent, as RLlib's MultiAgentEnv has them, are several agents: make it a pettingzoo.ParallelEnv "
     "(possible_agents, observation_space(agent), action_space(agent); no '__all__'), which ppo and dqn train "
@@ -81,6 +84,7 @@ class GuardedEnv:
         self._episode_start: dict[str, Any] = {}
         self._action: Any = None
         self._step: Callable[[Any], Any] = env.step
+        self._frozen: Frozen | None = None
         self.owns_process = False
         """Nothing else draws from the generators of this process: a seed is theirs as well."""
 
@@ -94,6 +98,8 @@ class GuardedEnv:
         """reset() with everything checked but the observation."""
         self.episode_step = 0
         be(*self._copy)
+        if self._frozen is not None:
+            self._frozen.restore()
         if seed is not None:
             self._seed_shared(seed)
         if self._keeps_state:
@@ -176,14 +182,36 @@ class GuardedEnv:
             print(text, file=sys.stderr)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Also how an AsyncVectorEnv calls `episode_state` and `restore` in its processes."""
-        if name in ("episode_state", "restore"):
+        """Also how an AsyncVectorEnv calls the methods below in its processes."""
+        if name in ("episode_state", "restore", "ask", "statistics", "take_statistics"):
             return getattr(self, name)
         return (
             self.env.get_wrapper_attr(name)
             if hasattr(self.env, "get_wrapper_attr")
             else getattr(self.env, name)
         )
+
+    def ask(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> Any:
+        """`get`: an attribute; `set`: it becomes the argument; `call`: what the method of that name returns. Of the
+        outermost wrapper that has it, else of the environment."""
+        return ask_env(self.env, self.place(), what, name, *arguments, **keywords)
+
+    def statistics(self) -> Statistics:
+        """Running ones, which the environment keeps between episodes."""
+        return kept_statistics(self.env)
+
+    def take_statistics(self, statistics: Statistics, share: float, is_frozen: bool) -> None:
+        """In the place of its own; share: of what they count for; is_frozen: they stay as they are from now on."""
+        put_statistics(self.env, statistics, share)
+        if is_frozen and statistics:
+            frozen = self._frozen = Frozen(self.env, statistics)
+            step = self.env.step
+
+            def step_frozen(action: Any) -> Any:
+                frozen.restore()
+                return step(action)
+
+            self._step = step_frozen
 
     def episode_state(self) -> dict[str, Any]:
         """With the actions since then: enough to get here again. Numpy and JSON values."""
@@ -295,6 +323,29 @@ def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step
         return f"{which}, before its first step"
     shown = "" if action is None else f", action {brief(action)}"
     return f"{which}, step {num_steps} (step {episode_step} of its episode){shown}"
+
+
+def ask_env(env: Any, place: str, what: Ask, name: str, *arguments: Any, **keywords: Any) -> Any:
+    """`GuardedEnv.ask`; place: in messages. EnvError where nothing has that name, or the environment raises."""
+    for layer in layers(env):
+        if name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name):
+            break
+    else:
+        known = {key for layer in layers(env) for key in dir(layer) if not key.startswith("_")}
+        raise EnvError(
+            f"{place}: neither the environment nor a wrapper of it has an attribute '{name}'{closest(name, known)}"
+        )
+    try:
+        if what == "set":
+            setattr(layer, name, arguments[0])
+            return None
+        found = getattr(layer, name)
+        return found(*arguments, **keywords) if what == "call" else found
+    except BaseException as error:
+        if not is_environments_own(error):
+            raise
+        raised = f"{type(error).__name__}: {error}{raised_here(error)}"
+        raise EnvError(f"{place}: {what} of '{name}' raised {raised}") from error
 
 
 def mask_method(env: Any) -> Callable[[], Any] | None:

@@ -101,8 +101,12 @@ class SyncLoop:
                 put_row(obs, i, row)
         return obs, np.array(rewards, np.float64), terminated, truncated, info
 
+    def of_all(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """What that method of every `GuardedEnv` returns."""
+        return [getattr(guard, method)(*arguments, **keywords) for guard in self.guards]
+
     def episode_states(self) -> list[dict[str, Any]]:
-        return [guard.episode_state() for guard in self.guards]
+        return self.of_all("episode_state")
 
     def restore(
         self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
@@ -155,8 +159,12 @@ class AsyncLoop:
         except BaseException as error:
             self._fail(error, "step()")
 
+    def of_all(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """As `SyncLoop.of_all`."""
+        return self._call(method, max(self._limits), *arguments, **keywords)
+
     def episode_states(self) -> list[dict[str, Any]]:
-        return self._call("episode_state", self._limits.step_s)
+        return self.of_all("episode_state")
 
     def restore(
         self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
@@ -167,9 +175,9 @@ class AsyncLoop:
             "restore", self._limits.reset_s + self._limits.step_s * longest, states, actions, obs
         )
 
-    def _call(self, name: str, timeout_s: float, *arguments: Any) -> list[Any]:
+    def _call(self, name: str, timeout_s: float, *arguments: Any, **keywords: Any) -> list[Any]:
         try:
-            self._envs.call_async(name, *arguments)
+            self._envs.call_async(name, *arguments, **keywords)
             return list(self._envs.call_wait(timeout=timeout_s))
         except BaseException as error:
             self._fail(error, name)

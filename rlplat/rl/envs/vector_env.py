@@ -17,10 +17,11 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 
 from rlplat.errors import EnvError, NonFiniteError, RlplatError, UsageError
-from rlplat.rl.envs.guard import env_place, is_environments_own
+from rlplat.rl.envs.guard import Ask, env_place, is_environments_own
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
+from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, merged, put_statistics
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_no_choice, find_not_finite, map_obs, take_obs, where_rows
@@ -270,6 +271,41 @@ class VectorEnv:
             self._replay(state, obs)
         self._obs = obs
         return obs
+
+    def ask(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Of every environment: `GuardedEnv.ask`. UsageError where they are one object that gives no access."""
+        if hasattr(self._raw, "of_all"):
+            return list(
+                self._guarded(lambda: self._raw.of_all("ask", what, name, *arguments, **keywords), name)
+            )
+        raw = getattr(self._raw, "unwrapped", self._raw)
+        method = {"get": "get_attr", "set": "set_attr", "call": "call"}[what]
+        if not hasattr(raw, method):
+            raise UsageError(
+                f"the environments of {self.name} are stepped by a vector implementation without {method}(): set "
+                "vectorization to 'sync' or 'async'"
+            )
+        told = self._guarded(lambda: getattr(raw, method)(name, *arguments, **keywords), name)
+        return [None] * self.num_envs if told is None else list(told)
+
+    def statistics(self) -> Statistics:
+        """Running ones that the environments keep between episodes, merged; empty where there are none."""
+        if hasattr(self._raw, "of_all"):
+            return merged(self._guarded(lambda: self._raw.of_all("statistics"), "statistics"))
+        return kept_statistics(self._raw)
+
+    def take_statistics(
+        self, statistics: Statistics, *, num_copies: int = 1, is_frozen: bool = False
+    ) -> None:
+        """In the place of their own; num_copies: that go on from them, over which they were merged; is_frozen: they
+        stay as they are from now on."""
+        if hasattr(self._raw, "of_all"):
+            call = lambda: self._raw.of_all("take_statistics", statistics, 1.0 / num_copies, is_frozen)  # noqa: E731
+            self._guarded(call, "statistics")
+            return
+        put_statistics(self._raw, statistics, self.num_envs / num_copies)
+        if is_frozen:
+            Frozen(self._raw, statistics)
 
     def close(self) -> None:
         if not self._is_closed:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Weights
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
+from rlplat.rl.normalization import ENV_STATISTICS, OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON
 
 CARRIED_OBSERVATIONS = 100_000
@@ -50,7 +50,11 @@ def require_fitting(own: Weights, given: Weights, *, normalizes: bool) -> None:
 
 def network_weights(weights: Weights) -> Weights:
     """Without normaliser statistics and exploration."""
-    return {name: np.array(array, np.float32) for name, array in weights.items() if name not in _BESIDE}
+    return {
+        name: np.array(array, np.float32)
+        for name, array in weights.items()
+        if name not in _BESIDE and not name.startswith(ENV_STATISTICS)
+    }
 
 
 def carried_statistics(weights: Weights) -> dict[str, Any] | None:
@@ -67,7 +71,11 @@ def given_to(learner: dict[str, Any], weights: Weights) -> dict[str, Any]:
 
 
 def _network(weights: Weights) -> Weights:
-    return {name: array for name, array in weights.items() if _leaf(name) not in _BESIDE}
+    return {
+        name: array
+        for name, array in weights.items()
+        if _leaf(name) not in _BESIDE and not name.startswith(ENV_STATISTICS)
+    }
 
 
 def _leaf(name: str) -> str:

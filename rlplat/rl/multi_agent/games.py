@@ -51,6 +51,8 @@ class Moment(NamedTuple):
 class Game(Protocol):
     agents: tuple[str, ...]
     """All that may appear, by name."""
+    env: Any
+    """PettingZoo's."""
 
     def reset(self, seed: int | None = None) -> Moment: ...
 
@@ -73,7 +75,8 @@ class ParallelGame:
     """All agents that are alive act at once (`pettingzoo.ParallelEnv`)."""
 
     def __init__(self, env: Any, name: str) -> None:
-        self._env, self._name = env, name
+        self.env = self._env = env
+        self._name = name
         self._agents = _possible_agents(env, name)
         self.agents = tuple(self._agents)
         self._infos: Mapping[Any, dict[str, Any]] = {}
@@ -154,7 +157,8 @@ class TurnGame:
     """One agent after another (`pettingzoo.AECEnv`)."""
 
     def __init__(self, env: Any, name: str) -> None:
-        self._env, self._name = env, name
+        self.env = self._env = env
+        self._name = name
         self._agents = _possible_agents(env, name)
         self.agents = tuple(self._agents)
 

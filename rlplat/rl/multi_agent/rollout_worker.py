@@ -15,6 +15,7 @@ import numpy as np
 
 import rlplat
 from rlplat.rl.envs.copies import Copies
+from rlplat.rl.envs.guard import Ask
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import MakePolicy, Weights
 from rlplat.rl.multi_agent.columns import PolicyColumns
@@ -158,6 +159,10 @@ class MultiAgentRolloutWorker:
     def not_saved(self) -> str:
         """What `get_state` leaves out."""
         return "the states of PettingZoo environments: after a resume new games start"
+
+    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Of every copy's game: `MultiAgentVectorEnv.ask`."""
+        return self._env.ask(what, name, *arguments, **keywords)
 
     def close(self) -> None:
         self._env.close()

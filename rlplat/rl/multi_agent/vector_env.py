@@ -20,6 +20,7 @@ import numpy as np
 
 from rlplat.errors import EnvError, RlplatError
 from rlplat.rl.envs.copies import Copies, be, made_as
+from rlplat.rl.envs.guard import Ask, ask_env
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
@@ -161,6 +162,10 @@ class MultiAgentVectorEnv:
         """Of the games that are over since the last call, by policy."""
         episodes, self._episodes = self._episodes, {}
         return episodes
+
+    def ask(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Of every copy: `GuardedEnv.ask` of its PettingZoo environment."""
+        return [ask_env(game.env, self.name, what, name, *arguments, **keywords) for game in self._games]
 
     def close(self) -> None:
         if not self._is_closed:

@@ -13,6 +13,7 @@ from rlplat.errors import ConfigError
 from rlplat.paths import user_path
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.statistics import of_weights
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs, map_obs, take_obs
@@ -78,6 +79,8 @@ def record(
         ) as env,
     ):
         num_envs = env.num_envs
+        if statistics := of_weights(agent.weights()):
+            env.take_statistics(statistics, is_frozen=True)
         quotas = [episodes // num_envs + (b < episodes % num_envs) for b in range(num_envs)]
         tracks = [Track() for _ in range(num_envs)]
         obs = copy_obs(env.reset(env_seed))

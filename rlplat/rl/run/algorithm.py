@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 import numpy as np
 
 import rlplat
-from rlplat.errors import ConfigError, NotInitialized
+from rlplat.errors import ConfigError, NotInitialized, UsageError
 from rlplat.rl.algorithm_config import Config, settings_of
+from rlplat.rl.envs.guard import Ask
 from rlplat.rl.envs.names import has_time_limit
+from rlplat.rl.envs.statistics import Statistics, beside_weights
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
 from rlplat.rl.learning.given_weights import require_fitting
@@ -93,9 +95,11 @@ class Algorithm(Generic[Config]):
         """Starts the runtime, where there is none, and the actors: ConfigError and others where that cannot be."""
         self.config = settings_of(config, self.config_class, type(self).__name__)
         self.tally = RunTally()
+        self._worker_groups: list[RolloutWorkers] = []
         self.saved: dict[str, Saved] = {}
         """By name: what a checkpoint holds, beside the tally."""
-        self._evaluation = Evaluation(config.model_dump(), self.make_policy)
+        self._evaluations: list[Evaluation] = []
+        self._evaluation = self.new_evaluation()
         self.ends = ExitStack()
         """What `close` ends: the last one started first."""
         self._is_open = True
@@ -198,6 +202,7 @@ class Algorithm(Generic[Config]):
             restart_on_env_error=self.config.on_env_error == "restart",
             num_batches=num_batches,
         )
+        self._worker_groups.append(workers)
         return self.add(workers, saved_as)
 
     def result(self, report: UpdateReport, metrics: dict[str, float]) -> Result:
@@ -222,7 +227,57 @@ class Algorithm(Generic[Config]):
         """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights, in
         environments of their own; `CutEpisode`s among them where one does not end."""
         self.require_open()
-        return self._evaluation.run(self.weights(), episodes)
+        return self._evaluation.run(self.acting_weights(), episodes)
+
+    def new_evaluation(self) -> Evaluation:
+        """An actor that evaluates, whose environments `set_env_attr` and `call_env` reach; the caller ends it."""
+        self._evaluations.append(Evaluation(self.config.model_dump(), self.make_policy))
+        return self._evaluations[-1]
+
+    def acting_weights(self) -> ObjectRef:
+        """`weights()`, and beside them the running statistics that the environments keep, where they keep any."""
+        ref = self.weights()
+        statistics: Statistics = {}
+        for workers in self._worker_groups:
+            statistics |= workers.env_statistics()
+        if not statistics:
+            return ref
+        version, weights = rlplat.get(ref)
+        return rlplat.put((version, weights | beside_weights(statistics)))
+
+    # -- what callbacks call
+
+    def get_env_attr(self, name: str) -> list[Any]:
+        """The attribute of every environment of every rollout worker, in order."""
+        return self._ask_envs("get", name)
+
+    def set_env_attr(self, name: str, value: Any, *, evaluation: bool = False) -> None:
+        """In every environment of every rollout worker, from its next step on; of the outermost wrapper that has an
+        attribute of this name, else of the environment. evaluation: in its environments, too.
+
+        A worker that is replaced is told again; a resumed run is not (`Callback.on_start` is called there as well).
+        EnvError where nothing has that name, UsageError where the environments are stepped by a vector implementation.
+        """
+        self._ask_envs("set", name, value)
+        if evaluation:
+            for each in self._evaluations:
+                each.ask_envs("set", name, value)
+
+    def call_env(self, name: str, *arguments: Any, evaluation: bool = False, **keywords: Any) -> list[Any]:
+        """What the method of this name returns in every environment of every rollout worker; otherwise as
+        `set_env_attr`, of which a new worker is told the last call of each method."""
+        answers = self._ask_envs("call", name, *arguments, **keywords)
+        if evaluation:
+            for each in self._evaluations:
+                each.ask_envs("call", name, *arguments, **keywords)
+        return answers
+
+    def _ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        self.require_open()
+        if not self._worker_groups:
+            raise UsageError(f"{self.name} has no rollout workers, whose environments could be asked")
+        groups = [workers.ask_envs(what, name, *arguments, **keywords) for workers in self._worker_groups]
+        return [answer for answers in groups for answer in answers]
 
     def set_weights(self, weights: Weights) -> None:
         """Act and learn on from these weights (`rlplat.load(RUN).weights()`), normaliser statistics included; the

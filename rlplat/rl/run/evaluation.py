@@ -22,8 +22,10 @@ import numpy as np
 import rlplat
 from rlplat.errors import ActorDied, WorkerCrashed
 from rlplat.rl.envs.copies import Copies
+from rlplat.rl.envs.guard import Ask
 from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.envs.names import atari_rom
+from rlplat.rl.envs.statistics import of_weights
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
 from rlplat.rl.policies.exploration import use_greedy_epsilon
@@ -117,6 +119,7 @@ class Evaluator:
         self._settings = settings
         self._make_policy = make_policy
         self._envs: dict[int, VectorEnv] = {}
+        self._told: list[tuple[Any, ...]] = []
         if _is_worker():
             # Before a framework is loaded or used: the CPUs belong to the training.
             for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
@@ -152,7 +155,7 @@ class Evaluator:
         num_envs = min(episodes, self._settings["evaluation"]["num_envs"])
         if num_envs not in self._envs:
             way = self._settings["vectorization"]
-            self._envs[num_envs] = make_vector_env(
+            env = make_vector_env(
                 self._settings["env"],
                 num_envs,
                 env_kwargs=raw_env_kwargs(self._settings),
@@ -162,6 +165,7 @@ class Evaluator:
                 any_number=True,
                 **Limits.of(self._settings).arguments(),
             )
+            self._envs[num_envs] = self._made(env)
         played = self._play(self._envs[num_envs], weights, episodes, purpose, tell=tell)
         if not with_video:
             return Evaluated(version, played)
@@ -192,12 +196,26 @@ class Evaluator:
                 Copies.of(self._settings, "video"),
                 Limits.of(self._settings),
             )
+            if self._told:
+                self._made(env)
             try:
                 return self._play(
                     env, pinned[1], episodes, purpose, max_steps=max_steps, on_episode=on_episode
                 )
             finally:
                 env.close()
+
+    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> None:
+        """In the environments that there are, and in those to come: `VectorEnv.ask`."""
+        self._told.append((what, name, arguments, keywords))
+        for env in self._envs.values():
+            env.ask(what, name, *arguments, **keywords)
+
+    def _made(self, env: VectorEnv) -> VectorEnv:
+        """A new one, told what the others were."""
+        for what, name, arguments, keywords in self._told:
+            env.ask(what, name, *arguments, **keywords)
+        return env
 
     def _play(
         self, env: VectorEnv, weights: Weights, episodes: int, purpose: Purpose, **options: Any
@@ -208,6 +226,8 @@ class Evaluator:
         if torch is not None and _is_worker() and torch.get_num_threads() > 1:
             torch.set_num_threads(1)  # it was loaded before this process became an evaluator
         policy.set_weights(weights)
+        if statistics := of_weights(weights):
+            env.take_statistics(statistics, is_frozen=True)
         use_greedy_epsilon(policy, self._settings)
         section = self._settings["evaluation"]
         return play_episodes(
@@ -244,6 +264,13 @@ class Evaluation:
         self._settings = settings
         self._make_policy = make_policy
         self._actor: ActorHandle | None = None
+        self._told: dict[tuple[Ask, str], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> None:
+        """From the next evaluation on, in an actor that begins later too (there the last of each name)."""
+        self._told[what, name] = arguments, keywords
+        if self._actor is not None:
+            rlplat.get(self._actor.ask_envs.remote(what, name, *arguments, **keywords))
 
     def start(
         self,
@@ -258,6 +285,8 @@ class Evaluation:
         tells: for who waits, see `Evaluator.run`."""
         if self._actor is None:
             self._actor = spread(Evaluator, self._settings).remote(self._settings, self._make_policy)
+            for (what, name), (arguments, keywords) in self._told.items():
+                self._actor.ask_envs.remote(what, name, *arguments, **keywords)
         return self._actor.run.remote(weights, episodes, with_video, purpose=purpose, tells=tells)
 
     def run(self, weights: ObjectRef, episodes: int) -> list[Episode]:

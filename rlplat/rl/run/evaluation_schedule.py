@@ -33,7 +33,7 @@ import rlplat
 from rlplat.errors import RlplatError
 from rlplat.rl.interfaces import Episode, Result
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.run.evaluation import Evaluated, Evaluation, evaluation_metrics, what_was_cut
+from rlplat.rl.run.evaluation import Evaluated, evaluation_metrics, what_was_cut
 from rlplat.rl.run.run_directory import RunDirectory
 from rlplat.rl.seeding import Purpose
 
@@ -65,9 +65,7 @@ class Evaluations:
         self._max_episode_steps: int = section.max_episode_steps
         self._video_period: int = section.video_period if run else 0
         self._waits: bool = config.deterministic
-        self._evaluation = (
-            Evaluation(config.model_dump(), algorithm.make_policy) if algorithm.acts_alone() else None
-        )
+        self._evaluation = algorithm.new_evaluation() if algorithm.acts_alone() else None
         self._best: dict[str, float] = run.best_evaluation() if run else {}
         self._running: _Running | None = None
         self._is_waiting = False
@@ -123,7 +121,7 @@ class Evaluations:
         self._started += 1
         if self._evaluation is None:
             return self._finished(env_steps, self._algorithm.evaluate(self._episodes))
-        weights = self._algorithm.weights()
+        weights = self._algorithm.acting_weights()
         video, is_final = None, purpose == "final"
         if (
             self._run

@@ -24,6 +24,7 @@ from rlplat.config import closest, layer_from_arguments
 from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
 from rlplat.paths import user_path
 from rlplat.rl.class_path import forget_changed
+from rlplat.rl.envs.statistics import Frozen, beside_weights, of_weights, put_statistics
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
 from rlplat.rl.learning.policy_weights import split_weights
 from rlplat.rl.multi_agent.games import make_game
@@ -184,6 +185,14 @@ class Agent:
         weights = self._weights
         return split_weights(weights)[self._policy_name] if self._name else weights
 
+    def prepare_env(self, env: Any) -> Any:
+        """The environment, with the running statistics of the training in the place of its own, for a loop of your own:
+        those of a wrapper like gymnasium's NormalizeObservation, which does not change them any more."""
+        if statistics := of_weights(self._weights):
+            put_statistics(env, statistics)
+            Frozen(env, statistics)
+        return env
+
     def torch_module(self) -> Any:
         """A `torch.nn.Module` from raw observations to what actions are chosen by (torch/agent_module.py).
 
@@ -229,7 +238,11 @@ class Agent:
             weights: Weights = self.checkpoint.state[WEIGHTS]
         else:
             self._require_acting("be loaded")
-            weights = self.plan.algorithm_class.policy_weights(self.checkpoint.state["algorithm"])
+            state = self.checkpoint.state["algorithm"]
+            weights = self.plan.algorithm_class.policy_weights(state)
+            for part in state.values():
+                if isinstance(part, dict) and "env_statistics" in part:
+                    weights = weights | beside_weights(part["env_statistics"])
         return weights
 
     @cached_property
@@ -266,6 +279,12 @@ class Agent:
             weights = split_weights(weights)[self._policy_name]
         policy: Policy = self.plan.algorithm_class.make_policy(settings, self.spaces.spec, seed)
         policy.set_weights(weights)
+        if places := of_weights(weights):
+            logging.getLogger("rlplat.start").warning(
+                "warning: this agent acts on what its environment made of observations with running statistics (%s), "
+                "which are not in the policy: give your environment those of the training, agent.prepare_env(env)",
+                ", ".join(places),
+            )
         return policy
 
     def _checked_state(self, state: Any, num_rows: int, is_batch: bool) -> Array:

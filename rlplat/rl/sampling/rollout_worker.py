@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.errors import UsageError
 from rlplat.rl.envs.copies import Copies
+from rlplat.rl.envs.guard import Ask
 from rlplat.rl.envs.make import VectorEnv, make_vector_env
+from rlplat.rl.envs.statistics import Statistics
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Obs, Policy, Weights
 from rlplat.rl.policies.make import policy_for
@@ -192,6 +195,23 @@ class RolloutWorker:
         if not self._deterministic:
             return "the states of the environments (deterministic: true saves them): after a resume new episodes start"
         return self._env.not_saved
+
+    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Of every environment: `VectorEnv.ask`."""
+        if isinstance(self._env, VectorEnv):
+            return self._env.ask(what, name, *arguments, **keywords)
+        raise UsageError(
+            "simulators that act by themselves have no attributes here: tell them over a channel of yours"
+        )
+
+    def env_statistics(self) -> Statistics:
+        """Those that the environments keep between episodes, merged."""
+        return self._env.statistics() if isinstance(self._env, VectorEnv) else {}
+
+    def take_env_statistics(self, statistics: Statistics, num_workers: int) -> None:
+        """In the place of the environments' own; num_workers: that get the same."""
+        if isinstance(self._env, VectorEnv):
+            self._env.take_statistics(statistics, num_copies=num_workers * self._env.num_envs)
 
     def close(self) -> None:
         self._env.close()

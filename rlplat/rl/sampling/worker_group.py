@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rlplat
 from rlplat.errors import ActorDied, EnvError, RlplatError, UsageError, WorkerCrashed
+from rlplat.rl.envs.guard import Ask
+from rlplat.rl.envs.statistics import Statistics, merged
 from rlplat.rl.sampling.worker_start import check_num_workers, wait_for_first
 
 if TYPE_CHECKING:
@@ -74,6 +76,10 @@ class RolloutWorkers:
         self._arguments: list[tuple[Any, ...]] = [()] * num_workers  # of the newest `sample` of each
         self._ahead: list[Any] = []
         self._is_starting = True
+        self._told: dict[tuple[Ask, str], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        """What the environments were told last, which those of a new worker are told as well."""
+        self._statistics: Statistics | None = None
+        """Of the environments, as they were last; None: not asked for yet, empty: they keep none."""
         self.restarts = 0
         self._sample_s = self._deliver_s = 0.0
         check_num_workers(num_workers)
@@ -162,10 +168,37 @@ class RolloutWorkers:
         refs = [ref for fragment in lists for ref in fragment]
         rlplat.wait(refs, num_returns=len(refs))
 
+    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """`VectorEnv.ask` of every worker, one answer for each environment, in order; a worker that is lost is left
+        out, and the next one is told what is to be set or called: the last of each name."""
+        if any(getattr(handle, "ask_envs", None) is None for handle in self.handles):
+            raise UsageError("the workers of this algorithm have no ask_envs(what, name, *arguments)")
+        if what != "get":
+            self._told[what, name] = arguments, keywords
+        asked = [handle.ask_envs.remote(what, name, *arguments, **keywords) for handle in self.handles]
+        return [answer for ref in asked for answer in _unless_dead(ref) or ()]
+
+    def env_statistics(self) -> Statistics:
+        """Those that the environments keep between episodes, merged over all copies; empty where they keep none."""
+        if self._statistics == {} or any(getattr(h, "env_statistics", None) is None for h in self.handles):
+            return {}
+        asked = [handle.env_statistics.remote() for handle in self.handles]
+        self._statistics = merged([each for ref in asked if (each := _unless_dead(ref)) is not None])
+        return self._statistics
+
+    def _catch_up(self, slot: int) -> None:
+        """What the other workers' environments have been told, for a new worker's."""
+        for (what, name), (arguments, keywords) in self._told.items():
+            self.handles[slot].ask_envs.remote(what, name, *arguments, **keywords)
+        if self._statistics:
+            self.handles[slot].take_env_statistics.remote(self._statistics, len(self.handles))
+
     def get_state(self) -> dict[str, Any]:
         """The state of a worker that has died is None: a new one begins in its place."""
         asked = [handle.get_state.remote() for handle in self.handles]
-        return {"incarnations": list(self._incarnations), "workers": [_unless_dead(ref) for ref in asked]}
+        state = {"incarnations": list(self._incarnations), "workers": [_unless_dead(ref) for ref in asked]}
+        statistics = self.env_statistics()
+        return state | {"env_statistics": statistics} if statistics else state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Into a new group: a worker goes on as the saved one where its environments' states were saved, and starts as
@@ -183,6 +216,9 @@ class RolloutWorkers:
             self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
         states = zip(self.handles, workers, strict=True)
         rlplat.get([handle.set_state.remote(own) for handle, own in states if own is not None])
+        self._statistics = state.get("env_statistics")
+        for slot in range(len(self.handles)):
+            self._catch_up(slot)
 
     def not_saved(self) -> tuple[str, ...]:
         """What the workers' states leave out."""
@@ -238,6 +274,7 @@ class RolloutWorkers:
         self.restarts += 1
         self._incarnations[slot] += 1
         self.handles[slot] = self._make_worker(slot, self._incarnations[slot])
+        self._catch_up(slot)
 
 
 def _nothing(*batches: Any) -> None:
