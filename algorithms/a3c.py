@@ -250,6 +250,8 @@ class A3CWorker:
         self._versions: Versions = ()
         self._normalize_obs = ObsNormalizer(spec.obs)
         self._measured_leaves = vector_leaves(spec.obs)
+        self._is_measured = False
+        """Whether observations are taken as they are to be: normalised, where that is asked for."""
         self._learning_rewards = LearningRewards(self.config)
         self._exchange_s = 0.0
 
@@ -290,10 +292,13 @@ class A3CWorker:
             self._exchange_s = perf_counter() - computed
 
     def _gradients(self, batch: SampleBatch, entropy_coef: float) -> tuple[Weights | None, dict[str, float]]:
-        """The clipped gradient of one fragment, or None where it is not finite and shall be skipped; metrics."""
-        config = self.config
+        """The clipped gradient of one fragment, or None where it is not finite and shall be skipped, or where the
+        fragment was acted in before there were statistics of observations; metrics."""
+        config, rewards = self.config, self._learning_rewards(batch)
+        if not self._is_measured:
+            return None, {}
         advantages, returns = gae(
-            self._learning_rewards(batch),
+            rewards,
             batch.values,
             batch.next_values,
             batch.terminated,
@@ -341,6 +346,7 @@ class A3CWorker:
         self._network.trainee.set_weights(weights)
         self._rollout.set_weights(versions[0], weights)
         self._normalize_obs.set_weights(weights)
+        self._is_measured = OBS_MEAN in weights or not self.config.normalize_observations
 
     def _non_finite(self, advantages: Array, stats: dict[str, float], gradients: Weights) -> NonFiniteError:
         return non_finite_error(

@@ -479,6 +479,11 @@ class DQNLearner(Learner[DQNConfig]):
         config = self.config
         env_steps = self._replay.add(batches)
         self.env_steps += env_steps
+        is_first = self._obs_statistics.is_empty
+        for batch in batches:
+            self._obs_statistics.update(batch.obs, batch.valid)
+        if is_first:
+            self._obs_statistics.weights()  # used from now on: nothing is learnt from raw observations
         added = perf_counter()
         trained: list[dict[str, float]] = []
         due, beta = self._replay.due(env_steps), self.value(config.importance_beta)
@@ -491,8 +496,6 @@ class DQNLearner(Learner[DQNConfig]):
             trained += figures
             due -= chunk
         learnt = perf_counter()
-        for batch in batches:
-            self._obs_statistics.update(batch.obs, batch.valid)
         self.publish_next()
         metrics = self._metrics(trained) | rollout_times(batches)
         metrics |= {

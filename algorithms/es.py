@@ -55,7 +55,7 @@ from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
-from rlplat.rl.normalization import OBS_MEAN, ObsStatistics
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsStatistics
 from rlplat.rl.policies.noise_table import NoiseTable, make_noise
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
 from rlplat.rl.policies.spec import cpu_share
@@ -252,15 +252,17 @@ class ESWorker:
             self._shape.num_params,
             config.population_size,
         )[self._pairs.start : self._pairs.stop]
-        gatherer = ObsGatherer(weights[OBS_MEAN]) if config.normalize_observations else NullGatherer()
+        normalizes = config.normalize_observations
+        gatherer = ObsGatherer(weights[OBS_MEAN]) if normalizes else NullGatherer()
+        gathers_all = normalizes and not weights[OBS_MEAN].any() and bool((weights[OBS_VAR] == 1.0).all())
         starts = np.repeat(indices, config.episodes_per_perturbation)
         sigmas = np.full(len(starts), config.noise_std)
         unperturbed = unperturbed_episodes(config, self._pairs)
         extra = np.zeros(len(unperturbed))
         E = config.episodes_per_perturbation
         places = range(self._pairs.start * E, self._pairs.stop * E)
-        plus_chances = [self._chance(version, place, 0) for place in (*places, *unperturbed)]
-        minus_chances = [self._chance(version, place, 1) for place in places]
+        plus_chances = [self._chance(version, place, 0, gathers_all) for place in (*places, *unperturbed)]
+        minus_chances = [self._chance(version, place, 1, gathers_all) for place in places]
         plus = self._episodes.play(
             np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), plus_chances, gatherer
         )
@@ -277,11 +279,11 @@ class ESWorker:
             np.array([*self._episodes.pop_seconds(), perf_counter() - started]),
         )
 
-    def _chance(self, version: int, place: int, half: int) -> EpisodeChance:
+    def _chance(self, version: int, place: int, half: int, gathers_all: bool) -> EpisodeChance:
         """Of the episode at this place of the population; both halves of a pair meet the same environment."""
         env_seed, *of_halves = seed_of(self.config.seed, "episodes", version, place).spawn(3)
         rng = np.random.default_rng(of_halves[half])
-        is_gathered = bool(rng.random() < self.config.obs_gathering_probability)
+        is_gathered = gathers_all or bool(rng.random() < self.config.obs_gathering_probability)
         return EpisodeChance(env_seed, rng, is_gathered)
 
     def ask_envs(self, *asked: Any, **keywords: Any) -> list[Any]:
@@ -396,7 +398,10 @@ class ESLearner(Learner[ESConfig]):
         learning_rate = self.value(config.learning_rate)
         before = self._theta.copy()
         descent = np.float32(config.weight_decay) * before - gradient
-        self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)
+        if (
+            not self._obs_statistics.is_empty
+        ):  # raw observations saturate: the first population only measures them
+            self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)
         merge_gathered(self._obs_statistics.running, all_returns.obs_sums)
         env_steps = int(all_returns.lengths.sum()) + int(all_returns.unperturbed[:, 1].sum())
         self.env_steps += env_steps

@@ -15,7 +15,8 @@ Different from the paper:
 - the loss is the mean over rows, not the sum; Adam by default;
 - the bootstrap at a rollout's end, and at a time limit, is the value that the weights which acted gave; all other
   values are the learner's own. A cut-off episode bootstraps from its last observation;
-- a rollout more than `max_staleness` versions old is dropped.
+- a rollout more than `max_staleness` versions old is dropped; with `normalize_observations` also one from before there
+  were statistics.
 
 With `deterministic: true` the ring turns in rounds: one rollout of every worker, then the updates on them in the order
 of the workers. Same seed, same curve, bit for bit; what differs is who waits (docs/impala.md).
@@ -209,7 +210,9 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
         """Drop what is too old, train on the rest, publish version + 1."""
         started, bound = perf_counter(), self.config.max_staleness
         ages = {id(rollout): self.version - rollout.weights_version for rollout in rollouts}
-        kept = [rollout for rollout in rollouts if ages[id(rollout)] <= bound]
+        kept = [rollout for rollout in rollouts if ages[id(rollout)] <= bound and not self.acted_raw(rollout)]
+        for rollout in filter(self.acted_raw, rollouts):
+            self._obs_statistics.update(rollout.flat_obs(), rollout.flat("valid"))
         metrics: dict[str, float] = self._train(kept) if kept else {}
         trained = perf_counter()
         self.publish_next()

@@ -270,6 +270,8 @@ class PPOLearner(ActorCriticLearner[PPOConfig]):
         started = perf_counter()
         config = self.config
         batch = join_envs(batches)
+        if self.acted_raw(batch):
+            return self.only_measure(batches)
         advantages, returns = gae(
             self.rewards_of(batches),
             batch.values,

@@ -202,6 +202,11 @@ class ObsStatistics:
         if self.running is not None:
             self.running.update(measured(obs, self._leaves)[valid])
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are to be statistics, and nothing has been measured yet."""
+        return self.running is not None and not self.running.count
+
     def weights(self) -> Weights:
         """As they travel; `normalize` uses the same from now on."""
         if self.running is None:

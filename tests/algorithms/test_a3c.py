@@ -257,7 +257,10 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
     """So the critic's values of the rollout are those of the network, and log-probabilities have ratio 1."""
     torch = pytest.importorskip("torch")
     _, (worker,) = make_workers(1, env=env, normalize_observations=True, learner={"backend": "torch"})
+    worker.learn(1, 0.0)
+    assert worker._versions == (0,), "a gradient of raw observations was applied"
     worker.learn(30, 0.0)  # statistics come with the first 1,000 observations
+    assert worker._versions > (0,)
     batch = worker._rollout.roll_out()
     obs = worker._normalize_obs(batch.flat_obs())
     assert (obs != batch.flat_obs()).any()

@@ -184,6 +184,22 @@ def test_learns_from_observations_normalised_as_they_were_acted_on(parameter_ser
     assert (nearest < 1e-4).mean() > 0.9  # the others are final observations
 
 
+def test_the_first_gradient_step_sees_normalised_observations(parameter_server: Any) -> None:
+    learner = make_learner(parameter_server, normalize_observations=True)
+    seen: list[Array] = []
+    train = learner._net.train
+
+    def spy(batch: Any, *arguments: Any) -> Any:
+        seen.extend([batch.obs, batch.next_obs])
+        return train(batch, *arguments)
+
+    learner._net.train = spy  # type: ignore[method-assign]
+    batch = make_batch()
+    batch.obs, batch.final_obs = batch.obs + 1e3, batch.final_obs + 1e3  # type: ignore[operator]
+    learner.update(batch)
+    assert abs(np.concatenate(seen)).max() < 9.0
+
+
 def test_the_target_network_follows_by_period_or_slowly(parameter_server: Any) -> None:
     def distance(learner: DQNLearner) -> float:
         state = learner.get_state()

@@ -161,7 +161,12 @@ def test_updates_are_those_of_torchs_optimizers_with_weight_decay(
     """torch's `weight_decay` of Adam and SGD is L2 too: decay * w is added to the gradient."""
     torch = pytest.importorskip("torch")
     learner = make_learner(
-        parameter_server, optimizer=optimizer, weight_decay=0.3, learning_rate=0.05, noise_std=0.1
+        parameter_server,
+        optimizer=optimizer,
+        weight_decay=0.3,
+        learning_rate=0.05,
+        noise_std=0.1,
+        normalize_observations=False,
     )
     parameter = torch.nn.Parameter(torch.tensor(theta_of(learner)))
     theirs = (
@@ -181,7 +186,12 @@ def test_updates_are_those_of_torchs_optimizers_with_weight_decay(
 
 def test_weight_decay_alone_shrinks_the_weights(parameter_server: Any) -> None:
     learner = make_learner(
-        parameter_server, optimizer="sgd", momentum=0.0, weight_decay=0.5, learning_rate=0.1
+        parameter_server,
+        optimizer="sgd",
+        momentum=0.0,
+        weight_decay=0.5,
+        learning_rate=0.1,
+        normalize_observations=False,
     )
     before = theta_of(learner)
     flat = make_returns()._replace(returns=np.ones((6, 2, 1), np.float32))
@@ -191,6 +201,17 @@ def test_weight_decay_alone_shrinks_the_weights(parameter_server: Any) -> None:
 
 
 # -- updates
+
+
+def test_the_first_population_measures_observations_and_nothing_else(parameter_server: Any) -> None:
+    """Raw observations saturate the networks: returns of such are no gradient of those that come."""
+    learner = make_learner(parameter_server)
+    before = theta_of(learner)
+    learner.update(make_returns(0, num_obs=20))
+    np.testing.assert_array_equal(theta_of(learner), before)
+    assert learner.version == 1 and learner.weights()[OBS_MEAN].all()
+    learner.update(make_returns(1))
+    assert (theta_of(learner) != before).any()
 
 
 def test_an_update_counts_reports_and_publishes(parameter_server: Any) -> None:

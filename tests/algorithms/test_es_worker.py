@@ -183,7 +183,17 @@ def test_gathered_sums_are_those_of_the_episodes_that_were_played() -> None:
     np.testing.assert_allclose(
         got.obs_sums, [len(rows), *rows.sum(axis=0), *(rows**2).sum(axis=0)], rtol=1e-6
     )
-    assert not sample(config.model_copy(update={"obs_gathering_probability": 0.0})).obs_sums.size
+
+
+def test_without_statistics_all_episodes_are_gathered() -> None:
+    settings = {"normalize_observations": True, "obs_gathering_probability": 1e-9}
+    config = config_of("RandomLengthEnv", **settings)
+    got = sample(config)
+    assert got.obs_sums[0] == got.lengths.sum()
+    worker = worker_of(config)
+    measured = weights_of(config, worker._env.spec) | {OBS_MEAN: np.ones(2, np.float32)}
+    assert not worker.sample((0, measured)).obs_sums.size
+    worker.close()
 
 
 def test_gathering_far_from_zero_keeps_the_variance() -> None:

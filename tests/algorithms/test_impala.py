@@ -119,8 +119,10 @@ PIXELS = {
 def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[str, Any]) -> None:
     """The learner's network gives what the worker's gave: log-probabilities, values, and so the returns of GAE(1)."""
     learner, worker = make_parts(**settings, rollout_length=40)
-    worker.sample((0, learner.weights()))  # so that the next one begins within episodes
-    batch, _ = worker.sample((0, learner.weights()))
+    learner.update(
+        worker.sample((0, learner.weights()))[0]
+    )  # the next one begins within episodes, and normalised
+    batch, _ = worker.sample((1, learner.weights()))
     assert batch.terminated.any()
     found: dict[str, Any] = {}
     targets = learner._targets

@@ -58,6 +58,27 @@ def make_learner(parameter_server: Any, spec: PolicySpec = VECTOR, **settings: A
     )
 
 
+def test_what_was_acted_in_raw_is_only_measured(parameter_server: Any) -> None:
+    """The first rounds under `normalize_observations`, also one that was sampled while the first was measured."""
+    learner = make_learner(parameter_server, normalize_observations=True, normalize_rewards=True)
+    before = learner.trainee.weights()
+    for seed in range(2):
+        batch = make_batch(seed=seed)
+        batch.weights_version = 0
+        batch.obs = 1e3 + batch.obs  # type: ignore[operator]
+        assert learner.update(batch).env_steps == batch.env_steps
+        for name, array in learner.trainee.weights().items():
+            np.testing.assert_array_equal(array, before[name])
+    assert learner.version == 2 and learner._learning_rewards.get_state()["statistics"]["count"] > 0
+    batch = make_batch(seed=2)
+    batch.weights_version = 1
+    assert learner.update(batch).metrics["learner/gradient_norm"] > 0
+    resumed = make_learner(parameter_server, normalize_observations=True, normalize_rewards=True)
+    resumed.set_state(learner.get_state())
+    batch.weights_version = resumed.version
+    assert resumed.update(batch).metrics["learner/gradient_norm"] > 0
+
+
 def make_batch(
     spec: PolicySpec = VECTOR, seed: int = 0, num_steps: int = 16, num_envs: int = 4
 ) -> SampleBatch:
@@ -68,6 +89,7 @@ def make_batch(
     obs = np.zeros((num_envs, *spec.obs.shape), np.uint8 if is_image else np.float32)
     actions = np.zeros(num_envs, np.int64) if discrete else np.zeros((num_envs, 2), np.float32)
     batch = SampleBatch.empty(num_steps, obs, actions, episodes=[Episode(1.0, 5)], timing={"sample_s": 0.5})
+    batch.weights_version = 1_000  # newer than the first statistics of observations
     shape = (num_steps, *obs.shape)
     batch.obs = (
         rng.integers(0, 256, shape).astype(np.uint8)

@@ -18,7 +18,7 @@ from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.learning_rewards import LearningRewards
-from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.sampling.sample_batch import SampleBatch, join_envs
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.seeding import seed_process
 
@@ -149,6 +149,7 @@ class Learner(Generic[Config]):
 class ActorCriticLearner(Learner[Config]):
     """With statistics of observations, which travel with the weights, and of returns, which scale the rewards.
 
+    if self.acted_raw(batch): return self.only_measure(batches)
     rewards = self.rewards_of(batches)                  # in the order in which each worker sampled them
     network_obs = self._obs_statistics.normalize(obs)
     ...                                                 # train
@@ -160,6 +161,25 @@ class ActorCriticLearner(Learner[Config]):
         super().__init__(config, parameter_server, rank)
         self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self._learning_rewards = LearningRewards(config)
+        self._first_measured: float = math.inf if self._obs_statistics.is_empty else 0
+        """The first version whose weights have statistics of observations with them, where there are any."""
+
+    def acted_raw(self, batch: SampleBatch) -> bool:
+        """Whether it was sampled before there were statistics of observations, as the first rounds of a run are. It is
+        for these alone: raw observations saturate the network, and log-probabilities of a policy that saw them are
+        those of another one than that which sees them normalised."""
+        return batch.weights_version < self._first_measured
+
+    def only_measure(self, batches: Sequence[SampleBatch]) -> UpdateReport:
+        """A round that is not learnt from: it counts, and gives statistics of observations and returns."""
+        self.rewards_of(batches)
+        batch = join_envs(batches)
+        self._obs_statistics.update(batch.flat_obs(), batch.flat("valid"))
+        self.env_steps += batch.env_steps
+        self.publish_next()
+        metrics = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()}
+        metrics["learner/weights_version"] = self.version
+        return UpdateReport(batch.env_steps, batch.episodes, metrics)
 
     def rewards_of(self, batches: Sequence[SampleBatch]) -> Array:
         """float32[T, B]: to be learnt from, of all environments side by side."""
@@ -167,6 +187,8 @@ class ActorCriticLearner(Learner[Config]):
 
     def weights(self) -> Weights:
         """With the statistics that observations are to be normalised with."""
+        if self._first_measured == math.inf and not self._obs_statistics.is_empty:
+            self._first_measured = self.version
         return super().weights() | self._obs_statistics.weights()
 
     def get_state(self) -> dict[str, Any]:

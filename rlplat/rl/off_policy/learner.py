@@ -144,8 +144,11 @@ class ReplayLearner(TransitionLearner):
         """One round into the replay, the gradient steps that are due for it, publish version + 1."""
         started = perf_counter()
         env_steps = self.replay.add(batches)
+        is_first = self.obs_statistics.is_empty
         for batch in batches:
             self.obs_statistics.update(batch.obs, batch.valid)
+        if is_first:
+            self.obs_statistics.weights()  # used from now on: nothing is learnt from raw observations
         self.env_steps += env_steps
         added = perf_counter()
         trained = self.learn(self.replay.due(env_steps))
