@@ -9,17 +9,20 @@ reaches 90 with one seed of six).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("stable_baselines3.common.envs")
-
 from rlplat.errors import ConfigError, UsageError
 
-pytestmark = pytest.mark.slow
+pytestmark = [  # without importing it, which takes seconds, in every process that collects this file
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("torch", "stable_baselines3"))), reason="needs torch and SB3"
+    ),
+]
 
 ENVS = "stable_baselines3.common.envs"
 SPACES: dict[str, dict[str, Any]] = {
