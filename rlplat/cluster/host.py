@@ -62,6 +62,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "ray": _version("ray"),
         "address": _own_address(),
+        "is_up": (folder / "up").exists(),
         "nodes": {name: NodeProcess(folder, name).look() for name in request["nodes"]},
     }
 
@@ -129,10 +130,20 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     return {**seen, "was_running": was_running}
 
 
+def open_up(request: dict[str, Any]) -> dict[str, Any]:
+    """From now on, until `stop`, the cluster takes programs; workdir: where they run."""
+    folder = private_folder(cluster_folder(request["folder"]))
+    (folder / "up").touch(mode=0o600)
+    return {"workdir": str(files_folder(request))}
+
+
 def stop(request: dict[str, Any]) -> dict[str, Any]:
     folder = cluster_folder(request["folder"])
     if not folder.is_dir():
-        return {"stopped": []}
+        return {"stopped": [], "was_up": False}
+    was_up = (folder / "up").exists()
+    if request["jobs"]:  # no further program from here on
+        (folder / "up").unlink(missing_ok=True)
     if request["jobs"]:
         jobs = Jobs(folder)
         for job in jobs.all():
@@ -152,12 +163,14 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
         stopped += [name for name, was_there in zip(names, pool.map(end, names), strict=True) if was_there]
     if request["jobs"]:
         (folder / "token").unlink(missing_ok=True)
-    return {"stopped": stopped}
+    return {"stopped": stopped, "was_up": was_up}
 
 
 def submit(request: dict[str, Any]) -> dict[str, Any]:
     folder = cluster_folder(request["folder"])
     env = _program_env(request)
+    if not request["needs_engine"] and not (folder / "up").exists():  # where nothing runs that could be asked
+        raise HostError(f"the cluster is down; {request['up']} starts it")
     return {"job": Jobs(folder).submit(request["command"], env, files_folder(request))}
 
 
@@ -185,7 +198,7 @@ def logs(request: dict[str, Any]) -> dict[str, Any]:
 
 
 _VERBS = {
-    "look": look, "receive": receive, "send": send, "setup": setup, "start": start, "stop": stop,
+    "look": look, "receive": receive, "send": send, "setup": setup, "start": start, "open": open_up, "stop": stop,
     "submit": submit, "jobs": jobs, "stop-job": stop_job, "logs": logs,
 }  # fmt: skip
 
@@ -195,7 +208,12 @@ def _run(request: dict[str, Any], command: list[str]) -> int:
     os.chdir(files_folder(request))
     command = command or [pwd.getpwuid(os.getuid()).pw_shell or "sh"]
     try:
-        os.execvpe(command[0], command, {**os.environ, **_program_env(request)})
+        env = _program_env(request)
+    except HostError as error:
+        print(f"rlplat: {error}", file=sys.stderr)
+        return 2
+    try:
+        os.execvpe(command[0], command, {**os.environ, **env})
     except OSError as error:
         print(f"rlplat: {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
@@ -206,7 +224,7 @@ def _program_env(request: dict[str, Any]) -> dict[str, str]:
     folder = cluster_folder(request["folder"])
     head = NodeProcess(folder, request["head"]).look()
     if request["needs_engine"] and head["state"] != "running":
-        raise HostError(f"the head is {head['state']}: rlplat up first")
+        raise HostError(f"the cluster is down, its head is {head['state']}; {request['up']} starts it")
     address = head.get("address") or ""
     places = {"{token}": str(folder / "token"), "{address}": address}
     env = dict(request["env"])

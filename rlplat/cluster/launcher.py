@@ -10,6 +10,7 @@ with the file and the keys can look after a cluster.
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -55,9 +56,15 @@ class Row:
 
 class Launcher:
     def __init__(
-        self, cluster: ClusterSettings, say: Callable[[str], None], engine: Engine | None = None
+        self,
+        cluster: ClusterSettings,
+        say: Callable[[str], None],
+        engine: Engine | None = None,
+        *,
+        file: str = "CLUSTER.yaml",
     ) -> None:
-        self.cluster = cluster
+        """file: that of the cluster, as the user calls it, for messages."""
+        self.cluster, self.file = cluster, file
         self.folder = cluster.folder or f"~/.rlplat/clusters/{cluster.title}"
         self._say = say
         self._engine = engine or engine_of(cluster)
@@ -130,7 +137,10 @@ class Launcher:
                 self._say(f"ending what was started: {', '.join(node.name for node in started)}")
                 on_each(started, self._stop_one)
             raise
+        opened = ask(self.head.machine, "open", self._request())
         self._say(f"note: {self._engine.note}")
+        copied = "" if self.cluster.workdir is not None else " (workdir: copies files there)"
+        self._say(f"programs run in {opened['workdir']} on {self.head.name}{copied}")
         return rows
 
     def down(self) -> list[Row]:
@@ -149,9 +159,9 @@ class Launcher:
             if isinstance(answer, Exception):
                 rows.append(Row(node.name, False, f"unknown, may be running: {answer}"))
             else:
-                rows.append(
-                    Row(node.name, True, "stopped" if node.name in answer["stopped"] else "was not running")
-                )
+                has_process = self._engine.head("") is not None
+                ended = node.name in answer["stopped"] or (not has_process and answer["was_up"])
+                rows.append(Row(node.name, True, "stopped" if ended else "was not running"))
                 scaled = answer["stopped"] if node is self.head else []
                 rows += [Row(name, True, "stopped") for name in scaled if name in self._scaled]
         return rows
@@ -163,7 +173,9 @@ class Launcher:
                 rows.append(Row(node.name, False, f"unknown: {seen}"))
                 continue
             if self._engine.head(seen["address"]) is None:
-                rows.append(Row(node.name, True, f"ok: {self._engine.note}"))
+                rows.append(
+                    Row(node.name, seen["is_up"], f"ok: {self._engine.note}" if seen["is_up"] else "absent")
+                )
                 continue
             rows.append(_state(node.name, seen["nodes"][node.name]))
             if node is self.head:  # what the autoscaler starts comes and goes: absent is as it should be
@@ -178,6 +190,7 @@ class Launcher:
             env=dict(self.cluster.env),
             engine_env=dict(self._engine.program_env) | self._node_types_env(),
             needs_engine=bool(self._engine.program_env),
+            up=f"rlplat up {shlex.quote(self.file)}",
         )
 
     def ask_head(self, verb: str, **request: Any) -> dict[str, Any]:

@@ -261,7 +261,10 @@ class ClusterSettings(Section):
 
     name: Name | None = None
     """What it is called, and the name of its folder on each machine; null: the name of the file."""
-    provider: Literal["local", "ssh", "slurm", "kubernetes", "sky"] | None = None
+    provider: Annotated[
+        Literal["local", "ssh", "slurm", "kubernetes", "sky"] | None,
+        Words("local, ssh, slurm, kubernetes or sky"),
+    ] = None
     """Where nodes come from."""
     engine: Literal["ray", "rlplat"] = "ray"
     """What hosts tasks and actors: `ray` on any number of nodes; `rlplat` on one: each program starts its own."""

@@ -79,6 +79,7 @@ def test_a_job_outlives_its_submitter_and_keeps_log_and_exit_code(
     one: Path, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = "import time; print('begun', flush=True); time.sleep(0.3); print('ended'); raise SystemExit(5)"
+    assert main(["up", str(one)]) == 0
     command = [sys.executable, "-m", "rlplat.cli", "submit", str(one), "--", "python", "-c", program]
     terminal = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     assert "job 1" in terminal.stdout
@@ -87,6 +88,21 @@ def test_a_job_outlives_its_submitter_and_keeps_log_and_exit_code(
     assert main(["jobs", str(one), "--json"]) == 0
     row = json.loads(capfd.readouterr().out)
     assert (row["state"], row["exit_code"], row["id"]) == ("failed", 5, "1")
+
+
+def test_after_down_a_program_is_refused_and_status_says_so(
+    one: Path, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = ["--", "python", "program.py"]
+    assert main(["up", str(one)]) == 0
+    assert f"programs run in {home}/files on node-1\n" in capfd.readouterr().out
+    assert main(["status", str(one)]) == main(["submit", str(one), "--wait", *program]) == 0
+    assert main(["down", str(one)]) == 0
+    assert "node-1  stopped\n" in capfd.readouterr().out
+    assert main(["status", str(one)]) == 1 and "node-1  absent\n" in capfd.readouterr().out
+    assert main(["submit", str(one), *program]) == 2
+    assert f"node-1: the cluster is down; rlplat up {one} starts it\n" in capfd.readouterr().err
+    assert main(["down", str(one)]) == 0 and "node-1  was not running\n" in capfd.readouterr().out
 
 
 def test_stop_lets_a_program_save_and_ends_what_it_started(
@@ -98,7 +114,7 @@ def test_stop_lets_a_program_save_and_ends_what_it_started(
         "subprocess.Popen(['setsid', 'sleep', '1000'])\n"
         "print('begun', flush=True)\ntime.sleep(1000)"
     )
-    assert main(["submit", str(one), "--", "python", "-c", program]) == 0
+    assert main(["up", str(one)]) == main(["submit", str(one), "--", "python", "-c", program]) == 0
     log = home / "jobs" / "1" / "log"
     while "begun" not in log.read_text():
         pass
@@ -116,7 +132,7 @@ def test_a_job_whose_supervisor_was_killed_is_lost_not_running(
         "signal.signal(signal.SIGTERM, lambda *_: exit(print('saved', flush=True)))\n"
         "print('begun', flush=True)\ntime.sleep(1000)"
     )
-    assert main(["submit", str(one), "--", "python", "-c", program]) == 0
+    assert main(["up", str(one)]) == main(["submit", str(one), "--", "python", "-c", program]) == 0
     log = home / "jobs" / "1" / "log"
     while "begun" not in log.read_text():
         time.sleep(0.02)

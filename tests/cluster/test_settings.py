@@ -36,7 +36,7 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("name: x", "'provider' is not set: one of local, ssh, slurm, kubernetes, sky"),
-        ("provider: aws", "in lab.yaml:1: 'aws' (must be local, ssh, slurm, kubernetes or sky"),
+        ("provider: aws", "in lab.yaml:1: 'aws' (must be local, ssh, slurm, kubernetes or sky)"),
         ("provider: local\nengin: ray", "unknown key 'engin' in lab.yaml:2; did you mean 'engine'?"),
         ("provider: local\nlocal: {node: 2}", "did you mean 'local.nodes'?"),
         ("provider: local\nlocal: {nodes: 0}", "'local.nodes' in lab.yaml:2: 0 (must be a whole number from 1"),

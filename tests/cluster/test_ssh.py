@@ -170,6 +170,7 @@ def test_a_job_goes_on_when_the_connection_is_cut(
         "-c",
         program,
     ]
+    assert main(["up", str(one)]) == 0
     terminal = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | scratch
     )

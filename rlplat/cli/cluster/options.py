@@ -92,4 +92,4 @@ def _launcher_of(path: str) -> Launcher:
         raise UsageError(
             f"with provider: slurm the nodes live as long as a job: rlplat submit {path} -- PROGRAM, squeue, scancel"
         )
-    return Launcher(cluster, lambda line: print(line, flush=True))
+    return Launcher(cluster, lambda line: print(line, flush=True), file=path)
