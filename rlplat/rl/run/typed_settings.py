@@ -36,7 +36,7 @@ ScheduleSetting = (
 
 
 class PolicySettings(TypedDict, total=False):
-    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | str
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"] | str
     hidden_sizes: Sequence[int]
     activation: Literal["tanh", "relu"]
     share_encoder: Literal["auto"] | bool
@@ -146,7 +146,11 @@ class ModelSettings(TypedDict, total=False):
 
 
 class AnyPolicySettings(TypedDict, total=False):
-    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_cnn"] | str | Literal["auto", "mlp"]
+    encoder: (
+        Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"]
+        | str
+        | Literal["auto", "mlp"]
+    )
     hidden_sizes: Sequence[int]
     activation: Literal["tanh", "relu"]
     share_encoder: Literal["auto"] | bool
