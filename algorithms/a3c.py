@@ -396,7 +396,7 @@ class A3C(Algorithm[A3CConfig]):
     """
 
     name = "a3c"
-    config_class = A3CConfig
+    config_class: type[A3CConfig] = A3CConfig
     learner_class = A3CWorker
     nets = {
         "torch": TorchA3C,

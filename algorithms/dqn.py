@@ -591,7 +591,7 @@ class DQN(Algorithm[DQNConfig]):
     """
 
     name = "dqn"
-    config_class = DQNConfig
+    config_class: type[DQNConfig] = DQNConfig
     learner_class = DQNLearner
     nets = {"torch": TorchDQN, "tf": "rlplat.algorithms.other_frameworks.dqn_tf:TfDQN"}
     losses = ("loss",)

@@ -482,7 +482,7 @@ class ES(Algorithm[ESConfig]):
     """
 
     name = "es"
-    config_class = ESConfig
+    config_class: type[ESConfig] = ESConfig
     learner_class = ESLearner
     losses = ("shape_returns", "gradient_estimate")
 

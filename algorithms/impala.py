@@ -320,7 +320,7 @@ class Impala(Algorithm[ImpalaConfig]):
     """
 
     name = "impala"
-    config_class = ImpalaConfig
+    config_class: type[ImpalaConfig] = ImpalaConfig
     learner_class = ImpalaLearner
     losses = ("loss",)
 

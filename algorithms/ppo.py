@@ -407,7 +407,7 @@ class PPO(Algorithm[PPOConfig]):
     """
 
     name = "ppo"
-    config_class = PPOConfig
+    config_class: type[PPOConfig] = PPOConfig
     learner_class = PPOLearner
     nets = {
         "torch": TorchPPO,
