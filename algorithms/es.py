@@ -193,6 +193,8 @@ class Returns(NamedTuple):
     none were gathered."""
     seconds: Array
     """float64[3]: stepping environments, acting, all; of the slowest worker."""
+    env_metrics: dict[int, list[dict[str, float]]] = {}
+    """By pair of the population, where something was told: the numbers of its 2 E infos, in the order of `returns`."""
 
 
 def join_returns(left: Returns, right: Returns) -> Returns:
@@ -206,6 +208,7 @@ def join_returns(left: Returns, right: Returns) -> Returns:
         if left.obs_sums.size and right.obs_sums.size
         else np.concatenate([left.obs_sums, right.obs_sums]),
         np.maximum(left.seconds, right.seconds),
+        left.env_metrics | right.env_metrics,
     )
 
 
@@ -229,6 +232,7 @@ class ESWorker:
             copies=Copies.of(config, "rollout", worker_index),
             **Limits.of(config).arguments(),
             seeds_each=True,
+            env_metrics=self.config.env_metrics,
         )
         self._shape = mlp_shape(self.config, self._env.spec)
         self._mlps = PerturbedMLPs(
@@ -266,7 +270,9 @@ class ESWorker:
         plus = self._episodes.play(
             np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), plus_chances, gatherer
         )
+        plus_told = self._episodes.metrics
         minus = self._episodes.play(starts, -sigmas, minus_chances, gatherer)
+        minus_told = self._episodes.metrics
         self._env.pop_episodes()  # counted here, without those that were not to the end
         perturbed = np.stack([plus[: len(starts)], minus], axis=1).reshape(num_pairs, -1, 2, 2)
         returns, lengths = np.moveaxis(perturbed.swapaxes(1, 2), -1, 0)
@@ -277,6 +283,12 @@ class ESWorker:
             plus[len(starts) :].astype(np.float32),
             gatherer.sums(),
             np.array([*self._episodes.pop_seconds(), perf_counter() - started]),
+            {
+                self._pairs[pair]: [
+                    told.get(pair * E + e, {}) for told in (plus_told, minus_told) for e in range(E)
+                ]
+                for pair in sorted({k // E for k in (*plus_told, *minus_told) if k < len(starts)})
+            },
         )
 
     def _chance(self, version: int, place: int, half: int, gathers_all: bool) -> EpisodeChance:
@@ -433,6 +445,11 @@ class ESLearner(Learner[ESConfig]):
         played = zip(
             all_returns.returns[finite].reshape(-1).tolist(),
             all_returns.lengths[finite].reshape(-1).tolist(),
+            [
+                each
+                for pair in np.flatnonzero(finite).tolist()
+                for each in all_returns.env_metrics.get(pair, [{}] * all_returns.returns[pair].size)
+            ],
             strict=True,
         )
         return UpdateReport(env_steps, [Episode(*episode) for episode in played], metrics)

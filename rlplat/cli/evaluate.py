@@ -8,6 +8,7 @@ import sys
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
+from rlplat.figures import figure
 from rlplat.paths import expanded
 
 _EPILOG = """\
@@ -70,9 +71,12 @@ def run(arguments: list[str]) -> int:
         print(f"{agent.plan.config.env}: no episode ended, {agent.checkpoint.path}")
         return 1
     print(
-        f"{agent.plan.config.env}: return {figures['eval/return_mean']:.1f} ± {figures['eval/return_std']:.1f} "
-        f"(min {figures['eval/return_min']:.1f}, max {figures['eval/return_max']:.1f}), "
+        f"{agent.plan.config.env}: return {figure(figures['eval/return_mean'])} ± {figure(figures['eval/return_std'])} "
+        f"(min {figure(figures['eval/return_min'])}, max {figure(figures['eval/return_max'])}), "
         f"length {figures['eval/length_mean']:.1f}, {len(episodes)} episodes, {agent.checkpoint.path} "
         f"({agent.checkpoint.info.env_steps:,} env steps)"
     )
+    told = {name: value for name, value in figures.items() if name.startswith("eval/env/")}
+    if told:
+        print(", ".join(f"{name.removeprefix('eval/')} {figure(value)}" for name, value in told.items()))
     return 0

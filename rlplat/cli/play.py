@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
+from rlplat.figures import figure
 from rlplat.paths import expanded
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def run(arguments: list[str]) -> int:
     def tell(episode: Episode) -> None:
         nonlocal count
         count += 1
-        print(f"episode {count}: return {episode.episode_return:.1f}, length {episode.length:,}", flush=True)
+        print(
+            f"episode {count}: return {figure(episode.episode_return)}, length {episode.length:,}", flush=True
+        )
 
     path = options.out or agent.directory / "videos" / f"play_{name}.mp4"
     with Window(f"{env} - {name}") if options.show else VideoWriter(path) as film:
@@ -82,7 +85,7 @@ def run(arguments: list[str]) -> int:
     if cut := what_was_cut(episodes, options.episodes, agent.plan.config.evaluation.max_episode_steps):
         print(f"warning: {cut}", file=sys.stderr)
     if figures.get("eval/episodes", 0) > 1:
-        print(f"return {figures['eval/return_mean']:.1f} ± {figures['eval/return_std']:.1f}")
+        print(f"return {figure(figures['eval/return_mean'])} ± {figure(figures['eval/return_std'])}")
     if not options.show:
         print(f"{film.num_frames:,} frames at {film.fps:g}/s: {path}")
     return 0

@@ -168,20 +168,7 @@ def run(arguments: list[str]) -> int:
             f"{shown(trained.directory)} has already reached its stop, {reached}; to train on: {flags_of_all}"
         )
         return 0
-    result = trained.result
-    assert result is not None, "a run with an iteration has a result"
-    returns = (
-        f"return {result.episode_return_mean:.1f}"
-        if result.episode_return_mean is not None
-        else "no episode finished"
-    )
-    evaluated = ""
-    if "eval/return_mean" in trained.evaluation:
-        evaluated = (
-            f", evaluation {trained.evaluation['eval/return_mean']:.1f} over "
-            f"{trained.evaluation['eval/episodes']} episodes"
-        )
-    print(f"{result.env_steps:,} env steps in {trained.wall_s:.1f} s, {returns}{evaluated}")
+    print(trained.summary)
     directory = shown(trained.directory)
     print(spelled(f"the run is in {directory}; evaluate it: rlplat evaluate {shlex.quote(str(directory))}"))
     return 0

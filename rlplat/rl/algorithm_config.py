@@ -22,6 +22,7 @@ from pydantic import (
 from rlplat.errors import ConfigError
 from rlplat.rl.argument_values import as_given, as_plain
 from rlplat.rl.env_objects import EnvObject, env_name
+from rlplat.rl.info_metrics import as_spelled
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
@@ -169,6 +170,16 @@ else:
 """A text always; made of a class, a function or an environment where Python gives one."""
 
 
+if TYPE_CHECKING:
+    EnvMetrics = list[str]
+else:
+    EnvMetrics = Annotated[
+        list[str],
+        BeforeValidator(as_spelled),
+        Words("a list of names of numbers in info, each NAME or NAME:sum"),
+    ]
+
+
 class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
@@ -188,6 +199,9 @@ class AlgorithmConfig(Section):
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
     env_kwargs: Annotated[Arguments, AfterValidator(_with_wrappers_located)] = Field(default_factory=dict)
     """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it."""
+    env_metrics: EnvMetrics = Field(default_factory=list)
+    """Numbers of the environment's infos that become env/<name>_mean, one per episode: the last value, or with
+    <name>:sum the sum. All numbers in info["metrics"] do without being named."""
     seed: int = Field(default=0, ge=0, le=2**64 - 1)
     """Root of all random numbers of the run: same seed, same config, same curve."""
     framework: Literal["torch", "tf"] = "torch"

@@ -9,7 +9,7 @@ Shapes: T = time steps of a rollout fragment, B = environments side by side, N =
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +51,8 @@ class Episode(NamedTuple):
 
     episode_return: float
     length: int
+    metrics: Mapping[str, float] = {}
+    """What its infos told (`info_metrics`), by name."""
 
 
 class CutEpisode(Episode):

@@ -11,6 +11,7 @@ from rlplat.catalog import describe_experiment, describe_run, find
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
+from rlplat.figures import figure
 from rlplat.paths import expanded
 
 _EPILOG = """\
@@ -71,8 +72,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         _text(row["env"]).rpartition(os.sep)[2] if _is_file(row["env"]) else _text(row["env"]),
         _text(row["seed"]),
         _number(row["env_steps"], ",d"),
-        _number(row["episode_return_mean"], ".1f"),
-        _number(row["eval_return_mean"], ".1f"),
+        _figure(row["episode_return_mean"]),
+        _figure(row["eval_return_mean"]),
         _number(row["wall_s"], ".1f", " s"),
         "running" if row["is_running"] else "ended",
         row["updated"],
@@ -102,7 +103,7 @@ def _experiment_cells(row: dict[str, Any]) -> list[str]:
         _text(row["scheduler"]),
         f"{row['trials_ended']}/{row['trials'] if row['trials'] is not None else '?'}",
         ", ".join(metric) if isinstance(metric, list) else _text(metric),
-        _number(row["best"], ".4g"),
+        _figure(row["best"]),
         "running" if row["is_running"] else "ended" if has_all else "unfinished",
         row["updated"],
     ]
@@ -118,6 +119,10 @@ def _text(value: Any) -> str:
 
 def _number(value: Any, form: str, unit: str = "") -> str:
     return f"{value:{form}}{unit}" if isinstance(value, int | float) else "-"
+
+
+def _figure(value: Any) -> str:
+    return figure(value) if isinstance(value, int | float) else "-"
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:

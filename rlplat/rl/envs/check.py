@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -43,6 +43,7 @@ from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
+from rlplat.rl.info_metrics import numbers_of
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs, find_no_choice, take_obs
 from rlplat.rl.policies.spec import bounds_advice, said_of_observations
@@ -140,6 +141,8 @@ class EnvReport:
         known = [line for line in self.observations if f"note: {line}" not in self.lines]
         is_fine = all(finding.severity == "note" for finding in self.findings)
         lines = [*known, *self.lines, *(["no problems found"] if is_fine else [])]
+        if told := self.facts.get("numbers in info"):
+            lines.append(f"numbers in info, which env_metrics can name: {', '.join(told)}")
         return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
@@ -184,6 +187,7 @@ def check_env_here(
     limits: Limits = Limits(),  # noqa: B008
     copies: Copies = Copies(),  # noqa: B008
     num_envs: int | None = None,
+    env_metrics: Sequence[str] = (),
 ) -> EnvReport:
     """`check_env` in this process; num_envs: how many a vector environment has to have."""
     report = EnvReport(str(name))
@@ -207,10 +211,10 @@ def check_env_here(
             report.add(
                 "note", f"a vector environment, used as it is: its {env.num_envs} are num_envs_per_worker"
             )
-            with VectorEnv(env, source.name, seed=SEED, limits=limits) as vector_env:
+            with VectorEnv(env, source.name, seed=SEED, limits=limits, env_metrics=env_metrics) as vector_env:
                 _play_batched(vector_env, steps, report, beat)
             return report
-        probe = _Probe(source, env, report, limits, beat)
+        probe = _Probe(source, env, report, limits, beat, env_metrics)
         try:
             probe.run(steps)
         finally:
@@ -238,6 +242,7 @@ def look_before_run(settings: Mapping[str, Any], beat: Beat) -> EnvReport:
         limits=Limits.of(settings),
         copies=Copies.of(settings, "check"),
         num_envs=settings["num_envs_per_worker"],
+        env_metrics=settings.get("env_metrics", ()),
     )
 
 
@@ -259,6 +264,8 @@ class _Tap:
     def __init__(self, env: Any) -> None:
         self.env = env
         self.obs: Any = None
+        self.told: set[str] = set()
+        """Numbers in the infos of `step`, by the names that `env_metrics` takes."""
 
     def reset(self, **arguments: Any) -> Any:
         result = self.env.reset(**arguments)
@@ -268,6 +275,8 @@ class _Tap:
     def step(self, action: Any) -> Any:
         result = self.env.step(action)
         self.obs = result[0] if isinstance(result, tuple) and result else None
+        if isinstance(result, tuple) and result and isinstance(result[-1], Mapping):
+            self.told |= numbers_of(result[-1])
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -304,8 +313,17 @@ class _Stacks:
 
 
 class _Probe:
-    def __init__(self, source: EnvSource, env: Any, report: EnvReport, limits: Limits, beat: Beat) -> None:
+    def __init__(
+        self,
+        source: EnvSource,
+        env: Any,
+        report: EnvReport,
+        limits: Limits,
+        beat: Beat,
+        env_metrics: Sequence[str],
+    ) -> None:
         self._env, self._report, self._beat = _Tap(env), report, beat
+        self._env_metrics = env_metrics
         self._name = source.name
         self._guard: GuardedEnv | None = None
         self._limits, self._is_resetting = limits, False
@@ -342,7 +360,9 @@ class _Probe:
         report.spaces = spec = space_spec(env.observation_space, env.action_space)
         started = monotonic()
         by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
-        guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info)
+        guard = self._guard = GuardedEnv(
+            env, self._name, has_info_mask=by_info, env_metrics=self._env_metrics
+        )
         report.spaces = spec = guard.spaces
         report.note_observations()
         if advice := bounds_advice(spec.action):
@@ -373,6 +393,8 @@ class _Probe:
                     "draw every random number from self.np_random",
                 )
                 break
+        if self._env.told:
+            report.facts["numbers in info"] = sorted(self._env.told)
         has_limit = getattr(getattr(env, "spec", None), "max_episode_steps", None) is not None
         if steps >= 1000 and report.episodes and not has_limit and not self._is_ever_truncated:
             report.add(

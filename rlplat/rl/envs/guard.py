@@ -7,7 +7,7 @@ action and the fix. NaN and infinity are looked for where whole batches pass (en
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -21,6 +21,7 @@ from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, brief, casts
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
+from rlplat.rl.info_metrics import GROUP, OF_EPISODES, InfoMetrics, NotANumber
 from rlplat.rl.interfaces import Array
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.spaces import MASK
@@ -35,7 +36,8 @@ NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 
 
 class GuardedEnv:
-    """Duck-types gymnasium.Env as far as vector environments need it; infos are dropped at the door.
+    """Duck-types gymnasium.Env as far as vector environments need it. Of the infos only the numbers of `InfoMetrics`
+    come out, with the last step of an episode: {"episode_metrics": {"success": 1.0}}.
 
     guard = GuardedEnv(env, "Pong", index=0, num_envs=8)
     obs, _ = guard.reset(seed=1)
@@ -55,6 +57,7 @@ class GuardedEnv:
         has_info_mask: bool = False,
         keeps_state: bool = False,
         copies: Copies = Copies(),  # noqa: B008
+        env_metrics: Sequence[str] = (),
     ) -> None:
         """`has_info_mask`: its infos bring an "action_mask". `keeps_state`: `episode_state` will be asked for.
         `copies`: what `copy_index()` and `worker_index()` say in reset()."""
@@ -81,6 +84,7 @@ class GuardedEnv:
         self._shape = env.observation_space.shape if is_plain else None
         self._dtype = env.observation_space.dtype
         self._keeps_state = keeps_state
+        self._metrics = InfoMetrics(env_metrics)
         self._episode_start: dict[str, Any] = {}
         self._action: Any = None
         self._step: Callable[[Any], Any] = env.step
@@ -102,6 +106,7 @@ class GuardedEnv:
             self._frozen.restore()
         if seed is not None:
             self._seed_shared(seed)
+        self._metrics.reset()
         if self._keeps_state:
             self._episode_start = {
                 "seed": seed,
@@ -150,9 +155,14 @@ class GuardedEnv:
             self._fail(f"step() returned the info {_kind(info)}, expected a dict")
         if obs.__class__ is not np.ndarray or obs.shape != self._shape or obs.dtype is not self._dtype:
             obs = self._read_obs(obs, "step()", info, bool(terminated) or bool(truncated))
+        if info and (self._metrics.is_asked or GROUP in info):
+            self._add_metrics(info)
+        told: dict[str, Any] = {}
         if terminated or truncated:
             obs = copy_obs(obs)  # it is read after reset(), which may write into the same memory
-        return obs, reward, terminated, truncated, {}
+            if metrics := self._metrics.pop():
+                told[OF_EPISODES] = metrics
+        return obs, reward, terminated, truncated, told
 
     def _seed_shared(self, seed: int) -> None:
         """What an environment draws from beside `np_random`: its spaces, and what a process of its own has."""
@@ -294,6 +304,12 @@ class GuardedEnv:
                 f"return obs.astype(np.{self._dtype}), or change the space's dtype"
             )
         return obs
+
+    def _add_metrics(self, info: dict[str, Any]) -> None:
+        try:
+            self._metrics.add(info)
+        except NotANumber as problem:
+            self._fail(f"step() returned {problem}")
 
     def _check_reward(self, reward: Any) -> float:
         if isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub":

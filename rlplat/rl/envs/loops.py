@@ -24,6 +24,7 @@ from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import action_row
 from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
 from rlplat.rl.envs.watchdog import Limits, too_long
+from rlplat.rl.info_metrics import OF_EPISODES, row_of
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.seeding import number_of
@@ -38,6 +39,7 @@ class SyncLoop:
     """
 
     seed_form = "list"
+    tells_episode_metrics = True
 
     def __init__(self, guards: list[GuardedEnv]) -> None:
         self.guards = guards
@@ -84,13 +86,15 @@ class SyncLoop:
         info: dict[str, Any] = {}
         for i, guard in enumerate(self.guards):
             self.current = i
-            row, reward, is_terminated, is_truncated, _ = guard.step(actions[i])
+            row, reward, is_terminated, is_truncated, told = guard.step(actions[i])
             rewards.append(reward)
             if is_terminated or is_truncated:
                 terminated[i], truncated[i] = is_terminated, is_truncated
                 if not info:
                     info["final_obs"] = copy_obs(self._empty)
                 put_row(info["final_obs"], i, row)
+                if told:
+                    info.setdefault(OF_EPISODES, [{}] * self.num_envs)[i] = told[OF_EPISODES]
                 self.is_resetting = True
                 row = guard.reset(seed=self.next_seeds[i])[0]
                 self.is_resetting = False
@@ -130,6 +134,7 @@ class AsyncLoop:
     """
 
     seed_form = "list"
+    tells_episode_metrics = True
 
     def __init__(self, envs: Any, name: str, limits: Limits) -> None:
         """envs: an AsyncVectorEnv in SAME_STEP mode, made of `process_makers`."""
@@ -155,9 +160,14 @@ class AsyncLoop:
         self._actions = actions
         try:
             self._envs.step_async(actions)
-            return self._envs.step_wait(timeout=max(self._limits))  # which also resets those that ended
+            result = self._envs.step_wait(timeout=max(self._limits))  # which also resets those that ended
         except BaseException as error:
             self._fail(error, "step()")
+        told = result[4].get("final_info", {})
+        if OF_EPISODES in told:
+            rows = [row_of(told, i).get(OF_EPISODES, {}) for i in range(self.num_envs)]
+            result[4][OF_EPISODES] = [{name: float(value) for name, value in row.items()} for row in rows]
+        return result
 
     def of_all(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
         """As `SyncLoop.of_all`."""

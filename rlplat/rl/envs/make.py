@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -50,6 +50,7 @@ def make_vector_env(
     seeds_each: bool = False,
     copies: Copies = Copies(),  # noqa: B008
     any_number: bool = False,
+    env_metrics: Sequence[str] = (),
 ) -> VectorEnv:
     """env: a name, or a class, function or environment (env_objects.py).
 
@@ -63,6 +64,7 @@ def make_vector_env(
     a run's copies these are. `keep_state`: for `VectorEnv.get_state`; actions are recorded, and `auto` takes only what
     can be saved.
     `seeds_each`: `auto` takes only environments with a generator each.
+    `env_metrics`: numbers of the infos, `name` or `name:sum` (info_metrics.py).
     """
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; at least one environment is needed")
@@ -87,6 +89,7 @@ def make_vector_env(
             ends_at_lost_life=settings["episodic_life"],
             fire=_fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
             keeps_state=keep_state,
+            env_metrics=env_metrics,
         )
     if source.kind == "external":
         from rlplat.rl.envs.external.vector_env import ExternalVectorEnv
@@ -99,7 +102,13 @@ def make_vector_env(
         facts["vectorization"] = "external"
         # A simulator may be away for longer than any limit: who is waited for is said every few seconds.
         return VectorEnv(
-            external, source.name, seed=seed, limits=NO_LIMITS, facts=facts, keeps_state=keep_state
+            external,
+            source.name,
+            seed=seed,
+            limits=NO_LIMITS,
+            facts=facts,
+            keeps_state=keep_state,
+            env_metrics=env_metrics,
         )
     if source.kind == "registered":
         import gymnasium
@@ -124,6 +133,7 @@ def make_vector_env(
                 limits=limits,
                 facts=facts,
                 keeps_state=keep_state,
+                env_metrics=env_metrics,
             )
     elif vectorization == "envpool":
         raise UsageError(
@@ -163,16 +173,26 @@ def make_vector_env(
             has_info_mask=with_info_mask,
             keeps_state=keep_state,
             copies=copies,
+            env_metrics=env_metrics,
         )
 
     if vectorization == "async":
         facts["vectorization"] = "async"
         make_guard(0).close()  # for `with_info_mask`, before the processes are forked
         raw = _make_async(source, make_guard, num_envs, limits, sequence_of(seed))
-        return VectorEnv(raw, source.name, seed=seed, limits=NO_LIMITS, facts=facts, keeps_state=keep_state)
-    facts["vectorization"] = "sync"
-    raw = SyncLoop([make_guard(index) for index in range(num_envs)])
-    return VectorEnv(raw, source.name, seed=seed, limits=limits, facts=facts, keeps_state=keep_state)
+        limits = NO_LIMITS
+    else:
+        facts["vectorization"] = "sync"
+        raw = SyncLoop([make_guard(index) for index in range(num_envs)])
+    return VectorEnv(
+        raw,
+        source.name,
+        seed=seed,
+        limits=limits,
+        facts=facts,
+        keeps_state=keep_state,
+        env_metrics=env_metrics,
+    )
 
 
 def make_single_env(

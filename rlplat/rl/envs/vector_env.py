@@ -23,6 +23,7 @@ from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, merged, put_statistics
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
+from rlplat.rl.info_metrics import GROUP, OF_EPISODES, NotANumber, VectorInfoMetrics
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_no_choice, find_not_finite, map_obs, take_obs, where_rows
 from rlplat.rl.seeding import sequence_of
@@ -48,11 +49,12 @@ class VectorEnv:
         ends_at_lost_life: bool = False,
         fire: int | None = None,
         keeps_state: bool = False,
+        env_metrics: Sequence[str] = (),
     ) -> None:
         """`ends_at_lost_life`: `terminated` may mean a lost life (`info["lives"]` fell) in a game that goes on;
         `Episode`s are whole games all the same. `fire`: the action that is taken, whatever the policy says, in the step
         after a lost life; that step is not `valid`, its reward counts in the episode's return. `keeps_state`:
-        `get_state` will be asked for."""
+        `get_state` will be asked for. `env_metrics`: numbers of the infos, as in the setting."""
         self.name = name
         self.num_envs: int = raw.num_envs
         self.observation_space = raw.single_observation_space
@@ -87,6 +89,14 @@ class VectorEnv:
         self._num_steps = 0
         self._episode_start = np.zeros(self.num_envs, np.int64)  # _num_steps when the episode began
         self._episodes: list[Episode] = []
+        self.ended_metrics: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
+        """By environment: what the infos of its last finished episode told, as `Episode.metrics`."""
+        self._info_metrics: VectorInfoMetrics | None = None
+        """None where the loop reads the infos, environment by environment."""
+        if not getattr(raw, "tells_episode_metrics", False):
+            in_step = self._mode == "SAME_STEP"
+            self._info_metrics = VectorInfoMetrics(env_metrics, self.num_envs, resets_in_step=in_step)
+        self._reads_infos = bool(env_metrics) and self._info_metrics is not None
         self._obs: Obs | None = None
         self._actions: Any = None
         self._limits = limits
@@ -130,6 +140,8 @@ class VectorEnv:
         self._resetting, self._fires, self._actions = None, None, None
         self._returns[:] = 0.0
         self._episode_start[:] = self._num_steps
+        if self._info_metrics is not None:
+            self._info_metrics.reset()
         kwargs = {} if sequence is None else {"seed": _raw_seed(self._raw, sequence)}
         obs, info = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")
         obs = self._check_obs(obs)
@@ -166,6 +178,8 @@ class VectorEnv:
         rewards = self._check_rows(rewards, "rewards", np.float32)
         terminated = self._check_rows(terminated, "terminated", np.bool_)
         truncated = self._check_rows(truncated, "truncated", np.bool_)
+        if info and (self._reads_infos or GROUP in info or "final_info" in info):
+            self._read_info(info, terminated | truncated)
         valid = self._all_valid
         if self._resetting is not None:
             valid = ~self._resetting
@@ -199,7 +213,7 @@ class VectorEnv:
             # ale-py 0.12 gives frames of long ago as the final observation there.
             final_obs = where_rows(goes_on, obs, final_obs)
             done = done & ~goes_on
-        self._count_episodes(done)
+        self._count_episodes(done, info)
         step = Step(obs, rewards, terminated, truncated, valid, final_obs)
         if self._inspects_steps:
             self._inspect(actions, step, ~done if self._mode == "NEXT_STEP" else self._all_valid)
@@ -237,7 +251,9 @@ class VectorEnv:
             "obs": copy_obs(self._obs),
         }
         if self._tapes is None:
-            return {**state, "native": native_state(self._raw)}
+            metrics = self._info_metrics
+            told = [each.get_state() for each in metrics.each] if metrics is not None else []
+            return {**state, "native": native_state(self._raw), "metrics": told}
         starts = self._guarded(self._raw.episode_states, "saving its state")
         tapes = [np.stack(tape) if tape else np.zeros(0, np.float32) for tape in self._tapes]
         return {**state, "starts": starts, "actions": tapes}
@@ -258,7 +274,12 @@ class VectorEnv:
         self._num_steps = int(state["num_steps"])
         self._returns = np.array(state["returns"], np.float64)
         self._episode_start = np.array(state["episode_start"], np.int64)
-        self._episodes = [Episode(float(total), int(length)) for total, length in state["episodes"]]
+        self._episodes = [
+            Episode(float(total), int(length), *metrics) for total, length, *metrics in state["episodes"]
+        ]
+        if self._info_metrics is not None and "metrics" in state:
+            for each, saved in zip(self._info_metrics.each, state["metrics"], strict=True):
+                each.set_state(saved)
         self._lives = np.array(state["lives"])
         self._resetting = None if state["resetting"] is None else np.array(state["resetting"], np.bool_)
         fires = state.get("fires")  # older states have none
@@ -319,10 +340,26 @@ class VectorEnv:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _count_episodes(self, done: Array) -> None:
+    def _read_info(self, info: dict[str, Any], ended: Array) -> None:
+        metrics = self._info_metrics
+        if metrics is None:
+            return
+        try:
+            metrics.add(info, ended, self._resetting)
+        except NotANumber as problem:
+            text, b = problem.args
+            raise EnvError(f"{self._place(b)}: {text}") from None
+
+    def _count_episodes(self, done: Array, info: dict[str, Any]) -> None:
+        told = info.get(OF_EPISODES)
         for b in np.flatnonzero(done):
             length = int(self._num_steps - self._episode_start[b])
-            self._episodes.append(Episode(float(self._returns[b]), length))
+            if self._info_metrics is not None:
+                metrics = self._info_metrics.each[b].pop()
+            else:
+                metrics = told[b] if told is not None else {}
+            self.ended_metrics[b] = metrics
+            self._episodes.append(Episode(float(self._returns[b]), length, metrics))
             self._returns[b] = 0.0
             # In NEXT_STEP mode the coming step resets and does not count.
             self._episode_start[b] = self._num_steps + (self._mode == "NEXT_STEP")

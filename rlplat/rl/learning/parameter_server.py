@@ -186,7 +186,7 @@ class UpdateLedger:
     def get_state(self) -> dict[str, Any]:
         return {
             "env_steps": self._env_steps,
-            "episodes": [[e.episode_return, e.length] for e in self._episodes],
+            "episodes": [[e.episode_return, e.length, dict(e.metrics)] for e in self._episodes],
             "sums": dict(self._sums),
             "counts": dict(self._counts),
             "outcomes": [self._applied, self._dropped, self._skipped, self._max_staleness],
@@ -194,6 +194,6 @@ class UpdateLedger:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._env_steps = int(state["env_steps"])
-        self._episodes = [Episode(float(r), int(length)) for r, length in state["episodes"]]
+        self._episodes = [Episode(float(r), int(length), *told) for r, length, *told in state["episodes"]]
         self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
         self._applied, self._dropped, self._skipped, self._max_staleness = map(int, state["outcomes"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlplat.rl.info_metrics import episode_means
 from rlplat.rl.interfaces import Episode
 from rlplat.rl.sampling.tally import EpisodeWindow
 
@@ -26,6 +27,8 @@ class AgentEpisode(NamedTuple):
     """(worker, incarnation, copy, number): equal for all agents of one game."""
     game_length: int
     """Steps of the environment (turn-based: turns of all agents)."""
+    metrics: Mapping[str, float] = {}
+    """What this agent's infos told, by name."""
 
 
 class AgentReturns:
@@ -50,7 +53,8 @@ class AgentReturns:
         return [game_episode(parts, is_sum=self._is_sum) for parts in games.values()]
 
     def metrics(self) -> dict[str, float]:
-        """`policy/<name>/episode_return_mean`, `.../episode_length_mean`, `agent/<name>/episode_return_mean`."""
+        """`policy/<name>/episode_return_mean`, `.../episode_length_mean`, `agent/<name>/episode_return_mean`,
+        `agent/<name>/env/<number>_mean`."""
         metrics: dict[str, float] = {}
         for policy, window in self._by_policy.items():
             if window.return_mean is not None and window.length_mean is not None:
@@ -59,6 +63,7 @@ class AgentReturns:
         for agent, window in self._by_agent.items():
             if window.return_mean is not None:
                 metrics[f"agent/{agent}/episode_return_mean"] = window.return_mean
+            metrics |= {f"agent/{agent}/{name}": value for name, value in window.env_metrics.items()}
         return metrics
 
     def get_state(self) -> dict[str, Any]:
@@ -73,13 +78,15 @@ class AgentReturns:
 
 
 def game_episode(parts: Sequence[AgentEpisode], *, is_sum: bool) -> Episode:
-    """The game as one episode: mean or sum of the agents' returns, length in steps of the environment."""
+    """The game as one episode: mean or sum of the agents' returns, length in steps of the environment. What their infos
+    told is averaged over the agents that have it."""
     total = sum(part.episode_return for part in parts)
-    return Episode(total if is_sum else total / len(parts), parts[0].game_length)
+    metrics = episode_means((part.metrics for part in parts), "", "")
+    return Episode(total if is_sum else total / len(parts), parts[0].game_length, metrics)
 
 
 def _plain(parts: Sequence[AgentEpisode]) -> list[Episode]:
-    return [Episode(part.episode_return, part.length) for part in parts]
+    return [Episode(part.episode_return, part.length, part.metrics) for part in parts]
 
 
 def _windows(states: dict[str, Any]) -> dict[str, EpisodeWindow]:

@@ -57,6 +57,7 @@ class GamePlayer:
                 env_kwargs=self._settings["env_kwargs"],
                 limits=Limits.of(self._settings),
                 copies=Copies.of(self._settings, "evaluation"),
+                env_metrics=self._settings.get("env_metrics", ()),
             )
         env = self._envs[num_copies]
         policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation", PURPOSE_INDICES[purpose])

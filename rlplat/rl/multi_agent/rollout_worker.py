@@ -66,6 +66,7 @@ class MultiAgentRolloutWorker:
             game_id=(worker_index, incarnation),
             limits=Limits.of(config),
             copies=Copies.of(config, "rollout", worker_index),
+            env_metrics=config.get("env_metrics", ()),
         )
         self._versions = dict.fromkeys(plan.policies, -1)
         self._columns: dict[str, PolicyColumns] = {}

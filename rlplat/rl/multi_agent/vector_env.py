@@ -24,6 +24,7 @@ from rlplat.rl.envs.guard import Ask, ask_env
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
+from rlplat.rl.info_metrics import GROUP, InfoMetrics, NotANumber
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode
 from rlplat.rl.multi_agent.games import Game, Moment, make_game
@@ -61,9 +62,10 @@ class MultiAgentVectorEnv:
         limits: Limits = Limits(),  # noqa: B008
         game_id: tuple[int, int] = (0, 0),
         copies: Copies = Copies(),  # noqa: B008
+        env_metrics: Sequence[str] = (),
     ) -> None:
         """game_id: (worker, incarnation), the beginning of the ids of games; copies: what `copy_index()` says in
-        reset()."""
+        reset(); env_metrics: numbers of the agents' infos, as in the setting."""
         self.name = name
         self.num_copies = len(games)
         self.columns: dict[str, list[tuple[int, str]]] = {policy: [] for policy in plan.policies}
@@ -94,6 +96,7 @@ class MultiAgentVectorEnv:
         """Agents with a decision that is not answered yet, by copy."""
         self._returns: list[dict[str, float]] = [{} for _ in games]
         self._lengths: list[dict[str, int]] = [{} for _ in games]
+        self._metrics = [{agent: InfoMetrics(env_metrics) for agent in plan.agents} for _ in games]
         self._game_steps = [0] * len(games)
         self._game_numbers = [0] * len(games)
         self._episodes: dict[str, list[AgentEpisode]] = {}
@@ -184,6 +187,8 @@ class MultiAgentVectorEnv:
             for place, agent in enumerate(self._plan.agents):
                 for which, space in enumerate(self._games[copy].spaces(agent)):
                     space.seed(int(np.random.SeedSequence([seed, place, which]).generate_state(1)[0] >> 1))
+        for metrics in self._metrics[copy].values():
+            metrics.reset()
         moment = self._guarded(self._games[copy].reset, seed)
         if moment.is_over:
             raise EnvError(f"{self._place()}: after reset() no agent is there to act; see `agents`")
@@ -195,7 +200,12 @@ class MultiAgentVectorEnv:
         for agent, total in self._returns[copy].items():
             policy, _ = self._places[copy, agent]
             episode = AgentEpisode(
-                total, self._lengths[copy].get(agent, 0), agent, game, self._game_steps[copy]
+                total,
+                self._lengths[copy].get(agent, 0),
+                agent,
+                game,
+                self._game_steps[copy],
+                self._metrics[copy][agent].pop(),
             )
             self._episodes.setdefault(policy, []).append(episode)
 
@@ -213,6 +223,7 @@ class MultiAgentVectorEnv:
             self._decided[copy].discard(agent)
             ending = moment.ended.get(agent)
             terminated, truncated = (ending.terminated, ending.truncated) if ending else (False, False)
+            self._add_metrics(copy, agent, ending.info if ending else moment.to_act[agent][1])
             final = (
                 self._read(agent, ending.obs, ending.info, must_act=False) if ending and truncated else None
             )
@@ -220,6 +231,16 @@ class MultiAgentVectorEnv:
         for agent, (obs, info) in moment.to_act.items():
             policy, column = self._column(copy, agent)
             notes[policy].acting.append((column, (copy, agent), self._read(agent, obs, info)))
+
+    def _add_metrics(self, copy: int, agent: str, info: Any) -> None:
+        """Of the info that answers a decision of this agent."""
+        metrics = self._metrics[copy][agent]
+        if not isinstance(info, Mapping) or not (metrics.is_asked or GROUP in info):
+            return
+        try:
+            metrics.add(info)
+        except NotANumber as problem:
+            raise EnvError(f"{self._place()}: agent '{agent}': {problem}") from None
 
     def _column(self, copy: int, agent: str) -> tuple[str, int]:
         try:
@@ -343,6 +364,7 @@ def make_multi_agent_vector_env(
     game_id: tuple[int, int] = (0, 0),
     limits: Limits = Limits(),  # noqa: B008
     copies: Copies = Copies(),  # noqa: B008
+    env_metrics: Sequence[str] = (),
 ) -> MultiAgentVectorEnv:
     """`num_copies` games side by side; EnvError where their agents are not those of the plan."""
     games = []
@@ -354,7 +376,16 @@ def make_multi_agent_vector_env(
             f"{name} has the agents {', '.join(games[0].agents)}, but the run was planned for "
             f"{', '.join(plan.agents)}; possible_agents must be the same every time"
         )
-    return MultiAgentVectorEnv(games, plan, name, seed=seed, limits=limits, game_id=game_id, copies=copies)
+    return MultiAgentVectorEnv(
+        games,
+        plan,
+        name,
+        seed=seed,
+        limits=limits,
+        game_id=game_id,
+        copies=copies,
+        env_metrics=env_metrics,
+    )
 
 
 def _plain(action: Any) -> Any:

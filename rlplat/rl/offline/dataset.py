@@ -32,6 +32,7 @@ import psutil
 
 from rlplat.checkpoints import sync_directory, write_file
 from rlplat.errors import UsageError
+from rlplat.figures import figure
 from rlplat.paths import expanded, user_path
 from rlplat.rl.argument_values import as_plain
 from rlplat.rl.interfaces import Array, Obs
@@ -84,7 +85,8 @@ class Manifest(msgspec.Struct):
         env = self.env or "an unnamed environment"
         return (
             f"{self.episodes:,} episodes of {env}, {self.env_steps:,} env steps, return "
-            f"{self.return_mean:.1f} ± {self.return_std:.1f} (min {self.return_min:.1f}, max {self.return_max:.1f})"
+            f"{figure(self.return_mean)} ± {figure(self.return_std)} "
+            f"(min {figure(self.return_min)}, max {figure(self.return_max)})"
         )
 
 

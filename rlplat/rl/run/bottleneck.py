@@ -70,10 +70,11 @@ def _shares_of_turns(seconds: Mapping[str, float]) -> dict[str, float]:
     return {what: part / total for what, part in parts.items()}
 
 
-def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
+def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int, *, is_tuned: bool = False) -> str:
     """One line where something takes at least 60 % of the time and there is something to try, else the empty string.
 
-    seconds: sums of `add_seconds`; config: the algorithm's; num_cpus: of all machines.
+    seconds: sums of `add_seconds`; config: the algorithm's; num_cpus: of all machines;
+    is_tuned: the network and what is learnt from were chosen by measuring, so that no other ones are proposed.
     """
     what, share = max(shares(seconds).items(), key=lambda item: item[1], default=("", 0.0))
     if share < STANDS_OUT:
@@ -81,6 +82,8 @@ def bottleneck(seconds: Mapping[str, float], config: Any, num_cpus: int) -> str:
     head = f"{share:.0%} of the time is {what}".replace("%", " %")
     workers, envs = config.num_rollout_workers, config.num_envs_per_worker
     more_workers = min(num_cpus, max(2, 2 * workers))
+    if is_tuned and what != "env stepping":
+        return ""
     if what == "the learner's update":
         return f"{head}: a smaller network or (for images) a GPU would help, more rollout workers would not"
     if what == "the exchange with the parameter server" and envs < MAX_ENVS_PER_WORKER:

@@ -27,6 +27,7 @@ from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.envs.names import atari_rom
 from rlplat.rl.envs.statistics import of_weights
 from rlplat.rl.envs.watchdog import Limits
+from rlplat.rl.info_metrics import episode_means
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
@@ -95,7 +96,7 @@ def play_episodes(
         lengths += step.valid
         for b in np.flatnonzero(ended):
             if len(finished[b]) < quotas[b]:
-                finished[b].append(Episode(float(returns[b]), int(lengths[b])))
+                finished[b].append(Episode(float(returns[b]), int(lengths[b]), env.ended_metrics[b]))
                 if on_episode is not None:
                     on_episode(finished[b][-1])
             returns[b], lengths[b] = 0.0, 0
@@ -163,6 +164,7 @@ class Evaluator:
                 vectorization=way if way in ("sync", "async") else "auto",
                 copies=Copies.of(self._settings, "evaluation"),
                 any_number=True,
+                env_metrics=self._settings.get("env_metrics", ()),
                 **Limits.of(self._settings).arguments(),
             )
             self._envs[num_envs] = self._made(env)
@@ -322,6 +324,7 @@ def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "eval/return_min": float(returns.min()),
         "eval/return_max": float(returns.max()),
         "eval/length_mean": float(np.mean([episode.length for episode in ended])),
+        **episode_means((episode.metrics for episode in ended), "eval/env/"),
         **counts,
     }
 

@@ -164,6 +164,12 @@ class RunDirectory:
         self.progress.say(text)
         self.log(text)
 
+    def finish(self, ended_by: str) -> None:
+        """The training has ended for this reason; its rate is from here on the mean of the whole run."""
+        rate = self.last.env_steps / max(self.wall_s, 1e-9) if self.last else 0.0
+        self.log(f"done: {ended_by}")
+        self.progress.finish(ended_by, rate)
+
     def log(self, text: str) -> None:
         try:
             self._log.write(f"{datetime.now().isoformat(' ', 'seconds')}  {text}\n")

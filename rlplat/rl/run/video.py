@@ -318,6 +318,7 @@ class FilmedAtari:
         picture = {"grayscale": False, "img_height": height, "img_width": width, "stack_num": 1}
         self._shown = make_vector_env(env, 1, env_kwargs={**env_kwargs, **picture})
         self.spec = self._seen.spec
+        self.ended_metrics = self._seen.ended_metrics
         self._film = film
         film.fps = ATARI_FPS / env_kwargs.get("frameskip", PREPROCESSING["frameskip"])
         self._first: Array | None = None

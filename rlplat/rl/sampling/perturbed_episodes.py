@@ -33,6 +33,8 @@ class PerturbedEpisodes:
         """max_episode_steps: an episode counts up to there and no further."""
         self._env, self._mlps, self._max_episode_steps = env, mlps, max_episode_steps
         self._env_s = self._act_s = 0.0
+        self.metrics: dict[int, dict[str, float]] = {}
+        """What the infos of the episodes that `play` played last told, by k; of those that were not cut off here."""
 
     def play(
         self,
@@ -47,12 +49,13 @@ class PerturbedEpisodes:
         first took another's, short episodes would be favoured. What an episode meets follows from `chances[k]` alone.
         """
         outcomes = np.zeros((len(starts), 2))
+        self.metrics = {}
         # Where one slot alone cannot be reset, by its own end or with its own seed, all start each episode together.
         goes_on = self._max_episode_steps is None and self._env.seeds_each
         size = len(starts) if goes_on else self._env.num_envs
         for first in range(0, len(starts), size):
             wave = slice(first, first + size)
-            self._play_wave(starts[wave], scales[wave], chances[wave], gatherer, outcomes[wave])
+            self._play_wave(starts[wave], scales[wave], chances[wave], gatherer, outcomes[wave], first)
         return outcomes
 
     def _play_wave(
@@ -62,8 +65,9 @@ class PerturbedEpisodes:
         chances: Sequence[EpisodeChance],
         gatherer: ObsGatherer | NullGatherer,
         outcomes: Array,
+        first: int,
     ) -> None:
-        """From one reset of all environments on; fills `outcomes`."""
+        """From one reset of all environments on; fills `outcomes`, and `metrics` from k = first on."""
         env, mlps = self._env, self._mlps
         limit = self._max_episode_steps
         num_slots, num_left = env.num_envs, len(starts)
@@ -106,6 +110,8 @@ class PerturbedEpisodes:
                 k = int(playing[slot])
                 if k < len(starts):
                     outcomes[k] = returns[slot], lengths[slot]
+                    if env.ended_metrics[slot] and (step.terminated[slot] or step.truncated[slot]):
+                        self.metrics[first + k] = env.ended_metrics[slot]
                     num_left -= 1
                 returns[slot], lengths[slot] = 0.0, 0
                 playing[slot] = k + num_slots

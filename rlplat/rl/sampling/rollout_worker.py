@@ -62,6 +62,7 @@ class RolloutWorker:
                 num_threads=num_threads,
                 vectorization=config["vectorization"],
                 keep_state=config["deterministic"],
+                env_metrics=config.get("env_metrics", ()),
                 copies=Copies.of(config, "rollout", worker_index),
                 **Limits.of(config).arguments(),
             )

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from rlplat.rl.info_metrics import episode_means
 from rlplat.rl.interfaces import Episode, Result
 
 WINDOW = 100
@@ -33,12 +34,18 @@ class EpisodeWindow:
     def length_mean(self) -> float | None:
         return sum(e.length for e in self._last) / len(self._last) if self._last else None
 
+    @property
+    def env_metrics(self) -> dict[str, float]:
+        """`env/<name>_mean`: what the infos of these episodes told, each over those that have it."""
+        return episode_means(e.metrics for e in self._last if e.metrics)
+
     def get_state(self) -> dict[str, Any]:
-        return {"episodes": self.episodes, "last": [[e.episode_return, e.length] for e in self._last]}
+        last = [[e.episode_return, e.length, dict(e.metrics)] for e in self._last]
+        return {"episodes": self.episodes, "last": last}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.episodes = int(state["episodes"])
-        self._last = deque((Episode(float(r), int(n)) for r, n in state["last"]), maxlen=WINDOW)
+        self._last = deque((Episode(float(r), int(n), *told) for r, n, *told in state["last"]), maxlen=WINDOW)
 
 
 FIRST_END, NEXT_END = 2_000, 30_000
@@ -93,7 +100,7 @@ class RunTally:
             episodes=self._window.episodes,
             episode_return_mean=self._window.return_mean,
             episode_length_mean=self._window.length_mean,
-            metrics=metrics,
+            metrics=metrics | self._window.env_metrics,
         )
 
     def get_state(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlplat.figures import figure
 from rlplat.tune.core.snapshot import Snapshot
 from rlplat.tune.core.trial import Trial, TrialState
 
@@ -20,7 +21,7 @@ def counts_text(snapshot: Snapshot) -> str:
 
 
 def values_text(metric: tuple[str, ...], trial: Trial) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in zip(metric, trial.values, strict=False))
+    return ", ".join(f"{name} {figure(value)}" for name, value in zip(metric, trial.values, strict=False))
 
 
 def params_text(params: Mapping[str, Any], limit: int = 160) -> str:

@@ -71,7 +71,7 @@ def episodes(env: VectorEnv, num_steps: int, action: np.ndarray) -> list[list[tu
         step = env.step(action)
         done = np.flatnonzero(step.terminated | step.truncated)
         for b, episode in zip(done, env.pop_episodes(), strict=True):
-            found[b].append(tuple(episode))
+            found[b].append((episode.episode_return, episode.length))
     return found
 
 

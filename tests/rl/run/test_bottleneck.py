@@ -136,3 +136,9 @@ def test_in_the_asynchronous_ring_the_busiest_is_named() -> None:
     assert bottleneck(seconds, config(), 4).startswith("95 % of the time is the learner's update")
     busy = seconds | {"time/worker_busy_s": 98.0, "time/learner_busy_s": 20.0}
     assert bottleneck(busy, config(), 4).startswith("78 % of the time is env stepping: try")
+
+
+def test_where_the_settings_were_tuned_no_other_network_is_proposed() -> None:
+    assert bottleneck(clocks(10.0, 90.0, env=0.8, act=0.1), config(), 8, is_tuned=True) == ""
+    stepping = bottleneck(clocks(90.0, 10.0, env=0.8, act=0.1), config(), 8, is_tuned=True)
+    assert "num-rollout-workers" in stepping

@@ -36,10 +36,10 @@ def test_given_rules_replace_the_config_key_by_key_and_none_takes_one_away() -> 
 def test_a_stop_on_the_return_waits_for_100_episodes() -> None:
     rules = {"episode_return_mean": 475.0}
     assert stop_reason(rules, Result(1, 1000, 99, 500.0, 500.0), 1.0) == ""
-    assert stop_reason(rules, Result(1, 1000, 100, 500.0, 500.0), 1.0) == "episode_return_mean 500 >= 475"
+    assert stop_reason(rules, Result(1, 1000, 100, 500.0, 500.0), 1.0) == "return 475 reached"
     assert stop_reason(rules, Result(1, 1000, 100, 474.9, 500.0), 1.0) == ""
-    assert stop_reason({"wall_s": 60}, Result(1, 1000, 0, None, None), 60.5) == "wall_s 60.5 >= 60"
-    assert stop_reason({"env_steps": 1000}, Result(1, 1024, 0, None, None), 1.0) == "env_steps 1,024 >= 1,000"
+    assert stop_reason({"wall_s": 60}, Result(1, 1000, 0, None, None), 60.5) == "60 s reached"
+    assert stop_reason({"env_steps": 1000}, Result(1, 1024, 0, None, None), 1.0) == "1,000 env steps reached"
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,12 @@ from rich.live import Live
 from rich.text import Text
 
 from rlplat.durations import duration_text
+from rlplat.figures import figure
 from rlplat.given.folding import folded
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
-from rlplat.rl.run.view.progress import episodes_text
+from rlplat.rl.run.view.progress import env_figures, episodes_text
 
 DRAW_PERIOD_S = 0.25
 RATE_WINDOW_S = 10.0
@@ -49,6 +50,8 @@ class Shown:
     seconds: dict[str, float] = field(default_factory=dict)
     seen: deque[tuple[float, int]] = field(default_factory=deque)
     """(time, env steps) of the last seconds, for the rate."""
+    ended: tuple[str, float] | None = None
+    """Why the training has ended, and the rate of the whole run."""
     keep_every: int = 1
     num_returns: int = 0
 
@@ -92,7 +95,7 @@ def bar(share: float, width: int) -> str:
 
 
 def lines(shown: Shown, width: int) -> list[Text]:
-    """Four lines of at most `width` cells."""
+    """Four lines of at most `width` cells; a fifth where the environment tells numbers."""
     assert shown.result is not None
     rows = [
         ("env steps", _env_steps(shown, width - 12)),
@@ -100,6 +103,8 @@ def lines(shown: Shown, width: int) -> list[Text]:
         ("evaluation", _evaluation(shown)),
         ("time", _time(shown)),
     ]
+    if told := env_figures(shown.result):
+        rows.insert(3, ("environment", ", ".join(told)))
     return [_line(name, text, width) for name, text in rows]
 
 
@@ -113,6 +118,10 @@ def _env_steps(shown: Shown, width: int) -> str:
     assert shown.result is not None
     now, total, rate = shown.result.env_steps, shown.total_env_steps, shown.rate
     text = f"{now:,}" + (f" of {total:,}" if total else "")
+    if shown.ended is not None:
+        ended_by, rate = shown.ended
+        rest = f"done: {ended_by}  {rate:,.0f}/s"
+        return f"{text}  {rest}" if len(text) + len(rest) + 2 <= width else f"{now:,}  {rest}"
     after = f"{rate:,.0f}/s" if rate is not None else ""
     if not total:
         return f"{text}  {after}"
@@ -134,7 +143,7 @@ def _returns(shown: Shown, width: int) -> str:
         return "0 episodes finished" + (
             f", longest running {running:,.0f} steps" if running is not None else ""
         )
-    text = f"{result.episode_return_mean:.1f}"
+    text = figure(result.episode_return_mean)
     length = f"length {result.episode_length_mean:.0f}, " if result.episode_length_mean is not None else ""
     after = f"{length}{episodes_text(result.episodes)}"
     curve = sparkline(shown.returns, min(40, width - len(text) - len(after) - 4))
@@ -145,7 +154,7 @@ def _evaluation(shown: Shown) -> str:
     if shown.evaluated is None:
         return "none yet"
     value, env_steps = shown.evaluated
-    return f"{value:.1f}" + (f" at {env_steps:,.0f} env steps" if env_steps is not None else "")
+    return figure(value) + (f" at {env_steps:,.0f} env steps" if env_steps is not None else "")
 
 
 def _time(shown: Shown) -> str:
@@ -182,6 +191,10 @@ class TrainingPanel:
             self._console.print(Text(folded(spelled(text), self._console.width)), soft_wrap=True)
         except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
             pass
+
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        self._shown.ended = (ended_by, env_steps_per_s)
+        self._draw()
 
     def close(self) -> None:
         if self._live is None:

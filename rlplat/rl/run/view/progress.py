@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
+from rlplat.figures import figure
 from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 
 LINE_PERIOD_S = 10.0
+NOTEBOOK_PERIOD_S = 1.0
 LEAST_LINES, LEAST_COLUMNS = 4, 40
 """Of a panel; a terminal needs twice the lines, or what is said would have no place."""
 
@@ -26,16 +30,29 @@ class Progress(Protocol):
         """A line of text that does not disturb the panel."""
         ...
 
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        """The training has ended, for this reason; the rate is that of the whole run."""
+        ...
+
     def close(self) -> None: ...
 
 
 def open_progress(total_env_steps: int | None, stream: TextIO | None = None) -> Progress:
+    if stream is None and in_notebook():
+        return NotebookLine(total_env_steps)
     stream = stream or sys.stderr
     if stream.isatty() and _has_room(stream):
         from rlplat.rl.run.view.panel import TrainingPanel
 
         return TrainingPanel(total_env_steps, stream)
     return ProgressLines(stream)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, whose front end shows what is displayed."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def _has_room(stream: TextIO) -> bool:
@@ -54,17 +71,26 @@ def describe(result: Result, evaluated: float | None = None) -> str:
 
     evaluated: the mean return of the last evaluation.
     """
-    evaluation = f", evaluation {evaluated:.1f}" if evaluated is not None else ""
+    evaluation = f", evaluation {figure(evaluated)}" if evaluated is not None else ""
+    evaluation += "".join(f", {told}" for told in env_figures(result))
     if result.episode_return_mean is None:
         running = result.metrics.get("rollout/longest_running_episode")
         longest = f", longest running {running:,.0f} steps" if running is not None else ""
         return f"0 episodes finished{longest}{evaluation}"
     length = f"length {result.episode_length_mean:.1f}, " if result.episode_length_mean is not None else ""
-    return f"return {result.episode_return_mean:.1f} ({length}{episodes_text(result.episodes)}){evaluation}"
+    return (
+        f"return {figure(result.episode_return_mean)} ({length}{episodes_text(result.episodes)}){evaluation}"
+    )
 
 
 def episodes_text(count: int) -> str:
     return "1 episode" if count == 1 else f"{count:,} episodes"
+
+
+def env_figures(result: Result, at_most: int = 4) -> list[str]:
+    """`success 0.85` for the numbers that the environment's infos told."""
+    told = [name for name in result.metrics if name.startswith("env/") and name.endswith("_mean")]
+    return [f"{name[4:-5]} {figure(result.metrics[name])}" for name in told[:at_most]]
 
 
 class _Shown(logging.Handler):
@@ -101,6 +127,9 @@ class Silent:
     def say(self, text: str) -> None:
         pass
 
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -126,5 +155,50 @@ class ProgressLines:
         except (OSError, ValueError, RuntimeError):  # nobody reads, or a signal came in mid-print
             pass
 
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        self.say(f"done: {ended_by}, {env_steps_per_s:,.0f} env steps/s")
+        self._next_s = math.inf
+
     def close(self) -> None:
         pass
+
+
+class NotebookLine:
+    """One output of a cell that is written anew: what was said, and below it where the training is."""
+
+    def __init__(self, total_env_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display: Any = importlib.import_module("IPython.display").display
+        self._total, self._clock = total_env_steps, clock
+        self._said: list[str] = []
+        self._line = ""
+        self._evaluated: float | None = None
+        self._handle: Any = None
+        self._next_s = clock()
+
+    def show(self, result: Result, env_steps_per_s: float) -> None:
+        self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
+        if self._clock() >= self._next_s:
+            self._next_s = self._clock() + NOTEBOOK_PERIOD_S
+            total = f" of {self._total:,}" if self._total else ""
+            at = f"{result.env_steps:,}{total} env steps  {env_steps_per_s:,.0f}/s"
+            self._line = f"{at}  {describe(result, self._evaluated)}"
+            self._write()
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+        self._write()
+
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        self._next_s = math.inf
+        self._line += f"\ndone: {ended_by}, {env_steps_per_s:,.0f} env steps/s"
+        self._write()
+
+    def close(self) -> None:
+        pass
+
+    def _write(self) -> None:
+        told = {"text/plain": "\n".join(filter(None, [*self._said, self._line]))}
+        if self._handle is None:
+            self._handle = self._display(told, raw=True, display_id=True)
+        else:
+            self._handle.update(told, raw=True)

@@ -25,6 +25,7 @@ from rlplat.rl.envs.external.client import Ended, Refused, Simulator, Simulators
 from rlplat.rl.envs.external.listener import parse_address
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.interfaces import Episode
 
 VECTOR = {
     "observation": {"box": {"low": -100, "high": 100, "shape": [2]}},
@@ -119,7 +120,7 @@ def test_steps_of_several_simulators_arrive_in_their_rows(training: Any) -> None
         and step.valid.all()
     )
     assert np.array_equal(step.final_obs[1], [1, 9])
-    assert [tuple(episode) for episode in there.env.pop_episodes()] == [(1.0, 1)]
+    assert there.env.pop_episodes() == [Episode(1.0, 1)]
 
 
 def test_an_episode_of_one_simulator_ends_with_the_next_ones_beginning(training: Any) -> None:

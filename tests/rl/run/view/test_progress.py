@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import sys
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -23,8 +25,8 @@ def test_before_an_episode_has_finished_it_says_so() -> None:
     assert describe(Result(1, 10, 0, None, None)) == "0 episodes finished"
     waiting = Result(1, 10, 0, None, None, {"rollout/longest_running_episode": 12345.0})
     assert describe(waiting) == "0 episodes finished, longest running 12,345 steps"
-    assert describe(result(1)) == "return 312.4 (length 200.0, 57 episodes)"
-    assert describe(result(1), 475.0) == "return 312.4 (length 200.0, 57 episodes), evaluation 475.0"
+    assert describe(result(1)) == "return 312 (length 200.0, 57 episodes)"
+    assert describe(result(1), 475.0) == "return 312 (length 200.0, 57 episodes), evaluation 475"
 
 
 class Clock:
@@ -53,7 +55,51 @@ def test_the_last_evaluation_stays_in_view() -> None:
     lines.show(result(3000), 1.0)
     assert [line.partition("episodes)")[2] for line in stream.getvalue().splitlines()] == [
         "",
-        ", evaluation 33.0",
+        ", evaluation 33",
+    ]
+
+
+def test_at_the_end_it_says_why_and_the_rate_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    plain = ProgressLines(stream)
+    plain.show(result(1000), 9.0)
+    plain.finish("return 475 reached", 2175.4)
+    plain.show(result(1000), 0.0)  # the closing line, with the evaluation
+    assert stream.getvalue().splitlines()[1:] == ["done: return 475 reached, 2,175 env steps/s"]
+    shown = Shown(300_000)
+    for now_s in (1.0, 2.0, 30.0):
+        shown.add(result(118_332), now_s)
+    shown.ended = ("return 475 reached", 2175.4)
+    text = lines(shown, 80)[0].plain
+    assert text == "env steps   118,332 of 300,000  done: return 475 reached  2,175/s"
+
+
+def test_a_notebook_has_one_output_that_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[str] = []
+
+    class Handle:
+        def update(self, told: dict[str, str], *, raw: bool) -> None:
+            outputs[-1] = told["text/plain"]
+
+    def display(told: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        outputs.append(told["text/plain"])
+        return Handle()
+
+    shell = type("ZMQInteractiveShell", (), {})()
+    ipython, of_display = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    of_display.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", of_display)
+    line = open_progress(1000)
+    line.say("starting")
+    line.show(result(750, **{"env/success_mean": 0.934}), 10.0)
+    line.finish("1,000 env steps reached", 12.0)
+    line.show(result(1000), 0.0)
+    line.close()
+    assert outputs == [
+        "starting\n750 of 1,000 env steps  10/s  return 312 (length 200.0, 57 episodes), success 0.934\n"
+        "done: 1,000 env steps reached, 12 env steps/s"
     ]
 
 

@@ -1,0 +1,14 @@
+"""How returns and other measured numbers are written for people: three significant digits, whole digits always."""
+
+from __future__ import annotations
+
+import math
+
+
+def figure(value: float) -> str:
+    """-1103.4 -> `-1103`, 475.0 -> `475`, 21.35 -> `21.4`, 0.9344 -> `0.934`, 0.98 -> `0.98`, 0.00031 -> `0.00031`."""
+    if not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 999.5:  # where .3g would write an exponent
+        return f"{value:.0f}" if abs(value) < 1e15 else f"{value:.3g}"
+    return f"{value:.3g}"
