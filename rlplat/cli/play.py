@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
-from rlplat.paths import expanded
+from rlplat.paths import expanded, shown
 
 if TYPE_CHECKING:
     from rlplat.rl.interfaces import Episode
@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
 
     path = options.out or agent.directory / "videos" / f"play_{name}.mp4"
     with Window(f"{env} - {name}") if options.show else VideoWriter(path) as film:
-        print(f"{env}, {agent.checkpoint.path} ({agent.checkpoint.info.env_steps:,} env steps)")
+        print(f"{env}, {shown(agent.checkpoint.path)} ({agent.checkpoint.info.env_steps:,} env steps)")
         episodes = agent.film(options.episodes, film, on_episode=tell)
     figures = evaluation_metrics(episodes)
     if cut := what_was_cut(episodes, options.episodes, agent.plan.config.evaluation.max_episode_steps):
@@ -87,5 +87,5 @@ def run(arguments: list[str]) -> int:
     if figures.get("eval/episodes", 0) > 1:
         print(f"return {figure(figures['eval/return_mean'])} ± {figure(figures['eval/return_std'])}")
     if not options.show:
-        print(f"{film.num_frames:,} frames at {film.fps:g}/s: {path}")
+        print(f"{film.num_frames:,} frames at {film.fps:g}/s: {shown(path)}")
     return 0

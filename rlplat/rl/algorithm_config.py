@@ -176,7 +176,7 @@ else:
     EnvMetrics = Annotated[
         list[str],
         BeforeValidator(as_spelled),
-        Words("a list of names of numbers in info, each NAME or NAME:sum"),
+        Words("a list of keys of info, each NAME or NAME:sum"),
     ]
 
 

@@ -474,7 +474,7 @@ def test_evaluate_and_runs(here: Path, capsys: Any) -> None:
     report = json.loads(capsys.readouterr().out)
     assert (report["env_steps"], report["return_mean"], report["returns"]) == (50, 6.0, [5.0, 6.0, 7.0])
     assert main(["evaluate", "runs/demo/checkpoints/step_20", "--episodes", "1"]) == 0
-    assert "X: return 2.0 ± 0.0" in capsys.readouterr().out
+    assert "X: return 2 ± 0" in capsys.readouterr().out
     assert main(["runs", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["env"], row["seed"], row["env_steps"], row["eval_return_mean"]) == ("X", 4, 50, 14.5)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlplat.cli import main
+from rlplat.figures import figure
 from rlplat.tune.storage.study import Study
 from tests.tune.experiments import write_experiment
 
@@ -137,7 +138,7 @@ def test_runs_lists_experiments_and_not_their_trials(
         "fifo",
         "9/9",
         "return",
-        f"{best:.4g}",
+        figure(best),
         "ended",
     ]
     assert len(lines) == 5

@@ -154,7 +154,15 @@ def make_vector_env(
         if first.num_envs != num_envs and not any_number:
             raise UsageError(other_number(source.name, first.num_envs, num_envs))
         facts |= {"vectorization": "given", "num_envs": first.num_envs}
-        return VectorEnv(first, source.name, seed=seed, limits=limits, facts=facts, keeps_state=keep_state)
+        return VectorEnv(
+            first,
+            source.name,
+            seed=seed,
+            limits=limits,
+            facts=facts,
+            keeps_state=keep_state,
+            env_metrics=env_metrics,
+        )
 
     def make_guard(index: int) -> GuardedEnv:
         nonlocal with_info_mask, first

@@ -14,6 +14,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs.check import check_env, preflight
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.watchdog import NO_LIMITS
 from rlplat.rl.info_metrics import InfoMetrics, number_of
 from rlplat.rl.interfaces import Episode
 from rlplat.rl.run.evaluation import evaluation_metrics
@@ -62,17 +63,22 @@ def test_every_loop_tells_the_same(way: str) -> None:
     else:
         kind = {"OldForm": OldForm, "AsyncVectorEnv": AsyncVectorEnv}.get(way, SyncVectorEnv)
         mode = AutoresetMode[way] if way.isupper() else AutoresetMode.SAME_STEP
-        env = VectorEnv(
-            kind([TellingEnv] * 2, autoreset_mode=mode), "T", step_timeout_s=math.inf, env_metrics=ASKED
-        )
+        env = VectorEnv(kind([TellingEnv] * 2, autoreset_mode=mode), "T", limits=NO_LIMITS, env_metrics=ASKED)
     assert told(env) == [OF_EVEN, OF_ODD], way
 
 
 def test_without_a_wish_what_is_under_metrics_is_told() -> None:
     assert told(make_vector_env(TELLING, 1)) == [{"height": 3.0, "deep/x": 6.0}] * 2
     raw = SyncVectorEnv([TellingEnv], autoreset_mode=AutoresetMode.SAME_STEP)
-    assert told(VectorEnv(raw, "T", step_timeout_s=math.inf)) == [{"height": 3.0, "deep/x": 6.0}] * 2
+    assert told(VectorEnv(raw, "T", limits=NO_LIMITS)) == [{"height": 3.0, "deep/x": 6.0}] * 2
     assert told(make_vector_env("CartPole-v1", 1), 400) == [{}, {}]
+
+
+def test_a_vector_environment_given_as_it_is_tells_its_numbers() -> None:
+    def make(num_envs: int) -> SyncVectorEnv:
+        return SyncVectorEnv([TellingEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    assert told(make_vector_env(make, 2, env_metrics=ASKED)) == [OF_EVEN, OF_ODD]
 
 
 def test_a_number_under_metrics_can_be_summed_by_name() -> None:
@@ -99,7 +105,7 @@ def test_a_restored_environment_has_what_its_episode_had_told() -> None:
 def test_what_is_no_number_is_refused_by_name(way: str) -> None:
     if way == "SAME_STEP":
         raw = SyncVectorEnv([lambda: TellingEnv("yes")], autoreset_mode=AutoresetMode.SAME_STEP)
-        env = VectorEnv(raw, "T", step_timeout_s=math.inf, env_metrics=ASKED)
+        env = VectorEnv(raw, "T", limits=NO_LIMITS, env_metrics=ASKED)
     else:
         kwargs = {"success": "yes"}
         env = make_vector_env(TELLING, 1, env_kwargs=kwargs, vectorization=way, env_metrics=ASKED)  # type: ignore[arg-type]
@@ -110,8 +116,8 @@ def test_what_is_no_number_is_refused_by_name(way: str) -> None:
 
 def test_the_pre_flight_refuses_it_before_anything_starts() -> None:
     with pytest.raises(UsageError, match=r"info\['success'\] is 'yes'"):
-        preflight(TELLING, {"success": "yes"}, ["success"])
-    preflight(TELLING, {"success": "yes"})
+        preflight(AlgorithmConfig(env=TELLING, env_kwargs={"success": "yes"}, env_metrics=["success"]))
+    preflight(AlgorithmConfig(env=TELLING, env_kwargs={"success": "yes"}))
     assert "numbers in info, which env_metrics can name: deep/x, fuel, height, inner/r" in str(
         check_env(TELLING, steps=30)
     )

@@ -43,7 +43,7 @@ def test_every_way_of_sampling(tmp_path: Path, algo: str) -> None:
     figures = figures_of(tmp_path, algo)
     assert figures["env/fuel_mean"] == figures["eval/env/fuel_mean"] == 6.0
     assert figures["env/height_mean"] == figures["eval/env/height_mean"] == 3.0
-    assert 0.0 < figures["env/success_mean"] < 1.0
+    assert 0.0 <= figures["env/success_mean"] < 1.0  # an episode with a seed of its own is an even one
     assert "env/never_mean" not in figures and "eval/env/never_mean" not in figures
 
 
