@@ -26,6 +26,9 @@ from rlplat.paths import current_folder, user_path
 
 # ---------------------------------------------------------------- names
 
+PLACES = ("env", "env_kwargs", "policy", "callbacks", "multi_agent")
+"""Settings of an algorithm that may name code."""
+
 
 def home_of(name: str) -> str:
     """`./file.py` or `pkg.mod` of a name of code, or the name where it is a module's; empty for what is none
@@ -103,6 +106,25 @@ def renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[s
     return values
 
 
+def renamed_in_space(config: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """`renamed` for a search space: every text in those places that names something in a file, in domains too, and
+    what `sample_from` names."""
+
+    def walk(value: Any, is_code: bool) -> Any:
+        if isinstance(value, str):
+            return rename(value) if is_code and is_file(home_of(value)) else value
+        if isinstance(value, list):
+            return [walk(inner, is_code) for inner in value]
+        if isinstance(value, dict):
+            return {
+                walk(key, is_code): walk(inner, is_code or key in ("sample_from", "python/name"))
+                for key, inner in value.items()
+            }
+        return value
+
+    return {key: walk(value, str(key).partition(".")[0] in PLACES) for key, value in config.items()}
+
+
 def names_in(settings: Mapping[str, Any]) -> list[str]:
     """Every name in the places where settings may name code, each once: `CartPole-v1` and `mlp` too."""
     names: dict[str, None] = {}
@@ -149,9 +171,16 @@ def find_code(
     A file that is as it was is taken, first at its place beside the run, then at its old place; else the one at the old
     place, or beside the run, with a line. Folders of modules become part of sys.path.
     """
+    rename, notes = finder(names_in(settings), recorded, directory)
+    return renamed(settings, rename), notes
+
+
+def finder(
+    names: Iterable[str], recorded: Mapping[str, Any], directory: Path
+) -> tuple[Callable[[str], str], list[str]]:
+    """What `find_code` renames with, for names wherever they stand."""
     run, notes, now = Path(os.path.realpath(directory)), [], {}
-    homes = dict.fromkeys(filter(None, map(home_of, names_in(settings))))
-    for home in homes:
+    for home in dict.fromkeys(filter(None, map(home_of, names))):
         entry = recorded.get(home) if isinstance(recorded, Mapping) else None
         if isinstance(entry, Mapping) and is_file(home):
             now[home], note = _found_file(Path(home), entry, run)
@@ -171,7 +200,7 @@ def find_code(
         home = home_of(name)  # (a module's keeps its name)
         return f"{now[home]}:{name.rpartition(':')[2]}" if home in now else name
 
-    return renamed(settings, rename), notes
+    return rename, notes
 
 
 def _found_file(old: Path, entry: Mapping[str, Any], run: Path) -> tuple[Path, str]:
@@ -277,7 +306,7 @@ def _origin(module: str) -> str | None:
 def _own_module(module: str) -> tuple[Path, Path] | None:
     """(file, folder on sys.path) of a module that is the user's; None for an installed one, or Python's."""
     top = module.partition(".")[0]
-    if top == "rlplat" or top in sys.stdlib_module_names:
+    if top in ("rlplat", "__main__") or top in sys.stdlib_module_names:
         return None
     origin = _origin(module)
     if not origin or not os.path.isfile(origin) or is_installed(origin):

@@ -67,7 +67,7 @@ class ExperimentDirectory:
 
         say: for a line of text to the user.
         """
-        from rlplat.tune.settings.saved_experiment import dump_experiment, refuse_changes
+        from rlplat.tune.settings.saved_experiment import code_of, dump_experiment, refuse_changes
 
         saved = path / "experiment.yaml"
         if resume and not saved.exists() and not _has_just_begun(path) and not spec.storage:
@@ -84,7 +84,7 @@ class ExperimentDirectory:
             if saved.exists():
                 refuse_changes(spec, load_yaml(saved).values, str(path))
             (path / "trials").mkdir(exist_ok=True)
-            replace_file(saved, dump_experiment(spec))
+            replace_file(saved, dump_experiment(spec) + code_of(spec))
             return cls(path, spec, log_file, say)
         except ConfigError:
             log_file.close()

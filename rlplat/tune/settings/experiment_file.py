@@ -17,6 +17,7 @@ With `runs`, one file holds several experiments: the other keys are what they sh
 from __future__ import annotations
 
 import difflib
+import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,12 @@ def load_experiments(
     only: names of runs (`large`, or one repeat of it: `large-2`); empty: all.
     """
     layer = load_yaml(path)
+    if "code" in layer.values and Path(path).name == SAVED_AS:
+        from rlplat.tune.settings.saved_experiment import with_code_found
+
+        layer.values, notes = with_code_found(layer.values, Path(path).parent)
+        for note in notes:
+            logging.getLogger("rlplat.code").warning("warning: %s", note)
     _refuse_other_forms(layer, str(path))
     settings = [aimed(setting, _config_keys(layer.values)) for setting in settings]
     stem = expanded(path).stem

@@ -6,15 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rlplat.config import parse_yaml
 from rlplat.errors import ConfigError
+from rlplat.rl.user_code import finder, home_of, is_file, located, record_code
 from rlplat.tune.search.search import Searcher
 from rlplat.tune.settings.experiment_file import KEYS, named
-from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.settings.spec import ExperimentSpec, with_code_renamed
 from rlplat.tune.space.space import as_yaml, is_domain
 from rlplat.tune.space.tree import plain
 from rlplat.tune.storage.address import shown
@@ -39,6 +41,32 @@ def dump_experiment(spec: ExperimentSpec) -> str:
     return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
 
 
+def code_of(spec: ExperimentSpec) -> str:
+    """The section of experiment.yaml by which the user's files are found again."""
+    recorded = record_code(_names(settings_of(spec)), spec.out)
+    return yaml.safe_dump({"code": recorded}, sort_keys=False, allow_unicode=True) if recorded else ""
+
+
+def with_code_found(saved: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[str]]:
+    """(the settings in an experiment.yaml with the files where they are now, a line each about what has changed)."""
+    settings = {key: value for key, value in saved.items() if key != "code"}
+    if (recorded := saved.get("code")) is None:  # an experiment of before: its names are from here
+        return with_code_renamed(settings, located), []
+    rename, notes = finder(_names(settings), recorded, directory)
+    return with_code_renamed(settings, rename), notes
+
+
+def _names(settings: Mapping[str, Any]) -> list[str]:
+    names: list[str] = []
+
+    def note(name: str) -> str:
+        names.append(name)
+        return name
+
+    with_code_renamed(settings, note)
+    return names
+
+
 FIXED = ("trainable", "config", "metric", "mode", "stop", "searcher", "scheduler", "seed", "seeds_per_trial")
 """Keys that a resumed experiment must have as it had them: else its trials could not be compared."""
 
@@ -51,7 +79,7 @@ def settings_of(spec: ExperimentSpec) -> dict[str, Any]:
 def refuse_changes(spec: ExperimentSpec, before: Mapping[str, Any], place: str) -> None:
     """ConfigError where a resumed experiment is not the one that was begun. before: `settings_of` that one, found in
     `place`."""
-    now = settings_of(spec)
+    now, (before, _) = settings_of(spec), with_code_found(before, spec.out)
     for key in FIXED:
         if (change := _change(before.get(key), now.get(key), key)) is not None:
             which, old, new = change
@@ -63,13 +91,28 @@ def refuse_changes(spec: ExperimentSpec, before: Mapping[str, Any], place: str) 
 
 def _change(old: Any, new: Any, place: str) -> tuple[str, str, str] | None:
     """The first place where two settings differ, and what is there."""
-    if old == new:
+    if old == new or _has_moved(old, new):
         return None
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = zip(old, new, strict=True)
+        changes = [_change(was, now, f"{place}[{index}]") for index, (was, now) in enumerate(pairs)]
+        if not any(changes):
+            return None
     if isinstance(old, dict) and isinstance(new, dict) and not is_domain(old) and not is_domain(new):
         for key in [*old, *new]:
             if (change := _change(old.get(key), new.get(key), f"{place}.{key}")) is not None:
                 return change
+        return None
     return place, _written(old), _written(new)
+
+
+def _has_moved(old: Any, new: Any) -> bool:
+    """Whether a name leads to the same file of a project that is in another place now (or on another machine). What
+    is in the file is compared where experiment.yaml is read."""
+    if not isinstance(old, str) or not isinstance(new, str):
+        return False
+    homes = home_of(old), home_of(new)
+    return all(map(is_file, homes)) and Path(old).name == Path(new).name and not Path(homes[0]).exists()
 
 
 def _written(value: Any) -> str:

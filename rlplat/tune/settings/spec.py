@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_validator
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_validator, model_validator
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.paths import expanded, user_path
+from rlplat.rl.user_code import located, renamed_in_space
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 from rlplat.tune.search.search import Searcher
@@ -106,6 +107,12 @@ class ExperimentSpec(Section):
     """Empty: `<out>/study.journal`; postgresql://user@host/database."""
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
     _is_checked: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _locate_code(cls, values: Any) -> Any:
+        """Trials and later resumes look for files of the user's where this program does."""
+        return with_code_renamed(values, located) if isinstance(values, dict) else values
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -349,6 +356,16 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     configs = [space.draw(choose, rng).config for choose in ways]
     check_seeds(algo, configs[0], spec.seeds_per_trial)
     check_configs(algo, configs, origins)
+
+
+def with_code_renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """An experiment's settings with another name for every file of code: of the trainable, in the config."""
+    values = dict(settings)
+    if isinstance(trainable := values.get("trainable"), str):
+        values["trainable"] = rename(trainable)
+    if isinstance(config := values.get("config"), dict):
+        values["config"] = renamed_in_space(config, rename)
+    return values
 
 
 def trainable_name(trainable: Any) -> str:

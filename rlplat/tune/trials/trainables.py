@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rlplat.errors import ConfigError
@@ -66,13 +67,13 @@ class TrainableKind:
         """How many of the trial's GPUs its host uses itself; an algorithm's learner is an actor of its own."""
         return 0.0 if self.is_algorithm else demand.get("GPU", 0.0)
 
-    def document(self, config: dict[str, Any], seed: int) -> str | None:
-        """The text of best.yaml; None: just the config. seed: the trial's."""
+    def document(self, config: dict[str, Any], seed: int, directory: Path) -> str | None:
+        """The text of best.yaml in this directory; None: just the config. seed: the trial's."""
         if not self.is_algorithm:
             return None
         from rlplat.tune.trials.rl_config import document_of
 
-        return document_of(self.name, config, seed)
+        return document_of(self.name, config, seed, directory)
 
     def notes(self, config: dict[str, Any]) -> list[str]:
         """What was decided for the user, a line each; config: of some trial."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlplat.config import Layer, load_yaml, parse_yaml
+from rlplat.config import Layer, layer_from_flags, load_yaml, parse_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune.search.search import Searcher
 from rlplat.tune.settings.experiment_file import experiment_of, load_experiments
-from rlplat.tune.settings.saved_experiment import dump_experiment, refuse_changes
+from rlplat.tune.settings.saved_experiment import code_of, dump_experiment, refuse_changes, settings_of
 from rlplat.tune.settings.spec import ExperimentSpec
 from rlplat.tune.space import space
 
@@ -284,3 +284,37 @@ def test_a_resumed_experiment_is_the_one_that_was_begun() -> None:
         with pytest.raises(ConfigError) as caught:
             refuse_changes(load(FULL.replace(old, new))[0], load_yaml(Path("experiment.yaml")).values, "here")
         assert said in str(caught.value) and "--out DIR" in str(caught.value)
+
+
+def test_an_experiment_knows_its_files_in_another_folder_and_in_a_moved_project(
+    here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = here / "ours", here / "theirs"
+    for folder in (ours, theirs):
+        folder.mkdir()
+        (folder / "mine.py").write_text(f"# of {folder}\ndef train(config): return 1.0\nclass Env: ...\n")
+    monkeypatch.chdir(ours)
+    config = "{env: {choice: [./mine.py:Env, X-v0]}, note: ./mine.py:Env}"
+    text = f"trainable: ./mine.py:train\nmetric: m\nout: runs/a\nconfig: {config}\n"
+    (spec,) = load(text)
+    saved = ours / "runs/a/experiment.yaml"
+    saved.parent.mkdir(parents=True)
+    saved.write_text(dump_experiment(spec) + code_of(spec))
+    monkeypatch.chdir(theirs)
+    (again,) = load_experiments(saved, [layer_from_flags([("out", str(saved.parent))])])
+    assert again.trainable == f"{ours}/mine.py:train"
+    assert again.config == {"env": {"choice": [f"{ours}/mine.py:Env", "X-v0"]}, "note": "./mine.py:Env"}
+    refuse_changes(again, load_yaml(saved).values, "here")
+    moved = ours.rename(here / "moved")
+    (again,) = load_experiments(
+        moved / "runs/a/experiment.yaml", [layer_from_flags([("out", f"{moved}/runs/a")])]
+    )
+    assert again.trainable == f"{moved}/mine.py:train" and not caplog.records
+    refuse_changes(again, load_yaml(moved / "runs/a/experiment.yaml").values, "here")
+    begun = {"trainable": f"{ours}/mine.py:train", "config": spec.config, "metric": "m"}
+    refuse_changes(again.model_copy(update={"config": spec.config}), settings_of(spec) | begun, "the study")
+    (moved / "mine.py").write_text("def train(config): return 2.0\n")
+    load_experiments(moved / "runs/a/experiment.yaml")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"warning: {moved}/mine.py has changed since the run began"
+    ]
