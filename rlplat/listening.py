@@ -1,6 +1,9 @@
 """Addresses at which rlplat listens for its users: a bound socket, or one line that says why there is none.
 
-What can be reached from other machines needs a token; it comes from a file, so that it is on no command line.
+What can be reached from other machines needs a token; it comes from a file, so that it is on no command line. What
+needs none is guarded from web pages: any page that a browser on this machine shows could send it requests, open a
+WebSocket, or have its own name lead here (DNS rebinding). `foreign_request` is the doorkeeper of the dashboard, of
+servers and of external environments.
 """
 
 from __future__ import annotations
@@ -22,6 +25,26 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def foreign_request(host: str, origin: str) -> tuple[int, str] | None:
+    """Why a request to a server on loopback without a token is refused: (HTTP status, words), or None.
+
+    host, origin: its headers, "" where there are none (programs send no Origin, browsers always do); several of one
+    name are joined by commas.
+    """
+    if host and ("," in host or not is_loopback(_name_of(host))):
+        return 421, f"this server is not called {host!r:.100}: it is for this machine, or needs a token"
+    if origin and origin.partition("://")[2] != host:
+        return 403, f"requests of the page {origin!r:.100} are refused"
+    return None
+
+
+def _name_of(host: str) -> str:
+    """Without the port: `[::1]:8000` -> `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:

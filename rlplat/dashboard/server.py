@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from rlplat.dashboard.pages import NoSuchRun, Pages
 from rlplat.dashboard.serving import Servers
 from rlplat.errors import RlplatError
+from rlplat.listening import foreign_request
 
 STATIC = Path(str(importlib.resources.files("rlplat.dashboard") / "static"))
 POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
@@ -32,10 +33,8 @@ COOKIE = "rlplat_token"
 Call = Callable[[Request], Any]
 
 
-def make_app(
-    pages: Pages, servers: Servers, *, token: str = "", hosts: frozenset[str] | None = None
-) -> Starlette:
-    """The ASGI app. token: "" for none; hosts: names by which the server may be called, None for any."""
+def make_app(pages: Pages, servers: Servers, *, token: str = "", is_local: bool = False) -> Starlette:
+    """The ASGI app. token: "" for none; is_local: only this machine's names for itself are its own."""
 
     def query(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -91,15 +90,15 @@ def make_app(
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     app = Starlette(routes=routes)
-    app.add_middleware(Doorkeeper, token=token, hosts=hosts)
+    app.add_middleware(Doorkeeper, token=token, is_local=is_local)
     return app
 
 
 class Doorkeeper:
     """Refuses what does not come from this server's own pages."""
 
-    def __init__(self, app: Any, *, token: str, hosts: frozenset[str] | None) -> None:
-        self._app, self._token, self._hosts = app, token, hosts
+    def __init__(self, app: Any, *, token: str, is_local: bool) -> None:
+        self._app, self._token, self._is_local = app, token, is_local
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -110,14 +109,16 @@ class Doorkeeper:
         await (self._app if response is None else response)(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:
-        host = request.headers.get("host", "")
+        host, origin = (",".join(request.headers.getlist(name)) for name in ("host", "origin"))
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("the dashboard only reads: use GET", status_code=405)
-        if self._hosts is not None and _name_of(host) not in self._hosts:
-            return PlainTextResponse(f"this server is not called {host!r}", status_code=421)
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
-            return PlainTextResponse(f"requests of {origin} are refused", status_code=403)
+        if self._is_local:
+            refused = foreign_request(host, origin)
+        else:
+            foreign = origin and origin.partition("://")[2] != host
+            refused = (403, f"requests of {origin} are refused") if foreign else None
+        if refused is not None:
+            return PlainTextResponse(refused[1], status_code=refused[0])
         if not self._token:
             return None
         given = request.query_params.get("token", "")
@@ -128,13 +129,6 @@ class Doorkeeper:
         if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
             return None
         return PlainTextResponse("a token is needed: open /?token=... once", status_code=401)
-
-
-def _name_of(host: str) -> str:
-    """Without the port: `[::1]:8000` -> `::1`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
 
 
 def clusters() -> dict[str, Any]:

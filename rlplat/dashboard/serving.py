@@ -14,16 +14,19 @@ import re
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from rlplat.listening import is_loopback
 from rlplat.serve.listening import running_servers
 
 WINDOW_S = 10.0
 _REUSED_S = 1.0
 _ANSWER_S = 2.0
+_MOST_BYTES = 8 << 20
 _LINE = re.compile(r"rlplat_serve_(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -131,11 +134,11 @@ class Servers:
         scrapes = self._scrapes[url]
         if not scrapes or time.monotonic() - scrapes[-1][0] > _REUSED_S:
             request = urllib.request.Request(f"{url}/metrics")
-            if self._token:
+            if self._token and is_loopback(urllib.parse.urlsplit(url).hostname or ""):
                 request.add_header("Authorization", f"Bearer {self._token}")
             try:
                 with _direct.open(request, timeout=_ANSWER_S) as answer:
-                    text = answer.read().decode("utf-8", "replace")
+                    text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
             except urllib.error.HTTPError as error:
                 with error:
                     return {"error": _refused(error.code)}

@@ -14,9 +14,11 @@ import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 from pathlib import Path
+from typing import IO
 
 from rlplat.errors import UsageError
 from rlplat.listening import is_loopback, listen
@@ -109,17 +111,40 @@ def sweep(parent: Path) -> None:
 
 
 def running_servers() -> dict[str, int]:
-    """Address -> process id of the servers of this user on this machine."""
+    """Address -> process id of the servers of this user on this machine.
+
+    Folders are in a shared temporary directory: only one that belongs to this user and is closed to others is
+    believed, and no link in it is followed.
+    """
     found = {}
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):  # of another user, or it begins or ends just now
-            with open(folder / "life") as life:
-                try:
-                    fcntl.flock(life, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:  # it lives
-                    said = json.loads((folder / "server.json").read_text())
-                    found[said["url"]] = said["pid"]
+        with contextlib.suppress(
+            OSError, ValueError, KeyError
+        ):  # of another user, or it begins or ends just now
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(opened)
+                if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                    continue
+                with _open_at(opened, "life") as life:
+                    try:
+                        fcntl.flock(life, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    except BlockingIOError:  # it lives
+                        with _open_at(opened, "server.json") as file:
+                            said = json.loads(file.read(10_000))
+                        found[str(said["url"])] = int(said["pid"])
+            finally:
+                os.close(opened)
     return found
+
+
+def _open_at(folder: int, name: str) -> IO[bytes]:
+    """A regular file of that folder; OSError for anything else."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{name} is not a file")
+    return open(descriptor, "rb")
 
 
 def fetch_sockets(door: str) -> list[socket.socket]:

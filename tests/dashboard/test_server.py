@@ -36,8 +36,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(root: Path) -> TestClient:
-    hosts = frozenset({"localhost"})
-    return TestClient(make_app(Pages(root), Servers(), hosts=hosts), base_url="http://localhost:8265")
+    return TestClient(make_app(Pages(root), Servers(), is_local=True), base_url="http://localhost:8265")
 
 
 def test_runs_are_listed_with_groups_of_seeds(client: TestClient) -> None:

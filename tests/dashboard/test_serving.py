@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_servers_are_found_while_they_run_and_those_of_the_dead_are_not(alone: P
         listening.close()
     killed, unreadable, beginning = (alone / f"rlplat-serve-{name}" for name in "abc")
     for folder in (killed, unreadable, beginning):
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
     os.close(_lock(killed))
     (killed / "server.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid()}))
     life = _lock(unreadable)
@@ -118,7 +119,7 @@ def answering(alone: Path) -> Iterator[list[tuple[int, str]]]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         folder = alone / "rlplat-serve-x"
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         life = _lock(folder)
         said = {"url": f"http://127.0.0.1:{server.server_address[1]}", "pid": os.getpid()}
         (folder / "server.json").write_text(json.dumps(said))
@@ -126,6 +127,54 @@ def answering(alone: Path) -> Iterator[list[tuple[int, str]]]:
         os.close(life)
         server.shutdown()
         thread.join()
+
+
+def test_what_another_user_could_have_planted_is_not_believed(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder open to others or of another user, links, what is not a file: no token is sent there."""
+    said = json.dumps({"url": "http://127.0.0.1:1", "pid": 1})
+
+    def plant(name: str, mode: int = 0o700) -> tuple[Path, int]:
+        folder = alone / f"rlplat-serve-{name}"
+        folder.mkdir()
+        life = _lock(folder)
+        (folder / "server.json").write_text(said)
+        folder.chmod(mode)
+        return folder, life
+
+    lives = [plant("open", 0o755)[1]]
+    linked, life = plant("linked")
+    (linked / "server.json").rename(alone / "elsewhere.json")
+    (linked / "server.json").symlink_to(alone / "elsewhere.json")
+    piped, other = plant("piped")
+    (piped / "server.json").unlink()
+    os.mkfifo(piped / "server.json")
+    lives += [life, other]
+    target, life = plant("target")
+    lives.append(life)
+    (alone / "rlplat-serve-through").symlink_to(target)
+    assert running_servers() == {"http://127.0.0.1:1": 1}  # that of `target` itself
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    assert running_servers() == {}
+    for descriptor in lives:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_shown"), [("http://127.0.0.1:1", True), ("http://evil.example:1", False)]
+)
+def test_a_token_goes_to_loopback_only(url: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def open_url(request: Any, timeout: float) -> Any:
+        asked.append(request)
+        raise OSError("no")
+
+    monkeypatch.setattr("rlplat.dashboard.serving.running_servers", lambda: {url: 1})
+    monkeypatch.setattr("rlplat.dashboard.serving._direct.open", open_url)
+    Servers("s3cret").look()
+    assert (asked[0].get_header("Authorization") == "Bearer s3cret") == is_shown
 
 
 def test_a_server_is_asked_once_a_second_whoever_looks(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,20 +46,31 @@ class Transport(asyncio.Transport):
         """Nothing is read."""
 
 
-def writes(served: Callable[[Any], Awaitable[Any]], request: bytes, **options: Any) -> Transport:
-    """What is written in answer to one request."""
+def writes(
+    served: Callable[[Any], Any],
+    request: bytes,
+    *,
+    later: Sequence[bytes] = (),
+    token: str = "",
+    **options: Any,
+) -> Transport:
+    """What is written in answer to one request, whose parts `later` come one by one."""
 
     async def serve() -> Transport:
         listening = ListeningSocket("127.0.0.1", 0)
         transport, gate = Transport(), Gate("model", 10, 10)
         with ThreadPoolExecutor(1) as executor:
             server = HttpServer(
-                served, gate, DeploymentOptions(**options), "", executor, Metrics("model-0"), no_metrics
+                served, gate, DeploymentOptions(**options), token, executor, Metrics("model-0"), no_metrics
             )
             await server.start(listening.door)
             protocol = server._protocol()
             protocol.connection_made(transport)
             protocol.data_received(request)
+            for part in later:
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                protocol.data_received(part)
             while protocol.cycle is None or not protocol.cycle.response_complete:
                 await asyncio.sleep(0)
             protocol.connection_lost(None)
@@ -76,7 +87,7 @@ async def no_metrics() -> str:
 
 
 def get(*headers: str) -> bytes:
-    return "\r\n".join(["GET / HTTP/1.1", "host: x", *headers, "", ""]).encode()
+    return "\r\n".join(["GET / HTTP/1.1", "host: 127.0.0.1:8000", *headers, "", ""]).encode()
 
 
 async def hello(request: Any) -> str:
@@ -87,6 +98,39 @@ def test_an_answer_whose_length_is_known_is_written_at_once() -> None:
     [written] = writes(hello, get()).writes
     head, _, body = written.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK") and b"content-length: 5" in head and body == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [("host: evil.example\r\norigin: http://evil.example", 421), ("host: localhost.evil.example", 421),
+     ("host: 127.0.0.1:8000\r\norigin: http://evil.example", 403), ("host: localhost:8000\r\norigin: null", 403),
+     ("host: localhost:8000\r\norigin: http://localhost:3000", 403), ("host: [::1]:8000", 200), ("x: y", 200),
+     ("host: localhost:8000\r\norigin: http://localhost:8000", 200)],
+)  # fmt: skip
+def test_a_web_page_cannot_call_a_server_of_this_machine(headers: str, status: int) -> None:
+    version = "1.0" if headers == "x: y" else "1.1"
+    request = f"POST / HTTP/{version}\r\n{headers}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    written = b"".join(writes(hello, request.encode()).writes)
+    assert written.startswith(f"HTTP/1.1 {status} ".encode()), written
+    assert (b"hello" in written) == (status == 200)
+
+
+def test_a_server_with_a_token_may_have_any_name() -> None:
+    request = get("authorization: Bearer s3cret").replace(b"127.0.0.1:8000", b"models.example")
+    assert b"hello" in b"".join(writes(hello, request, token="s3cret").writes)
+
+
+def test_a_generator_reads_a_body_that_comes_later_than_its_head() -> None:
+    """As Python's http.client sends it; the answer begins before the body is there."""
+
+    async def shout(request: Any) -> Any:
+        async for part in request.stream():
+            if part:
+                yield part.upper()
+
+    head = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6\r\n\r\n"
+    written = b"".join(writes(shout, head, later=[b"abc", b"def"]).writes)
+    assert b"ABC" in written and b"DEF" in written and written.endswith(b"0\r\n\r\n")
 
 
 def test_an_answer_that_closes_the_connection_is_written_before_it_is_closed() -> None:
@@ -217,7 +261,7 @@ def test_a_timeout_that_is_no_number_is_refused(value: str) -> None:
 
 
 UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 

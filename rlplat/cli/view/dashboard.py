@@ -81,7 +81,6 @@ def run(arguments: list[str]) -> int:
         return 0
     listener = listen(options.host, options.port)
     port = listener.getsockname()[1]
-    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host.lower()}) if is_local else None
     secret = "/?token=..." if token else ""
     try:
         print(
@@ -89,7 +88,7 @@ def run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         servers = Servers(os.environ.get("RLPLAT_SERVE_TOKEN", ""))
-        server.serve(server.make_app(pages, servers, token=token, hosts=hosts), listener)
+        server.serve(server.make_app(pages, servers, token=token, is_local=is_local), listener)
     except KeyboardInterrupt:
         pass
     return 0

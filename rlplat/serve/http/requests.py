@@ -19,6 +19,7 @@ import contextlib
 import inspect
 import sys
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from typing import Any
@@ -64,16 +65,21 @@ def application(served: Any, executor: Executor) -> Any:
             await Response("ok")(scope, receive, send)
             return
         listener = _Listener(receive)
-        request = Request(scope, listener.receive)
-        task = asyncio.ensure_future(invoke(request))
+        task = asyncio.ensure_future(answered(scope, listener, send))
         listening = asyncio.ensure_future(listener.listen(task))
         try:
-            answer = await task
-            response = response_of(answer, executor)
+            await task
         except asyncio.CancelledError:
             if not listener.is_alone:
                 raise
-            return
+        finally:
+            listening.cancel()
+
+    async def answered(scope: Any, listener: _Listener, send: Any) -> None:
+        """The whole of it, a stream to its end: a generator may read its request while it makes the answer."""
+        try:
+            answer = await invoke(Request(scope, listener.receive))
+            response = response_of(answer, executor)
         except HTTPException as error:
             answer = response = Response(error.detail, error.status_code, headers=dict(error.headers or {}))
         except Refused:
@@ -85,10 +91,8 @@ def application(served: Any, executor: Executor) -> Any:
             raise Refused(
                 500, "failed", f"{type(error).__name__} in the deployment; its log says more"
             ) from None
-        finally:
-            listening.cancel()
         try:
-            await response(scope, receive, send)
+            await response(scope, listener.leaving, send)
         finally:
             await _end(answer, executor)
 
@@ -96,16 +100,29 @@ def application(served: Any, executor: Executor) -> Any:
 
 
 class _Listener:
-    """Reads for the call that runs, one message ahead, and so notices a client that leaves: the call is cancelled."""
+    """Reads for the call that runs, ahead of it, and so notices a client that leaves: the call is cancelled."""
+
+    AHEAD_BYTES = 1 << 20
+    """Of a body that is not read (a client that leaves then is noticed when some of it is)."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive
-        self._messages: asyncio.Queue[Any] = asyncio.Queue(1)
+        self._messages: deque[Any] = deque()
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
         self.is_alone = False
         """The client has left."""
 
     async def receive(self) -> Any:
-        return await self._messages.get()
+        while not self._messages:
+            self._changed.clear()
+            await self._changed.wait()
+        self._taken.set()
+        return self._messages.popleft()
+
+    async def leaving(self) -> Any:
+        """For a response, which looks for nothing else: `listen` cancels it."""
+        await asyncio.Event().wait()
 
     async def listen(self, task: asyncio.Future[Any]) -> None:
         while True:
@@ -114,7 +131,11 @@ class _Listener:
                 self.is_alone = True
                 task.cancel()
                 return
-            await self._messages.put(message)
+            self._messages.append(message)
+            self._changed.set()
+            while sum(len(each.get("body", b"")) for each in self._messages) > self.AHEAD_BYTES:
+                self._taken.clear()
+                await self._taken.wait()
 
 
 def response_of(answer: Any, executor: Executor) -> Response:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from rlplat.errors import MissingExtra, RlplatError
+from rlplat.listening import foreign_request
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.http.sharing import Share, pass_on, take_over
 from rlplat.serve.listening import fetch_sockets
@@ -238,7 +239,12 @@ class HttpServer:
         if kind == "lifespan":
             await self._app(scope, receive, send)
             return
-        if self._token and not self._is_known(scope):
+        if not self._token:  # on loopback: see `rlplat.listening`
+            said = foreign_request(_joined(scope, b"host"), _joined(scope, b"origin"))
+            if said is not None:
+                await refuse(scope, receive, send, Refused(said[0], "forbidden", said[1]))
+                return
+        elif not self._is_known(scope):
             message = "a token is needed: the header `Authorization: Bearer TOKEN`"
             await refuse(scope, receive, send, Refused(401, "unauthorized", message))
             return
@@ -310,6 +316,10 @@ class HttpServer:
             if name == b"authorization":
                 return hmac.compare_digest(value, b"Bearer " + self._token)
         return False
+
+
+def _joined(scope: Scope, name: bytes) -> str:
+    return b",".join(value for each, value in scope["headers"] if each == name).decode("latin-1")
 
 
 def _timeout_s(scope: Scope, most: float) -> float:

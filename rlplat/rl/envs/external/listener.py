@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError, EnvError, MissingExtra
-from rlplat.listening import is_loopback
+from rlplat.listening import foreign_request, is_loopback
 from rlplat.rl.envs.external import frames
 from rlplat.rl.envs.external.frames import BadFrame, Join, Leaves
 
@@ -119,7 +119,9 @@ class SimulatorListener:
         given = request.headers.get("Authorization", "")
         if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"wrong or no token: set ${TOKEN}\n")
-        return None
+        headers = (",".join(request.headers.get_all(name)) for name in ("Host", "Origin"))
+        refused = None if self._token else foreign_request(*headers)
+        return None if refused is None else connection.respond(refused[0], f"{refused[1]}\n")
 
     def _serve(self, connection: Any) -> None:
         """One simulator, from its connection to its end, in a thread of its own."""

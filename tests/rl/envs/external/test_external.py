@@ -238,6 +238,19 @@ def test_other_machines_need_the_token(training: Any, monkeypatch: Any) -> None:
     Simulator(there.address).close()
 
 
+def test_a_web_page_cannot_join(training: Any) -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    there = training()
+    port = there.address.rpartition(":")[2]
+    for headers, origin in ({}, "http://evil.example"), ({"Host": f"evil.example:{port}"}, None):
+        with pytest.raises(InvalidStatus) as caught:
+            connect(there.address, origin=origin, additional_headers=headers)
+        assert caught.value.response.status_code in (403, 421)
+    Simulator(there.address).close()
+
+
 def test_a_port_that_is_taken_is_named(training: Any) -> None:
     there = training()
     port = there.address.rpartition(":")[2]
