@@ -74,6 +74,8 @@ def writes(
             while protocol.cycle is None or not protocol.cycle.response_complete:
                 await asyncio.sleep(0)
             protocol.connection_lost(None)
+            for _ in range(50):  # turns in which the call ends
+                await asyncio.sleep(0)
             await server.stop(0.0)
         listening.close()
         assert gate.ongoing == 0
