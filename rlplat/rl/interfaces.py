@@ -44,6 +44,15 @@ class Step(NamedTuple):
     final_obs: Obs | None
     """[B, ...] last observation of the episodes that ended in this step (rows of others: undefined), or None
     when none ended."""
+    forced: Array | None = None
+    """bool[B], or None where it is nowhere: of the rows that are not valid those in which FIRE was pressed. The episode
+    goes on there, and with it what a core remembers."""
+
+    @property
+    def forgets(self) -> Array:
+        """bool[B]: where a core begins anew: after an episode's end, and after a step that only reset."""
+        forgets = self.terminated | self.truncated | ~self.valid
+        return forgets if self.forced is None else forgets & ~self.forced
 
 
 class Episode(NamedTuple):
@@ -79,7 +88,7 @@ class Policy(Protocol):
     for _ in range(T):
         output = policy.act(obs)
         step = vector_env.step(output.actions)
-        policy.reset_core(step.terminated | step.truncated | ~step.valid)
+        policy.reset_core(step.forgets)
         obs = step.obs
     bootstrap = policy.values(obs)
 

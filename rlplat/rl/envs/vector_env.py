@@ -186,9 +186,11 @@ class VectorEnv:
             rewards = np.where(valid, rewards, np.float32(0.0))
             terminated, truncated = terminated & valid, truncated & valid
             self._resetting = None
+        forced = None
         if self._fires is not None:
             # A FIRE that ends the game is taken for the policy's own: somebody has to see the end.
             valid = ~self._fires | terminated | truncated
+            forced = ~valid
             self._fires = None
         if self._checks_finite and (obs.__class__ is dict or not np.isfinite(obs).all()):
             self._require_finite(obs, "observation")
@@ -201,7 +203,7 @@ class VectorEnv:
             if self._fire is not None and np.count_nonzero(self._lives < lives_before):
                 self._fires = self._lives < lives_before
         if not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
-            step = Step(obs, rewards, terminated, truncated, valid, None)
+            step = Step(obs, rewards, terminated, truncated, valid, None, forced)
             if self._inspects_steps:
                 self._inspect(actions, step, self._all_valid)
             return step
@@ -214,7 +216,7 @@ class VectorEnv:
             final_obs = where_rows(goes_on, obs, final_obs)
             done = done & ~goes_on
         self._count_episodes(done, info)
-        step = Step(obs, rewards, terminated, truncated, valid, final_obs)
+        step = Step(obs, rewards, terminated, truncated, valid, final_obs, forced)
         if self._inspects_steps:
             self._inspect(actions, step, ~done if self._mode == "NEXT_STEP" else self._all_valid)
         return step

@@ -101,7 +101,7 @@ def record(
                 last = step.obs if step.final_obs is None or is_cut else step.final_obs
                 writer.add(track.end(take_obs(last, b), is_terminated=bool(step.terminated[b])))
                 quotas[b] = 0 if is_cut else quotas[b] - 1
-            policy.reset_core(ended | ~step.valid)
+            policy.reset_core(step.forgets)
             obs = copy_obs(step.obs)
         return writer.close()
 

@@ -62,6 +62,7 @@ def play_episodes(
     deterministic: bool = True,
     max_steps: int | None = None,
     max_episode_steps: int | None = None,
+    forgets_lives: bool = False,
     on_episode: Callable[[Episode], None] | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
@@ -71,6 +72,7 @@ def play_episodes(
     survival. Episodes come back in order of environment, then time. After `max_steps` steps of every environment (None:
     no limit) those that have not ended are left out. An episode of `max_episode_steps` steps that has not ended comes
     back as a `CutEpisode`, and its environment plays no more: the rest of its share is left out.
+    forgets_lives: a core begins anew after the FIRE that follows a lost life, as in training with `episodic_life`.
     on_episode is told of each as it ends; tell, every ten seconds, how many have ended and how long the longest is.
     """
     num_envs = env.num_envs
@@ -91,7 +93,7 @@ def play_episodes(
         step = env.step(policy.act(obs, deterministic=deterministic).actions)
         obs = step.obs
         ended = step.terminated | step.truncated
-        policy.reset_core(ended | ~step.valid)
+        policy.reset_core(ended | ~step.valid if forgets_lives else step.forgets)
         returns += step.rewards
         lengths += step.valid
         for b in np.flatnonzero(ended):
@@ -239,6 +241,7 @@ class Evaluator:
             seed=env_seed,
             deterministic=section["deterministic"],
             max_episode_steps=section["max_episode_steps"],
+            forgets_lives=bool(self._settings["env_kwargs"].get("episodic_life")),
             **options,
         )
 

@@ -89,6 +89,9 @@ class Recorder:
             self._cut_rows.append(t * self._num_columns + columns)
             self._cut(columns, take_obs(final_obs, cut))
 
+    def forced(self, where: Where, forced: Array) -> None:
+        """After `answered`: where FIRE was pressed, bool. A replay holds no such rows."""
+
     def finish(self, following: Following, **metadata: Any) -> Any:
         """The batch; metadata: weights_version, worker_index, incarnation, episodes, timing."""
         batch = self._batch
@@ -169,6 +172,12 @@ class Samples(Recorder):
             batch.next_values.reshape(-1)[np.concatenate(self._cut_rows)] = np.concatenate(self._cut_values)
         if self._core_size:
             batch.core_state = self._cores[0].copy()
+
+    def forced(self, where: Where, forced: Array) -> None:
+        batch: SampleBatch = self._batch
+        if batch.forced is None:
+            batch.forced = np.zeros(batch.shape, np.bool_)
+        batch.forced[where] = forced
 
 
 class Transitions(Recorder):

@@ -160,7 +160,9 @@ class RolloutWorker:
             before = after
             answered(t, taken.rewards, taken.terminated, taken.truncated, taken.valid, taken.final_obs)
             if self._has_core:
-                policy.reset_core(taken.terminated | taken.truncated | ~taken.valid)
+                policy.reset_core(taken.forgets)
+                if taken.forced is not None:
+                    recorder.forced(t, taken.forced)
         self._obs = obs
         return {"act_s": act_s, "env_s": env_s}
 

@@ -60,6 +60,10 @@ class SampleBatch:
     core_state: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     """float32[B, S]: the policy's core before the first step; zeros where an episode begins. S = 0 without a core."""
 
+    forced: Array | None = None
+    """bool[T, B], or None where it is nowhere: rows that are not valid because FIRE was pressed; a core remembers over
+    them."""
+
     episodes: list[Episode] = field(default_factory=list)
     """Episodes that ended within the fragment."""
     weights_version: int = 0
@@ -136,10 +140,12 @@ def episode_starts(batch: SampleBatch) -> Array:
     """bool[T, B]: whether a step begins an episode. Row 0 is False: `core_state` is zero there where one begins.
 
     After an end comes a beginning; a row in which the environment only reset itself stands between the two, and what a
-    core makes of it is forgotten again.
+    core makes of it is forgotten again (`Step.forgets`).
     """
     starts = np.zeros(batch.shape, np.bool_)
     starts[1:] = batch.terminated[:-1] | batch.truncated[:-1] | ~batch.valid[:-1]
+    if batch.forced is not None:
+        starts[1:] &= ~batch.forced[:-1]
     return starts
 
 
@@ -157,6 +163,11 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
         lambda *leaves: np.concatenate(leaves, axis=1), *(batch.obs for batch in batches)
     )
     columns["core_state"] = np.concatenate([batch.core_state for batch in batches])
+    forced = [batch.forced for batch in batches]
+    if any(each is not None for each in forced):
+        nowhere = [np.zeros_like(batch.valid) for batch in batches]
+        whole = [own if own is not None else zeros for own, zeros in zip(forced, nowhere, strict=True)]
+        columns["forced"] = np.concatenate(whole, axis=1)
     return replace(
         batches[0],
         **columns,

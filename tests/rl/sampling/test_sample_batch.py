@@ -89,6 +89,19 @@ def test_episodes_start_after_ends_and_after_rows_that_only_reset() -> None:
     )
 
 
+def test_no_episode_starts_after_a_forced_action() -> None:
+    """Environment 0 only resets in row 2, in environment 1 FIRE was pressed there and the episode goes on."""
+    batch = make_batch(5, 2)
+    batch.terminated[:], batch.truncated[:], batch.valid[:] = False, False, True
+    batch.terminated[1, 0] = True
+    batch.valid[2] = False
+    batch.forced = np.zeros(batch.shape, np.bool_)
+    batch.forced[2, 1] = True
+    np.testing.assert_array_equal(episode_starts(batch), [[0, 0], [0, 0], [1, 0], [1, 0], [0, 0]])
+    joined = join_envs([make_batch(5, 3), batch])
+    np.testing.assert_array_equal(episode_starts(joined)[:, 3:], episode_starts(batch))
+
+
 @pytest.mark.parametrize(
     "changes, complaint",
     [

@@ -10,13 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rlplat.algorithms.ppo import PPOConfig  # noqa: E402
 from rlplat.rl.interfaces import Array, Step  # noqa: E402
 from rlplat.rl.obs_tree import map_obs, take_obs  # noqa: E402
-from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec, policy_spec  # noqa: E402
 from rlplat.rl.sampling import rollout_worker as rollout_worker_module  # noqa: E402
 from rlplat.rl.sampling.rollout_worker import RolloutWorker  # noqa: E402
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts  # noqa: E402
-from rlplat.rl.torch.networks import ActorCritic  # noqa: E402
+from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
 from rlplat.rl.torch.weights import weights_of  # noqa: E402
 from tests.rl.specimens import RandomEnv, make_spec, policy_settings  # noqa: E402
 
@@ -135,6 +136,46 @@ def test_the_learners_pass_over_a_fragment_gives_what_acting_gave(
         np.testing.assert_allclose(log_probs.numpy().reshape(T, B), batch.log_probs, atol=1e-5)
         np.testing.assert_allclose(values.numpy().reshape(T, B), batch.values, atol=1e-5)
     assert batch is not None and batch.core_state.any(), "the last fragment began within an episode"
+
+
+@pytest.mark.parametrize("episodic_life", [False, True])
+def test_memory_is_kept_over_lost_lives_where_these_end_no_episode(episodic_life: bool) -> None:
+    pytest.importorskip("ale_py")
+    settings = {"env": "Breakout", "rollout_length": 70, "num_envs_per_worker": 1, "num_rollout_workers": 0}
+    kwargs = {"episodic_life": episodic_life, "fire_after_lost_life": True}
+    policy = {"core": "lstm", "core_size": 4, "encoder": "small_cnn"}
+    config = PPOConfig(**settings, env_kwargs=kwargs, policy=policy, learner={"precision": "float32"})
+    worker = RolloutWorker(config.model_dump(), 0, 0)
+    spec = policy_spec(config.policy.model_dump(), worker._env.spec)
+    torch.manual_seed(0)
+    network = make_network(spec)
+    worker.set_weights(0, weights_of(network))
+    states: list[np.ndarray] = []
+    act = worker._policy.act
+
+    def spy(obs: Any, **options: Any) -> Any:
+        states.append(np.array(worker._policy.core_state))
+        options["deterministic"] = True  # the game is lost soon
+        return act(obs, **options)
+
+    worker._policy.act = spy  # type: ignore[method-assign]
+    batch = worker.roll_out()
+    worker.close()
+    (fires, *_) = np.flatnonzero(~batch.valid[:, 0])
+    assert (
+        batch.forced is not None
+        and batch.forced[fires, 0]
+        and bool(batch.terminated[fires - 1, 0]) == episodic_life
+    )
+    assert states[fires + 1].any()  # after the row in which FIRE was pressed
+    assert states[fires].any() != episodic_life
+    with torch.no_grad():
+        _, values, _ = network(
+            torch.from_numpy(np.asarray(batch.flat_obs())),
+            torch.from_numpy(batch.core_state),
+            torch.from_numpy(episode_starts(batch)),
+        )
+    np.testing.assert_allclose(values.numpy().reshape(batch.shape), batch.values, atol=1e-4)
 
 
 def test_without_a_core_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
