@@ -10,6 +10,7 @@ validation. In Python, wrong settings raise `InvalidSettings` with the messages 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -77,6 +78,15 @@ class Section(BaseModel):
             raise InvalidSettings.of(error, _explanation(type(self), values, error)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # validation itself does not call it
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """A class of a user's file travels by value: cloudpickle cannot rebuild one that shares its schema with the
+        class in which it is nested, each of which holds the other."""
+        super().__pydantic_init_subclass__(**kwargs)
+        schema = cls.__pydantic_core_schema__
+        if not cls.__module__.startswith("rlplat.") and isinstance(schema, dict):
+            cls.__pydantic_core_schema__ = deepcopy(schema)
 
     @field_validator("*", mode="before")
     @classmethod

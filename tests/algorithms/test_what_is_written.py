@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -210,6 +212,20 @@ def test_in_other_processes_too() -> None:
         rlplat.shutdown()
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_what_a_copy_says_arrives_in_another_process() -> None:
+    """Settings of its own with checks of their own, network classes, losses."""
+    made = [
+        computation_of(load_class(f"{copied(module)}:{name}"))
+        for module, name in {(each[0].__name__, each[1]): each[:2] for each in FILES.values()}.values()
+    ]
+    Path("made.pickle").write_bytes(cloudpickle.dumps(made))
+    code = "import pickle; print(*(each.config_class.__name__ for each in pickle.load(open('made.pickle', 'rb'))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == ([each.config_class.__name__ for each in made], "")
+
+
 class SmoothConfig(ppo.PPOConfig):
     smooth_coef: float = 0.5
     """A setting of its own."""
@@ -230,6 +246,18 @@ def test_a_network_class_of_ones_own_has_the_settings_of_ones_own() -> None:
         step(Smooth, DISCRETE | {"smooth_coef": 0.25})
     with pytest.raises(ConfigError, match="Smooth computes with torch: omit framework=tf"):
         step(Smooth, DISCRETE | {"framework": "tf"})
+
+
+@pytest.mark.parametrize("case", [case for case in FILES if "," not in case and "core" not in case])
+def test_settings_of_ones_own_train_and_are_evaluated(case: str, recorded: str) -> None:
+    module, name, _, _ = FILES[case]
+    original = getattr(module, name)
+    members = {"__annotations__": {"extra": float}, "extra": 0.5, "__module__": __name__}
+    config = type("OwnConfig", (original.config_class,), members)
+    algorithm = type("Own", (original,), {"config_class": config})
+    with algorithm(config(**settings_of(case, recorded), extra=0.25)) as running:
+        running.step()
+        assert len(running.evaluate(1)) == 1
 
 
 class Mine(ppo.PPO):
@@ -312,6 +340,12 @@ def test_a_replaced_function_runs_in_this_process_and_is_refused_for_others(
             ):
                 algorithm(algorithm.config_class(**(settings | {"num_rollout_workers": 1})))
         monkeypatch.undo()
+
+
+def test_a_replaced_method_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ppo.TorchPPO, "train_minibatch", ran)
+    with pytest.raises(Exception, match="mine ran"):
+        step(ppo.PPO, DISCRETE)
 
 
 def test_the_twins_were_written_for_what_the_files_say() -> None:

@@ -209,6 +209,10 @@ def fingerprint(net: type[Any]) -> str:
     module, names, done, text = vars(sys.modules[net.__module__]), [net.__name__], set[str](), ""
     try:
         functions = _functions_of(net.__module__)
+        if any(
+            isinstance(each, FunctionType) and each.__globals__ is not module for each in vars(net).values()
+        ):
+            text = "a method was replaced"
         while names:
             name = names.pop(0)
             done.add(name)
