@@ -305,6 +305,8 @@ def _run(spec: ModuleSpec) -> None:
 def _by_value(module: ModuleType) -> None:
     """What is sent to other processes carries its code: none of them can import it by this name."""
     cloudpickle.register_pickle_by_value(module)
+    if rays := sys.modules.get("ray.cloudpickle"):  # a copy, with a list of its own
+        rays.register_pickle_by_value(module)
 
 
 @contextmanager

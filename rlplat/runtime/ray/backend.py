@@ -13,8 +13,10 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any, Self
 
+import cloudpickle
 import msgspec
 import ray
+import ray.cloudpickle
 from ray.actor import exit_actor
 from ray.exceptions import GetTimeoutError, RayError
 from ray.experimental import internal_kv
@@ -83,6 +85,10 @@ class RayBackend:
             own = {"address": address}
             if user_code is not None and "working_dir" not in env:
                 env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *_NOT_CODE]}
+        for (
+            name
+        ) in cloudpickle.list_registry_pickle_by_value():  # Ray's copy of cloudpickle has a list of its own
+            ray.cloudpickle.register_pickle_by_value(sys.modules[name])
         known = {name: os.environ[name] for name in (node_types.VARIABLE,) if name in os.environ}
         env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | known | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach

@@ -65,6 +65,15 @@ def test_equal_seeds_have_equal_returns(
     assert outcome(tmp_path / "ray") == outcome(tmp_path / "ours")
 
 
+def test_an_algorithm_of_the_users_own_file_trains(ray_address: str, tmp_path: Path) -> None:
+    """No process of Ray's can import that file by the name that it has here."""
+    file = tmp_path / "my_ppo.py"
+    file.write_text((ROOT / "algorithms" / "ppo.py").read_text())
+    command = ["train", "--algo", f"{file}:PPO", "--env", "CartPole-v1", "--stop.env-steps", "1000"]
+    rlplat(*command, "--out", str(tmp_path / "run"), address=ray_address)
+    assert outcome(tmp_path / "run")[0] >= 1000
+
+
 def test_an_experiment_runs_and_is_resumed(ray_address: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
