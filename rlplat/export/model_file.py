@@ -115,6 +115,8 @@ class ExportedModel:
 
 def open_session(model: bytes, file: str, num_threads: int = 1) -> Any:
     """CheckpointError where onnxruntime cannot read it."""
+    # From 1.28 on it sends reports to its maker from a thread of its own, unless told otherwise before it is imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError:

@@ -356,6 +356,7 @@ class LocalPolicy:
 
     def _open(self, model: bytes) -> None:
         """model: an ONNX file that ends with the SHA-256 of all before its last entry, as the training writes it."""
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it calls its maker
         try:
             import onnxruntime
         except ImportError:
