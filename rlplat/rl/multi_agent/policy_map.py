@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlplat.config import closest
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, EnvError, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.check import EnvReport
@@ -148,8 +148,11 @@ def look_at_env(settings: dict[str, Any]) -> SpaceSpec | MultiAgentPlan:
 
     def look(beat: Beat) -> EnvReport | MultiAgentPlan:
         beat("the making of the environment")
-        with made_as(Copies.of(settings, "check")):
-            plan = plan_multi_agent(settings)
+        try:
+            with made_as(Copies.of(settings, "check")):
+                plan = plan_multi_agent(settings)
+        except EnvError as error:  # before a run it is bad input, as an unsound environment of one agent is
+            raise UsageError(str(error)) from error.__cause__
         return check.look_before_run(settings, beat) if plan is None else plan
 
     found = check.apart(settings["env"], look, max(Limits.of(settings)))

@@ -212,6 +212,8 @@ class MultiAgentVectorEnv:
     def _take(self, copy: int, moment: Moment, notes: dict[str, _Notes]) -> None:
         for agent, reward in moment.rewards.items():
             policy, column = self._column(copy, agent)
+            if isinstance(reward, np.ndarray) and reward.size == 1:
+                reward = reward.item()
             if not isinstance(reward, float | int | np.floating | np.integer) or not math.isfinite(reward):
                 raise EnvError(
                     f"{self._place()}: the reward of '{agent}' is {brief(reward)} ({type(reward).__name__}); it must "

@@ -130,7 +130,7 @@ class ActionDistribution:
         """actions: [N] (categorical) or [N, size] -> float32[N]."""
         kind, params = self._spec.heads[i].kind, self._params[i]
         if kind == "categorical":
-            return self._log_probs(i).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+            return self._log_probs(i).gather(1, actions.long().unsqueeze(1)).squeeze(1)
         if kind == "bernoulli":
             # log sigma(l) where the bit is 1, log sigma(-l) where it is 0.
             return F.logsigmoid(torch.where(actions > 0.5, params, -params)).sum(dim=-1)
