@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -397,3 +398,19 @@ def test_bad_input_is_one_message_and_exit_code_2_and_everything_is_as_before(
     assert len(messages) == 1 and "Traceback" not in error
     assert said in error
     assert files_of(here) == before
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--storage", "postgresql://me:S3CRET@db/x"],
+        ["--storage=postgresql://me:S3CRET@db/x"],
+        ["--set", "storage=postgresql://me@db/x?password=S3CRET"],
+    ],
+)
+def test_the_command_to_resume_keeps_no_password(given: list[str]) -> None:
+    from rlplat.cli.tuning.tune import _resuming
+
+    spec: Any = SimpleNamespace(origins={"runs": ""}, out="runs/x")
+    said = _resuming(["e.yaml", *given], spec)
+    assert "S3CRET" not in said and "postgresql://me@db/x" in said and said.endswith("--resume")

@@ -254,8 +254,10 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
 
 
 def _resuming(arguments: Sequence[str], spec: ExperimentSpec) -> str:
-    """The command that goes on with what this one began."""
-    words = [word for word in arguments if word not in ("--resume", "--json")]
+    """The command that goes on with what this one began; without the password of a storage, which a log would keep."""
+    from rlplat.tune.storage.address import shown
+
+    words = [shown(word) for word in arguments if word not in ("--resume", "--json")]
     out = [] if "runs" in spec.origins or _has_option(words, "--out") else ["--out", str(spec.out)]
     return spelled(shlex.join(["rlplat", "tune", *words, *out, "--resume"]))
 

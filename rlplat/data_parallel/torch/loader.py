@@ -31,7 +31,7 @@ class ShardedLoader:
     ) -> None:
         """step_size: samples of all ranks in one step; begin_batch: is told of each batch before it is handed out, and
         of the end of the pass (None)."""
-        self._shuffle = _shuffles(loader, rank)
+        self._shuffle = _shuffles(loader, rank, world_size)
         self._num_samples = len(loader.dataset)  # type: ignore[arg-type]
         self._rank, self._world_size, self._seed, self._device = rank, world_size, seed, device
         self._batch_size = int(loader.batch_size or 1)
@@ -101,9 +101,8 @@ class ShardedLoader:
             drop_last=self._drop_last,
         )
         self._order.batches = list(batches)
-        self._generator.manual_seed(
-            hash((self._seed, self.epoch)) % 2**63
-        )  # of the loader's worker processes
+        # Of the loader's worker processes: those of each rank draw other augmentations.
+        self._generator.manual_seed(hash((self._seed, self.epoch, self._rank)) % 2**63)
         try:
             for batch, values in zip(self._order.batches, self._loader, strict=True):
                 self._begin_batch(batch)
@@ -138,7 +137,7 @@ class _Batches:
         return len(self.batches)
 
 
-def _shuffles(loader: DataLoader, rank: int) -> bool:
+def _shuffles(loader: DataLoader, rank: int, world_size: int) -> bool:
     sampler = loader.sampler
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise ConfigError(
@@ -154,6 +153,18 @@ def _shuffles(loader: DataLoader, rank: int) -> bool:
         raise ConfigError(
             f"rank {rank}: a loader with a sampler of its own ({kind}) cannot be divided: give one with batch_size= "
             "and shuffle=, or do not give it to ctx.prepare"
+        )
+    lost = ""  # what a permutation of all samples, divided among the ranks, would not do
+    if isinstance(sampler, RandomSampler):
+        if sampler.replacement or sampler._num_samples is not None:
+            lost = f"RandomSampler(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
+    elif isinstance(sampler, DistributedSampler):
+        if sampler.drop_last or sampler.num_replicas != world_size:
+            lost = f"DistributedSampler(num_replicas={sampler.num_replicas}, drop_last={sampler.drop_last})"
+    if lost:
+        raise ConfigError(
+            f"rank {rank}: ctx.prepare hands out every sample once in a pass, which {lost} does not: give the loader "
+            "shuffle= and drop_last= instead, or do not give it to ctx.prepare"
         )
     return bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)))
 
