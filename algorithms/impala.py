@@ -13,8 +13,7 @@ With `clip_range` the policy's loss is PPO's clipped surrogate on V-trace's adva
 Different from the paper:
 
 - the loss is the mean over rows, not the sum; Adam by default;
-- the bootstrap at a rollout's end, and at a time limit, is the value that the weights which acted gave; all other
-  values are the learner's own. A cut-off episode bootstraps from its last observation;
+- an episode that was cut off (time limit) bootstraps from its last observation, which the learner values as all others;
 - a rollout more than `max_staleness` versions old is dropped; with `normalize_observations` also one from before there
   were statistics.
 
@@ -35,7 +34,7 @@ from pydantic import Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
@@ -43,6 +42,7 @@ from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.queue_ring import QueueRing
 from rlplat.rl.normalization import require_normalizable
+from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
@@ -169,10 +169,68 @@ def impala_loss(
 
 
 class ImpalaWorker(RolloutWorker):
-    """An actor: its rollout stays where it is until the learner takes it; the driver hears that it is there."""
+    """An actor: its rollout stays where it is until the learner takes it; the driver hears that it is there. All values
+    are the learner's, of the observations after the last row too."""
+
+    def __init__(self, config: dict[str, Any], worker_index: int, incarnation: int) -> None:
+        super().__init__(config, worker_index, incarnation, record="samples_and_ends")
 
     def sample(self, latest: tuple[int, Weights]) -> tuple[SampleBatch, None]:
         return super().sample(latest), None
+
+
+class BootstrapObs:
+    """The observations of a batch that follow its rows: after the last one, and of episodes that were cut off. With the
+    T rows they go through the network that learns, as the T + 1 of the paper."""
+
+    def __init__(self, learner: ImpalaLearner, batch: SampleBatch, obs: Obs) -> None:
+        """obs: [T*B, ...], normalised."""
+        from rlplat.rl.torch.tensor_rows import tensor_on
+
+        normalize, self._network = learner._obs_statistics.normalize, learner.trainee.network
+        assert batch.last_obs is not None, "rollouts of a worker that records samples_and_ends"
+        self._last = learner.inputs(normalize(batch.last_obs))
+        self._has_core = batch.core_state.size > 0
+        (T, B), self._cut_rows = batch.shape, batch.cut_rows
+        if batch.cut_rows is None or batch.final_obs is None:
+            return
+        final = normalize(batch.final_obs)
+        if not self._has_core:
+            self._final: tuple[Any, Tensor | None, Tensor | None] = learner.inputs(final), None, None
+            return
+        # A core needs what came before: each cut-off episode's column once more, its last observation after the cut.
+        t, b = np.divmod(batch.cut_rows, B)
+        K = np.arange(len(t))
+        self._places = (t + 1) * len(K) + K
+        starts = np.concatenate([episode_starts(batch)[:, b], np.zeros((1, len(K)), np.bool_)])
+        starts[t + 1, K] = False
+
+        def column(leaf: Array, last: Array) -> Array:
+            rows = leaf.reshape(T, B, *leaf.shape[1:])[:, b]
+            rows = np.concatenate([rows, rows[:1]])
+            rows[t + 1, K] = last
+            return rows.reshape(-1, *leaf.shape[1:])
+
+        columns = (
+            {path: column(leaf, final[path]) for path, leaf in obs.items()}
+            if isinstance(obs, dict) and isinstance(final, dict)
+            else column(np.asarray(obs), np.asarray(final))
+        )
+        tensor = partial(tensor_on, learner.trainee.device)
+        self._final = learner.inputs(columns), tensor(batch.core_state[b]), tensor(starts)
+
+    def next_values(self, values: Tensor, last_state: Tensor) -> Array:
+        """float32[T, B]: V of what followed each row, by the network as it is. values: float32[T*B] of the rows;
+        last_state: the core's after them."""
+        import torch
+
+        with torch.no_grad():
+            last = self._network(self._last, last_state if self._has_core else None)[1]
+            following = torch.cat([values[len(last) :], last]).cpu().numpy()
+            if self._cut_rows is not None:
+                cut = self._network(*self._final)[1].cpu().numpy()
+                following[self._cut_rows] = cut[self._places] if self._has_core else cut
+        return following.reshape(-1, len(last))
 
 
 class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
@@ -244,6 +302,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
         inputs, actions, _ = rows.take(np.arange(rewards.size))
         state = tensor(batch.core_state) if batch.core_state.size else None
         starts = tensor(episode_starts(batch))
+        ends = BootstrapObs(self, batch, obs)
         learning_rate = self.value(config.learning_rate)
         loss_arguments: dict[str, Any] = {
             "rho_bar": config.rho_bar,
@@ -254,9 +313,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
         trained: list[list[float]] = []
         explained = math.nan
         for _ in range(config.num_epochs):
-            distribution, values, _ = self.trainee.network(inputs, state, starts)
+            distribution, values, last_state = self.trainee.network(inputs, state, starts)
             log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
-            targets = self._targets(batch, rewards, log_probs, values)
+            next_values = ends.next_values(values, last_state)
+            targets = self._targets(batch, rewards, log_probs, values, next_values)
             columns = {name: tensor(each.reshape(-1)) for name, each in (behaviour | targets).items()}
             loss, stats = self.loss(
                 log_probs[valid],
@@ -286,15 +346,21 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
             "learner/skipped_minibatches": config.num_epochs - len(trained),
         }
 
+    def inputs(self, obs: Obs) -> Any:
+        """[N, ...], normalised, as the network takes them."""
+        from rlplat.rl.torch.tensor_rows import TensorRows
+
+        rows = np.arange(obs_rows(obs))
+        return TensorRows(self._spec, obs, rows, {}, self.trainee.device).take(rows)[0]
+
     def _targets(
-        self, batch: SampleBatch, rewards: Array, log_probs: Tensor, values: Tensor
+        self, batch: SampleBatch, rewards: Array, log_probs: Tensor, values: Tensor, next_values: Array
     ) -> dict[str, Array]:
-        """The fields of `VTrace`. log_probs, values: float32[T*B] of the network as it is; rewards: float32[T, B]."""
+        """The fields of `VTrace`. log_probs, values: float32[T*B], next_values: float32[T, B], of the network as it is;
+        rewards: float32[T, B]."""
         own_log_probs, own_values = (
             each.detach().cpu().numpy().reshape(batch.shape) for each in (log_probs, values)
         )
-        next_values = batch.next_values.copy()
-        next_values[:-1] = np.where(batch.truncated[:-1], next_values[:-1], own_values[1:])
         found = vtrace(
             own_log_probs - batch.log_probs,
             rewards,

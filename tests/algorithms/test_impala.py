@@ -16,6 +16,7 @@ from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -111,6 +112,11 @@ PIXELS = {
 }
 
 
+def kwargs_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Episodes that are cut off within a rollout, where there is a core."""
+    return {"max_episode_steps": 13} if "clip_range" in settings else {}
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"normalize_observations": True}, LSTM, PIXELS],
@@ -118,19 +124,23 @@ PIXELS = {
 )
 def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[str, Any]) -> None:
     """The learner's network gives what the worker's gave: log-probabilities, values, and so the returns of GAE(1)."""
-    learner, worker = make_parts(**settings, rollout_length=40)
+    learner, worker = make_parts(**settings, rollout_length=40, env_kwargs=kwargs_of(settings))
+    twin = RolloutWorker(learner.config.model_dump(), 0, 0)  # the same, with values of the weights that acted
+    twin.sample((0, learner.weights()))
     learner.update(
         worker.sample((0, learner.weights()))[0]
     )  # the next one begins within episodes, and normalised
     batch, _ = worker.sample((1, learner.weights()))
-    assert batch.terminated.any()
+    acted = twin.sample((1, learner.weights()))
+    np.testing.assert_array_equal(batch.actions, acted.actions)
+    assert batch.terminated.any() and batch.truncated.any() == ("clip_range" in settings)
     found: dict[str, Any] = {}
     targets = learner._targets
     learner._targets = lambda *args: found.setdefault("targets", targets(*args))  # type: ignore[method-assign]
     metrics = learner.update(batch).metrics
     flags = (batch.terminated, batch.truncated, batch.valid)
     advantages, returns = gae(
-        batch.rewards, batch.values, batch.next_values, *flags, discount=0.99, gae_lambda=1.0
+        batch.rewards, batch.values, acted.next_values, *flags, discount=0.99, gae_lambda=1.0
     )
     np.testing.assert_allclose(found["targets"]["targets"], returns, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found["targets"]["advantages"], advantages, rtol=1e-4, atol=1e-4)
@@ -142,14 +152,13 @@ def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[
 
 def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: None) -> None:
     """From the worker's columns alone: mu is the policy that acted, also across updates; V that of the learner's
-    weights, but at a time limit and at the end, where it is the old one of the last observation."""
+    weights, at a time limit and at the end of the last observation there."""
     learner, worker = make_parts(rollout_length=24, learning_rate=0.05, env_kwargs={"max_episode_steps": 9})
     worker.sample((0, learner.weights()))
     batch, _ = worker.sample((0, learner.weights()))
     assert batch.truncated[:-1].any() and not batch.valid.all(), "the last observation has a row of its own"
-    for row, column in np.argwhere(batch.truncated[:-1]):
-        old = worker._policy.values(batch.obs[row + 1, column][None])
-        np.testing.assert_allclose(batch.next_values[row, column], old[0], rtol=1e-5)
+    assert batch.cut_rows is not None and not batch.next_values.any()
+    np.testing.assert_array_equal(np.sort(batch.cut_rows), np.flatnonzero(batch.truncated))
     learner.update(batch)
     found: dict[str, Any] = {}
     targets = learner._targets
@@ -157,6 +166,9 @@ def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: No
     weights = learner.weights()
     learner.update(batch)
     logits, values = numpy_network(weights, batch.obs)
+    ends = np.zeros_like(values)
+    ends[-1] = numpy_network(weights, batch.last_obs)[1]
+    ends.reshape(-1)[batch.cut_rows] = numpy_network(weights, batch.final_obs)[1]
     chosen = np.take_along_axis(logits, batch.actions[..., None], -1)[..., 0]
     rho = np.minimum(1.0, np.exp(chosen - np.log(np.exp(logits).sum(-1)) - batch.log_probs))
     assert rho[batch.valid].min() < 0.9, "the weights have changed"
@@ -166,7 +178,7 @@ def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: No
             weight, step = 1.0, row
             while True:
                 at_end = batch.truncated[step, column] or step == len(values) - 1
-                following = (batch.next_values if at_end else values)[step + (not at_end), column]
+                following = (ends if at_end else values)[step + (not at_end), column]
                 error = batch.rewards[step, column] - values[step, column]
                 error += 0.0 if batch.terminated[step, column] else 0.99 * following
                 expected[row, column] += weight * rho[step, column] * error
@@ -217,8 +229,8 @@ def test_takes_the_spaces_that_ppo_takes(runtime: None, env: str) -> None:
 def test_a_gradient_that_is_not_finite(runtime: None, non_finite: str) -> None:
     learner, worker = make_parts(non_finite=non_finite)
     batch, _ = worker.sample((0, learner.weights()))
-    batch.values[...] = 0.0
-    batch.next_values[-1] = np.inf
+    assert isinstance(batch.last_obs, np.ndarray)
+    batch.last_obs[...] = np.nan
     if non_finite == "stop":
         with pytest.raises(NonFiniteError, match=r"columns \['targets', 'advantages'\] at 0 env steps"):
             learner.update(batch)

@@ -35,7 +35,7 @@ ValuesOf = Callable[[Array, Obs], Array]
 """(columns int64[K], observations [K, ...] that they have now) -> float32[K]"""
 Following = Callable[[Any], tuple[Where, Array]]
 """The batch -> its last rows, and the values float32 of what comes after them; asked for where values are recorded."""
-Record = Literal["samples", "transitions", "transitions_and_ends"]
+Record = Literal["samples", "samples_and_ends", "transitions", "transitions_and_ends"]
 
 
 class Recorder:
@@ -180,6 +180,20 @@ class Samples(Recorder):
         batch.forced[where] = forced
 
 
+class SamplesAndEnds(Samples):
+    """`SampleBatch[T, B]`s with the observations that values are bootstrapped from, in place of their values under the
+    weights that acted."""
+
+    def _cut(self, columns: Array, last_obs: Obs) -> None:
+        self._last_obs.append(last_obs)
+
+    def _complete(self, batch: SampleBatch, following: Following) -> None:
+        if self._cut_rows:
+            batch.cut_rows, batch.final_obs = np.concatenate(self._cut_rows), concat_obs(self._last_obs)
+        if self._core_size:
+            batch.core_state = self._cores[0].copy()
+
+
 class Transitions(Recorder):
     """`TransitionBatch[T, B]`s; with Q-values where the policy acts by them."""
 
@@ -224,10 +238,11 @@ def make_recorder(
     values_at_once: bool,
 ) -> Recorder:
     """See `Samples`; transitions need no values."""
-    if record != "samples":
+    if record in ("transitions", "transitions_and_ends"):
         kind = Transitions if record == "transitions" else TransitionsAndEnds
         return kind(num_steps, obs, action, core_size)
-    return Samples(num_steps, obs, action, core_size, values_of=values_of, values_at_once=values_at_once)
+    samples = Samples if record == "samples" else SamplesAndEnds
+    return samples(num_steps, obs, action, core_size, values_of=values_of, values_at_once=values_at_once)
 
 
 def values_in_columns(policy: Policy, obs: Obs, columns: Array, of: Obs) -> Array:

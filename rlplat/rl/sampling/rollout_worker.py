@@ -16,6 +16,7 @@ from rlplat.rl.envs.make import VectorEnv, make_vector_env
 from rlplat.rl.envs.statistics import Statistics
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Obs, Policy, Weights
+from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
@@ -71,6 +72,7 @@ class RolloutWorker:
         self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=of_learner or num_threads)
         self._has_core = has_core(config["policy"])
         self._obs: Obs = self._env.reset()
+        self._keeps_ends = record == "samples_and_ends"
         self._is_within = False
         """A fragment has begun and has not ended: an error or Ctrl-C came out of it."""
         self._recorder = make_recorder(
@@ -121,6 +123,7 @@ class RolloutWorker:
             version = self._env.version
         else:
             timing, version = self._step_envs(self._env), self._version
+        last_obs = {"last_obs": copy_obs(self._obs)} if self._keeps_ends else {}
         batch = self._recorder.finish(
             lambda batch: (self._num_steps - 1, self._policy.values(self._obs)),
             weights_version=version,
@@ -128,6 +131,7 @@ class RolloutWorker:
             incarnation=self.incarnation,
             episodes=self._env.pop_episodes(),
             timing=timing,
+            **last_obs,
         )
         self._is_within = False
         return batch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Episode, Obs
-from rlplat.rl.obs_tree import empty_columns, map_obs
+from rlplat.rl.obs_tree import concat_obs, empty_columns, map_obs
 
 COLUMNS = (
     "obs", "actions", "log_probs", "values", "next_values", "rewards", "terminated", "truncated", "valid",
@@ -63,6 +63,13 @@ class SampleBatch:
     forced: Array | None = None
     """bool[T, B], or None where it is nowhere: rows that are not valid because FIRE was pressed; a core remembers over
     them."""
+
+    last_obs: Obs | None = None
+    """[B, ...] after the last step, for learners that bootstrap with values of their own; `next_values` are 0 then."""
+    cut_rows: Array | None = None
+    """int64[K]: t * B + b of episodes that were cut off, and in `final_obs` [K, ...] their last observations; None
+    where there are none, or where they are not asked for."""
+    final_obs: Obs | None = None
 
     episodes: list[Episode] = field(default_factory=list)
     """Episodes that ended within the fragment."""
@@ -168,9 +175,27 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
         nowhere = [np.zeros_like(batch.valid) for batch in batches]
         whole = [own if own is not None else zeros for own, zeros in zip(forced, nowhere, strict=True)]
         columns["forced"] = np.concatenate(whole, axis=1)
+    if batches[0].last_obs is not None:
+        columns |= _join_ends(batches)
     return replace(
         batches[0],
         **columns,
         episodes=[episode for batch in batches for episode in batch.episodes],
         timing={name: max(batch.timing[name] for batch in batches) for name in batches[0].timing},
     )
+
+
+def _join_ends(batches: Sequence[SampleBatch]) -> dict[str, Any]:
+    """`last_obs`, and `cut_rows` and `final_obs` where some batch has them."""
+    num_envs = sum(batch.shape[1] for batch in batches)
+    ends: dict[str, Any] = {
+        "last_obs": concat_obs([batch.last_obs for batch in batches if batch.last_obs is not None])
+    }
+    rows, final, first = [], [], 0
+    for batch in batches:
+        B = batch.shape[1]
+        if batch.cut_rows is not None and batch.final_obs is not None:
+            rows.append(batch.cut_rows // B * num_envs + first + batch.cut_rows % B)
+            final.append(batch.final_obs)
+        first += B
+    return ends | ({"cut_rows": np.concatenate(rows), "final_obs": concat_obs(final)} if rows else {})
