@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -45,7 +45,7 @@ def load_class(path: str) -> Any:
     found = attribute_of(module, attribute)
     if found is None:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise ConfigError(f"'{path}': '{home}' has no '{attribute}'{closest(attribute, known)}")
+        raise _lacks(path, home, attribute, known)
     return found
 
 
@@ -63,7 +63,18 @@ def require_class(path: str) -> None:
         raise ConfigError(f"'{path}': {import_problem(error)}") from None
     names = _defined_in(tree)
     if names is not None and attribute.partition(".")[0] not in names:
-        raise ConfigError(f"'{path}': '{home}' has no '{attribute}'{closest(attribute, names)}")
+        raise _lacks(path, home, attribute, names)
+
+
+def _lacks(path: str, home: str, attribute: str, known: Iterable[str]) -> ConfigError:
+    where = str(_seen(Path(home))) if is_file(home) else f"'{path}': '{home}'"
+    return ConfigError(f"{where} has no '{attribute}'{closest(attribute, known)}")
+
+
+def _seen(path: Path) -> Path:
+    """From the current directory, where it is below that."""
+    here = current_folder()
+    return path.relative_to(here) if here is not None and path.is_relative_to(here) else path
 
 
 def load_module(home: str) -> ModuleType:
@@ -196,10 +207,10 @@ def _existing(path: Path) -> Path:
             if path.parent.is_dir()
             else ""
         )
-        here = current_folder()
-        is_below = here is not None and path.is_relative_to(here)
-        seen, place = (path.relative_to(here), f" (looked from {here})") if here and is_below else (path, "")
-        raise ConfigError(f"there is no file {seen}{near}{place}")
+        seen = _seen(path)
+        raise ConfigError(
+            f"there is no file {seen}{near}{f' (looked from {current_folder()})' if seen != path else ''}"
+        )
     if file.suffix != ".py":
         raise ConfigError(f"{path} is not a Python file; its name must end in .py")
     return file

@@ -373,7 +373,7 @@ BAD = [
      "cannot be saved: give it save and load"),
     (["seed.yaml", "--storage", "sqlite:///x.db"], "storage (from --storage): SQLite locks up while several processe"),
     (["seed.yaml", "--storage", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
-    (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "'./my_trial.py' has no 'trian'; did you mean 'train'?"),
+    (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "my_trial.py has no 'trian'; did you mean 'train'?"),
     (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],

@@ -171,7 +171,7 @@ def test_a_run_of_before_says_where_it_looks(
         (["--env", "./my_env.py:MyEnw"], "has no 'MyEnw'; did you mean 'MyEnv'"),
         (["--env", "pkg.none:MyEnv"], "there is no module 'pkg.none'"),
         (["--env-kwargs.wrappers", "[./none.py:W]"], "env_kwargs.wrappers: there is no file none.py"),
-        (["--policy", "./my_env.py:Net"], "policy: '"),
+        (["--policy", "./my_env.py:Net"], "policy: my_env.py has no 'Net'"),
         (["--policy.encoder", "./none.py:Net"], "policy: there is no file none.py"),
         (
             ["--set", "multi_agent={policies: {a: {policy: {custom: ./none.py:N}}}}"],
