@@ -99,12 +99,13 @@ def _finite(text: str | None) -> float | None:
 
 
 def settings_of(directory: Path) -> dict[str, Any]:
-    """A run's config.yaml; nothing where it cannot be read."""
+    """A run's config.yaml, without the digests of the user's files; nothing where it cannot be read."""
     from rlplat.config import load_yaml
     from rlplat.errors import ConfigError
 
     try:
-        return dict(load_yaml(directory / "config.yaml").values)
+        values = load_yaml(directory / "config.yaml").values
+        return {key: value for key, value in values.items() if key != "code"}
     except ConfigError:
         return {}
 

@@ -19,6 +19,7 @@ from rlplat.config_sources import put
 from rlplat.errors import ConfigError
 from rlplat.given.spelling import spelled
 from rlplat.paths import shown
+from rlplat.rl.user_code import located
 
 _EPILOG = """\
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
@@ -134,6 +135,7 @@ def run(arguments: list[str]) -> int:
     if options.no_config and options.config:
         raise ConfigError(f"--no-config is without a config file: omit it, or {options.config}")
     choose_engine(options)
+    options.track = [located(name) for name in options.track]
     for name in options.track:
         from rlplat.tracking.tracker import load_tracker
 

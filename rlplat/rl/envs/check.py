@@ -24,6 +24,7 @@ import numpy as np
 from rlplat.errors import EnvError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.algorithm_config import AlgorithmConfig
+from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import (
@@ -159,6 +160,7 @@ def check_env(
 
     The environment lives in a process of its own (own_process.py): one that exits, crashes or hangs costs that process,
     and what it has started ends with it."""
+    forget_changed()
     limits = Limits(step_timeout_s, reset_timeout_s or step_timeout_s)
     return apart(
         name,

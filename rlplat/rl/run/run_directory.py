@@ -374,7 +374,9 @@ def _require_finite(algorithm: Algorithm[Any], state: dict[str, Any]) -> None:
 
 def _as_json(config_yaml: str) -> str:
     """The same settings, where rllab's VisKit looks for them beside progress.csv."""
-    return json.dumps(parse_yaml(config_yaml, "config.yaml").values, indent=1)
+    values = parse_yaml(config_yaml, "config.yaml").values
+    values.pop("code", None)
+    return json.dumps(values, indent=1)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from rlplat.config import load_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.paths import user_path
+from rlplat.paths import expanded, user_path
 from rlplat.section import Count, Section
 from rlplat.serve.deployments import DeploymentOptions, changed_options
 
@@ -133,7 +133,7 @@ def read_applications(path: str | os.PathLike[str]) -> dict[str, Wanted]:
             changes, canary_code = _located(each.canary, folder, f"{path}: {name}.canary")
             found["canary"] = each.canary.model_copy(update=changes)
         if each.token_file is not None:
-            found["token_file"] = str(folder / each.token_file)
+            found["token_file"] = str(folder / expanded(each.token_file))
         wanted[name] = Wanted(each.model_copy(update=found), code, canary_code)
     return wanted
 
@@ -144,7 +144,7 @@ def _located(
     """(its run and app with absolute paths, the digest of the app's file)."""
     found: dict[str, Any] = {}
     if settings.run is not None:
-        found["run"] = str(folder / settings.run)
+        found["run"] = str(folder / expanded(settings.run))
     if settings.app is None:
         return found, ""
     home, _, attribute = settings.app.rpartition(":")
@@ -152,7 +152,7 @@ def _located(
         raise ConfigError(f"{where}: app is '{settings.app}'; expected FILE.py:NAME")
     if not home.endswith(".py"):
         return found, ""
-    file = folder / home
+    file = folder / expanded(home)
     found["app"] = f"{file}:{attribute}"
     return found, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
